@@ -6,8 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from hessblocks.storage import canonical
 from hessblocks_studies.catalogue import find, names
-from hessblocks_studies.engine.point import canonical
 from hessblocks_studies.engine.study import SCALES
 
 README = Path(__file__).parents[2] / "README.md"

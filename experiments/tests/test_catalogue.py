@@ -11,8 +11,9 @@ import pytest
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError
 from hessblocks.figures import read_figure
+from hessblocks.storage import canonical
 from hessblocks_studies.catalogue import find, names
-from hessblocks_studies.engine.point import canonical, plain
+from hessblocks_studies.engine.point import plain
 from hessblocks_studies.engine.study import SCALES
 from hessblocks_studies.gallery.page import write_gallery
 from hessblocks_studies.runner import run_studies, run_study

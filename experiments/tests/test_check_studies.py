@@ -55,7 +55,7 @@ def test_studies_are_checked_by_their_points(
     results.write_bytes(whole[1].replace(b"mlp", b"mlq", 1))
     assert said(shell, out) == (1, {"mlp/results.csv": "edited"})
     results.write_bytes(whole[1])
-    store.write_bytes(whole[0].replace(b'"seconds":', b'"seconds":1', 1))
+    store.write_bytes(whole[0].replace(b'"seconds":', b'"second":', 1))
     assert said(shell, out)[1]["mlp/points.jsonl"] == "edited"
     store.write_bytes(b"".join(whole[0].splitlines(keepends=True)[1:]))
     assert said(shell, out)[1]["mlp/points.jsonl"] == "missing"

@@ -17,7 +17,7 @@ import pytest
 from experiments.tests import toy
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks_studies.engine.store import read
+from hessblocks_studies.engine import read
 
 ROOT = Path(__file__).parents[2]
 

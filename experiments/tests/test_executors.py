@@ -13,10 +13,10 @@ import pytest
 from experiments.tests import toy
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
+from hessblocks_studies.engine import POINTS, read
 from hessblocks_studies.engine.executors import InProcess
 from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
-from hessblocks_studies.engine.store import POINTS, read
 from hessblocks_studies.engine.workers import LocalProcesses
 from hessblocks_studies.runner import measure_study
 

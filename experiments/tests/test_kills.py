@@ -11,7 +11,7 @@ import pytest
 from experiments.tests import toy
 from experiments.tests.kills import differences, killed_and_finished, reproduce, stored, unclocked
 from hessblocks_studies.catalogue import names
-from hessblocks_studies.engine.store import POINTS
+from hessblocks_studies.engine import POINTS
 from hessblocks_studies.shared.step_times import STEP_TIME
 
 

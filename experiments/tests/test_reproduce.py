@@ -16,9 +16,9 @@ from hessblocks.cli.app import main
 from hessblocks.errors import RunError
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.locks import held
+from hessblocks.storage.store import DAMAGED, POINTS
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.engine.executors import InProcess
-from hessblocks_studies.engine.store import DAMAGED, POINTS
 from hessblocks_studies.engine.workers import LocalProcesses
 
 pytestmark = pytest.mark.usefixtures("blank")
@@ -174,11 +174,11 @@ def test_a_store_of_a_newer_version_is_refused_untouched(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = out / "mlp" / POINTS
-    content = points.read_bytes() + b'{"version":3,"checksum":"","record":{}}\n'
+    content = points.read_bytes() + b'{"version":4,"record":{}}\n'
     points.write_bytes(content)
     assert main(["reproduce", *MLP, "--out", str(out)]) == 1
     said = complaint(capsys)
-    assert "written by a newer hessblocks (store version 3, this one reads up to 2)" in said
+    assert "written by a newer hessblocks (store version 4, this one reads 2 to 3)" in said
     assert "upgrade hessblocks or choose another --out" in said
     assert points.read_bytes() == content
 
@@ -190,7 +190,7 @@ def test_a_damaged_line_is_kept_aside_said_and_its_point_redone(
     points = out / "mlp" / POINTS
     before, table = points.read_bytes(), (out / "mlp" / "results.csv").read_bytes()
     lines = before.splitlines(keepends=True)
-    bad = lines[3].replace(b'"value":', b'"value":1', 1)
+    bad = lines[3].replace(b'"seconds":', b'"second":', 1)
     points.write_bytes(b"".join([*lines[:3], bad, *lines[4:]]))
     capsys.readouterr()
     assert main(["reproduce", *MLP, "--json", "--out", str(out)]) == 0

@@ -15,7 +15,7 @@ import pytest
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks_studies.catalogue import names
-from hessblocks_studies.engine.store import POINTS
+from hessblocks_studies.engine import POINTS
 from hessblocks_studies.our_questions.optimiser_plan import SHOWN
 from hessblocks_studies.runner import run_studies
 

@@ -12,9 +12,10 @@ import pytest
 
 from experiments.tests import toy
 from hessblocks.errors import RunError
+from hessblocks.storage.store import DAMAGED, POINTS, canonical
+from hessblocks.storage.store import open_store as opened
+from hessblocks.storage.store import read_store as read
 from hessblocks.storage.tables import Row
-from hessblocks_studies.engine.point import Outcome, canonical
-from hessblocks_studies.engine.store import DAMAGED, POINTS, opened, read
 from tests.synced import synced_files
 
 TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
@@ -23,7 +24,7 @@ TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
 def fill(folder: Path, count: int = 3) -> None:
     with opened(folder) as store:
         for point in TOY_POINTS[:count]:
-            store.add(Outcome(point=point, rows=tuple(toy.measure(point.settings)), seconds=1.0))
+            store.add(point.key, toy.measure(point.settings), 1.0)
 
 
 def test_what_was_added_is_read_back(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ MIXED: list[Row] = [
 def test_what_rows_have_in_common_stands_once(tmp_path: Path, count: int) -> None:
     rows = tuple(MIXED[:count])
     with opened(tmp_path) as store:
-        store.add(Outcome(point=TOY_POINTS[0], rows=rows))
+        store.add(TOY_POINTS[0].key, rows)
     record = json.loads((tmp_path / POINTS).read_bytes())["record"]
     same = {"variant": "a", "value": 0.5, "start": None}
     assert record["common"] == (same if count > 1 else {})
@@ -58,14 +59,18 @@ def test_what_rows_have_in_common_stands_once(tmp_path: Path, count: int) -> Non
     ]
 
 
-def test_lines_of_the_first_version_are_read(tmp_path: Path) -> None:
-    """Written out as that version did: every row whole."""
-    record = {"key": TOY_POINTS[0].key, "rows": MIXED, "seconds": 1.5, "attempts": 2}
+def test_lines_with_a_checksum_are_read_beside_others(tmp_path: Path) -> None:
+    """As version 2 wrote them, which committed stores have."""
+    fill(tmp_path, 1)
+    shared = {"attempts": 2, "seconds": 1.5, "common": {"seed": 1}, "rows": [{"a": 1}, {"a": 2}]}
+    record = {"key": TOY_POINTS[1].key, **shared}
     checksum = hashlib.sha256(canonical(record).encode()).hexdigest()[:16]
-    line = canonical({"version": 1, "checksum": checksum, "record": record})
-    (tmp_path / POINTS).write_text(line + "\n")
-    stored = read(tmp_path).of(TOY_POINTS[:1])
-    assert (stored.rows, stored.seconds, stored.retried) == (MIXED, 1.5, 1)
+    with (tmp_path / POINTS).open("a") as file:
+        file.write(canonical({"version": 2, "checksum": checksum, "record": record}) + "\n")
+    fill_one = toy.measure(TOY_POINTS[0].settings)
+    stored = read(tmp_path).of(TOY_POINTS[:2])
+    assert stored.rows == [*fill_one, {"seed": 1, "a": 1}, {"seed": 1, "a": 2}]
+    assert (stored.seconds, stored.retried) == (2.5, 1)
 
 
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
@@ -77,7 +82,7 @@ def test_of_two_records_of_a_point_the_first_counts(tmp_path: Path) -> None:
     """A point is measured once; what another copy of the store appended changes no number."""
     for seconds in (1.0, 2.0):
         with opened(tmp_path / str(seconds)) as store:
-            store.add(Outcome(point=TOY_POINTS[0], rows=(), seconds=seconds))
+            store.add(TOY_POINTS[0].key, (), seconds)
     first, second = ((tmp_path / name / POINTS).read_bytes() for name in ("1.0", "2.0"))
     (tmp_path / POINTS).write_bytes(first + second)
     assert read(tmp_path).of(TOY_POINTS[:1]).seconds == 1.0
@@ -110,27 +115,27 @@ def test_a_point_that_could_not_be_stored_leaves_the_file_as_it_was(
     with opened(tmp_path) as store:
         monkeypatch.setattr(os, failing, full)
         with pytest.raises(RunError, match=r"cannot be written .*No space left"):
-            store.add(Outcome(point=TOY_POINTS[3], rows=(), seconds=1.0))
+            store.add(TOY_POINTS[3].key, (), 1.0)
         monkeypatch.undo()
         assert path.read_bytes() == held
-        store.add(Outcome(point=TOY_POINTS[3], rows=(), seconds=1.0))
+        store.add(TOY_POINTS[3].key, (), 1.0)
     assert len(read(tmp_path)) == before + 1
     assert not (tmp_path / DAMAGED).exists()
 
 
-def damage_byte(lines: list[bytes]) -> list[bytes]:
-    return [lines[0], lines[1].replace(b'"square":1', b'"square":7'), lines[2]]
+def lose_a_name(lines: list[bytes]) -> list[bytes]:
+    return [lines[0], lines[1].replace(b'"seconds":', b'"second":'), lines[2]]
 
 
 DAMAGES = {
-    "one digit changed": damage_byte,
+    "a field of another name": lose_a_name,
     "torn in the middle of the last line": lambda lines: [*lines[:2], lines[2][:20]],
     "no JSON": lambda lines: [b"\x00\xff", *lines[1:]],
     "JSON but no record": lambda lines: [b"[1, 2]", *lines[1:]],
     "a field too many": lambda lines: [
         lines[0],
         lines[1],
-        json.dumps({**json.loads(lines[2]), "checksum": "0"}).encode(),
+        json.dumps({"version": 3, "record": json.loads(lines[2])["record"] | {"more": 1}}).encode(),
     ],
 }
 
@@ -149,17 +154,38 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
     assert len(missing) == 1
     with opened(tmp_path) as store:  # no second warning: the store is clean
         rows = tuple(toy.measure(missing[0].settings))
-        store.add(Outcome(point=missing[0], rows=rows, seconds=1.0))
+        store.add(missing[0].key, rows, 1.0)
     assert sorted((tmp_path / POINTS).read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-def test_a_store_of_a_newer_version_is_refused_and_untouched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (4, r"a newer hessblocks .*version 4, .* 2 to 3\); upgrade hessblocks or choose another"),
+        (1, r"an older hessblocks .*version 1, .* 2 to 3\); choose another --out"),
+    ],
+)
+def test_a_store_of_another_version_is_refused_and_untouched(
+    tmp_path: Path, version: int, words: str
+) -> None:
     fill(tmp_path)
-    content = (tmp_path / POINTS).read_bytes() + b'{"version":3,"checksum":"","record":{}}\n'
+    line = canonical({"version": version, "checksum": "", "record": {}}) + "\n"
+    content = (tmp_path / POINTS).read_bytes() + line.encode()
     (tmp_path / POINTS).write_bytes(content)
-    with pytest.raises(RunError, match=r"newer hessblocks .*version 3.*upgrade"), opened(tmp_path):
+    with pytest.raises(RunError, match=words), opened(tmp_path):
         pass
     assert (tmp_path / POINTS).read_bytes() == content
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), [1.0, float("nan")]])
+def test_what_is_not_finite_is_not_stored(tmp_path: Path, value: object) -> None:
+    fill(tmp_path, 1)
+    before = (tmp_path / POINTS).read_bytes()
+    with opened(tmp_path) as store:
+        with pytest.raises(RunError, match="mine: a number of it is not finite"):
+            store.add("mine", [{"a": value}])
+        assert store.get("mine") is None
+    assert (tmp_path / POINTS).read_bytes() == before
 
 
 HOLD = """
@@ -195,9 +221,9 @@ def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch) -> 
         raise OSError(28, "No space left on device")
 
     with opened(tmp_path) as store:
-        monkeypatch.setattr("hessblocks_studies.engine.store.os.write", half)
+        monkeypatch.setattr("hessblocks.storage.files.os.write", half)
         with pytest.raises(RunError, match="No space left"):
-            store.add(Outcome(point=TOY_POINTS[2], rows=()))
+            store.add(TOY_POINTS[2].key, ())
         monkeypatch.undo()
     assert (tmp_path / POINTS).read_bytes() == before
 

@@ -34,7 +34,7 @@ def test_a_signal_ends_it_with_a_sentence(
 @pytest.mark.slow
 def test_it_goes_on_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reproducing.known(monkeypatch)
-    step = "hessblocks_studies.engine.store.Store.add"
+    step = "hessblocks.storage.store.Store.add"
     said = said_when_ended("reproduce", step, signal.SIGTERM, tmp_path / "out")
     assert said == REPRODUCE
 

@@ -307,7 +307,7 @@ def test_a_run_folder_with_a_link_is_not_measured(
         (hb.measure_signal, "config.json"),
         (hb.measure_signal, "results.csv"),
         (hb.measure_curvature, "config.json"),
-        (hb.measure_curvature, "groups"),
+        (hb.measure_curvature, "points.jsonl"),
         (hb.measure_curvature, "figures"),
     ],
 )
@@ -331,4 +331,4 @@ def test_a_name_of_a_group_does_not_leave_the_folder(tmp_path: Path) -> None:
     batch = {"input_ids": torch.arange(8).reshape(2, 4)}
     hb.measure_curvature(model, batch, out=tmp_path / "out", level="tensor", probes=4)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert len(list((tmp_path / "out" / "groups").glob("*outside.weight.json"))) == 1
+    assert f"{tmp_path}/outside.weight" in (tmp_path / "out" / "points.jsonl").read_text()

@@ -1,6 +1,7 @@
 """What the commands measure, from Python: a model as an object, a folder, a preset; a batch of one's own."""
 
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from hessblocks.inspection.measure import placed
 from hessblocks.inspection.samples import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
+from hessblocks.storage.curvature_results import load_curvature
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.files import write_text
-from hessblocks.storage.manifest import DamageWarning, identity_of
+from hessblocks.storage.store import POINTS
 from tests.data.helpers import write_code
 
 pytestmark = [
@@ -95,45 +97,43 @@ def test_a_model_with_the_same_weights_that_computes_something_else_is_told_apar
         hb.measure_curvature("preset:pre-ln", "random", out=out, **asked | change)
 
 
-def test_a_folder_that_has_no_digest_of_the_configuration_goes_on_and_gets_one(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_of_an_earlier_version_is_shown_and_refused(tmp_path: Path) -> None:
     asked = {**SIZES, **TOKENS, **FEW, "device": "cpu"}
-    first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
-    path = tmp_path / "out" / "config.json"
-    older = json.loads(path.read_text())
-    del older["model"]["configuration"]
-    path.write_text(json.dumps(older))
-    for group in (tmp_path / "out" / "groups").iterdir():
-        record = json.loads(group.read_text())
-        del record["of"]
-        group.write_text(json.dumps(record | {"seal": f"{identity_of(older)}-0123456789abcdef"}))
-    with pytest.warns(
-        DamageWarning, match="is of another run; it is kept in .* and measured again"
-    ):
-        again = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path / "out", **asked)
-    assert again.norms == first.norms
-    assert len(json.loads(path.read_text())["model"]["configuration"]) == 64
-    with pytest.raises(ArgumentError, match=r"other settings \(model\.configuration"):
-        hb.measure_curvature(
-            "preset:pre-ln", "random", out=tmp_path / "out", **asked | CHANGES["temperature"]
-        )
+    first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
+    (tmp_path / POINTS).unlink()
+    (tmp_path / "groups").mkdir()
+    words = "is of an earlier version, which kept .* `hessblocks report` shows it, choose another"
+    with pytest.raises(ArgumentError, match=words):
+        hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
+    assert load_curvature(tmp_path).norms == first.norms
+    assert {one.state for one in check_folder(tmp_path)} == {"whole"}
 
 
-def test_a_record_of_a_model_with_another_loss_is_measured_again(
+def test_curvature_of_a_model_with_another_loss_is_not_gone_on_with(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
+    """A hook shows in no digest; what it does to the loss shows here."""
     first = hb.measure_curvature(model, batch, out=tmp_path, **FEW)
-    path = tmp_path / "groups" / "layers.1.attention.key.json"
-    record = json.loads(path.read_text())
-    assert record["loss"] == pytest.approx(first.loss)
-    record["loss"] *= 1.01
-    path.write_text(json.dumps(record))
-    with pytest.warns(DamageWarning, match=r"key.json is of a model or data with the loss 3\."):
-        again = hb.measure_curvature(model, batch, out=tmp_path, **FEW)
+    hook = model.get_output_embeddings().register_forward_hook(lambda *given: 3 * given[-1])
+    with pytest.raises(RunError, match=r"a model with the loss .*, this one has .*; choose anoth"):
+        hb.measure_curvature(model, batch, out=tmp_path, **FEW)
+    hook.remove()
+    assert hb.measure_curvature(model, batch, out=tmp_path, **FEW).norms == first.norms
+
+
+def test_what_is_stored_of_another_run_does_not_count(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    first = hb.measure_curvature(model, batch, out=tmp_path / "one", **FEW)
+    hb.measure_curvature(model, batch, out=tmp_path / "other", **FEW, seed=1)
+    lines = (tmp_path / "one" / POINTS).read_bytes()
+    shutil.copy(tmp_path / "other" / POINTS, tmp_path / "one" / POINTS)
+    assert [one.words for one in check_folder(tmp_path / "one") if not one.usable] == [
+        "lacks 4 group(s)"
+    ]
+    again = hb.measure_curvature(model, batch, out=tmp_path / "one", **FEW)
     assert again.norms == first.norms
-    assert (tmp_path / "aside" / path.name).exists()
-    assert json.loads(path.read_text())["loss"] == pytest.approx(first.loss)
+    assert len((tmp_path / "one" / POINTS).read_bytes().splitlines()) == 2 * len(lines.splitlines())
 
 
 def test_a_run_of_groups_with_any_names_goes_on(
@@ -150,7 +150,7 @@ def test_a_run_of_groups_with_any_names_goes_on(
     monkeypatch.setattr("hessblocks.inspection.measure.parameter_groups", renamed)
     asked = {**FEW, "groups": "*"}
     first = hb.measure_curvature(model, batch, out=tmp_path, **asked)
-    assert len(list((tmp_path / "groups").iterdir())) == len(first.norms) == 4
+    assert len((tmp_path / POINTS).read_bytes().splitlines()) == len(first.norms) == 4
     assert {one.state for one in check_folder(tmp_path)} == {"whole"}
     monkeypatch.setattr("hessblocks.inspection.curvature_run.column_squares", None)
     assert hb.measure_curvature(model, batch, out=tmp_path, **asked) == first

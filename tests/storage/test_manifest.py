@@ -113,14 +113,14 @@ def test_nothing_that_is_set_aside_is_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "results.csv").exists()
 
 
-def test_partial_figures_and_groups_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    for name in ("figures", "groups", "mine"):
+def test_partial_figures_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    for name in ("figures", "mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".loss.partial-12345678.png").touch()
         (tmp_path / name / "loss.png").touch()
     remove_partials(tmp_path, "loss")
-    assert len(list(tmp_path.rglob(".*partial*"))) == 3
+    assert len(list(tmp_path.rglob(".*partial*"))) == 2
     with held(tmp_path):
         pass
     assert [p.parent.name for p in tmp_path.rglob(".*partial*")] == ["mine"]
-    assert len(list(tmp_path.rglob("loss.png"))) == 3
+    assert len(list(tmp_path.rglob("loss.png"))) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hessblocks.errors import RunError
-from hessblocks.storage.records import records
+from hessblocks.storage.tables import records
 
 
 @dataclass(frozen=True, kw_only=True)

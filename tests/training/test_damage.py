@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
+from hessblocks.storage.rows import STEPS, read_results, step_of, write_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder.checkpoints import save_model, writing
 from hessblocks.training.folder.run_folder import RunFolder
@@ -60,28 +61,26 @@ def test_the_remedy_for_damaged_metrics_works(
     assert numbers(finished) == numbers(undisturbed)
 
 
-@pytest.mark.parametrize(
-    ("lost", "step"),
-    [
-        (("initial,frobenius_norm", "layers.0.mlp.in"), "mapped-initial"),
-        (("final,frobenius_norm", ",full,"), "mapped-final"),
-        (("peak_memory",), "trained"),
-        (("initial,loss",), "trained"),
-        (("parameters",), "begun"),
-    ],
-    ids=str,
-)
-def test_rows_that_were_cut_out_are_measured_again(
-    corpus: Corpus, undisturbed: Path, finished: Path, lost: tuple[str, ...], step: str
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_whose_rows_are_lost_is_measured_again(
+    corpus: Corpus, undisturbed: Path, finished: Path, step: str
 ) -> None:
     path = finished / "runs" / "sas-p-seed0" / "results.csv"
-    lines = path.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if not all(word in line for word in lost)]
-    assert len(kept) < len(lines)
-    path.write_text("".join(kept))
-    with pytest.warns(DamageWarning, match=f"lacks rows of sas-p, seed 0; measuring {step} again"):
-        compare(COMPARISON, corpus, finished, Progress())
+    rows = read_results(path)
+    write_results(path, [row for row in rows if step_of(row) != step])
+    complete(corpus, finished)
     assert numbers(finished) == numbers(undisturbed)
+    assert read_results(path) == rows
+
+
+def test_of_a_step_of_which_some_rows_are_lost_none_counts_twice(
+    corpus: Corpus, undisturbed: Path, finished: Path
+) -> None:
+    path = finished / "runs" / "sas-p-seed0" / "results.csv"
+    rows = read_results(path)
+    write_results(path, [row for row in rows if (row.quantity, row.stage) != ("loss", "final")])
+    complete(corpus, finished)
+    assert read_results(path) == rows
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "seal.json"])

@@ -19,7 +19,6 @@ from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
-from hessblocks.storage.manifest import DamageWarning
 from hessblocks.storage.rows import read_results
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
@@ -218,19 +217,6 @@ def spoil_cost(out: Path) -> None:
     budget = json.loads((out / "budget.json").read_text())
     budget["cost"]["sas-p"] /= 2
     (out / "budget.json").write_text(json.dumps(budget))
-
-
-def test_an_edited_budget_of_operations_is_said_and_computed_anew(
-    corpus: Corpus, tmp_path: Path
-) -> None:
-    out, settings = tmp_path / "out", replace(COMPARISON, match="flops", curvature=None)
-    complete(corpus, out, settings)
-    whole = (out / "budget.json").read_bytes()
-    spoil_cost(out)
-    with pytest.warns(DamageWarning, match=r"budget.json .*aside and computed anew"):
-        compare(settings, corpus, out, Progress())
-    assert (out / "budget.json").read_bytes() == whole
-    assert (out / "aside" / "budget.json").exists()
 
 
 @pytest.mark.parametrize("cost", ["-1", "0", "NaN", "1e999", '"much"', "null", "9" * 5000, "[1]"])

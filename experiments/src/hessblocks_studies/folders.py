@@ -160,7 +160,7 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
         folder: of one study, or holding folders of studies.
 
     Returns:
-        One finding a file: points.jsonl is edited where a line of it is not what was written, foreign where
+        One finding a file: points.jsonl is edited where a line of it is damaged, foreign where
         one is of another study, missing where points of its scale are not measured; results.csv,
         summary.json and figure.json are edited where they are not what the points give. A study that was
         asked for and is not there is missing.
@@ -197,7 +197,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
     foreign = [key for key in store if parse_json(key)["study"] != name]
     missing = store.of(asked[1]).missing if asked else []
     if store.damaged:
-        words = f"has {store.damaged} line(s) that are not what was written"
+        words = f"has {store.damaged} damaged line(s)"
         yield Finding(path=points, state="edited", words=words)
     elif foreign:
         yield Finding(path=points, state="foreign", words=f"has {len(foreign)} line(s) of others")

@@ -158,7 +158,7 @@ def measure_study(
         with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
             for seen, outcome in enumerate(outcomes, start=1):
                 if outcome.error is None:
-                    store.add(outcome)
+                    store.add(outcome.point.key, outcome.rows, outcome.seconds, outcome.attempts)
                 else:
                     failures.append(outcome)
                 reporter.show(pace.now(seen - len(failures), len(failures)))

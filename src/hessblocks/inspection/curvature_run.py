@@ -29,13 +29,7 @@ from hessblocks.inspection.spending import Spending
 from hessblocks.linalg import Estimate, PairNorms, norms_from_pairs, spectral_density
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
-from hessblocks.storage import (
-    file_of,
-    identity_in,
-    put_aside,
-    read_object,
-    write_json,
-)
+from hessblocks.storage import group_key, identity_in, mended_store
 from hessblocks.theory import AttentionHessian
 
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
@@ -45,7 +39,7 @@ EXACT_WORK = 10**12
 EXACT_KEY = 10**11
 """Multiplications for a head's keys behind norms or rotary positions above which they are left to the probes."""
 SAME_LOSS = 1e-3
-"""Relative difference of losses up to which a record is of the same model and data."""
+"""Relative difference of losses up to which two are of the same model and data."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
 
@@ -73,36 +67,26 @@ class CurvatureRun:
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
-        records: dict[str, dict[str, Any]] = {}
-        of = identity_in(self.folder)
+        store, of = mended_store(self.folder), identity_in(self.folder)
+        records: dict[str, Mapping[str, Any]] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
         loss = self.problem.value(twice=not self.spending.samples or self.settings.spectrum)
         with progress.stage("curvature", self.name, len(self.groups)):
             for count, name in enumerate(self.groups, start=1):
-                path = self.folder / "groups" / file_of(name)
-                if path.is_file() and (record := self._recorded(path, name, of, loss)):
-                    records[name] = record
-                else:
-                    records[name] = {**self._measure(name), "loss": loss, "of": of}
-                    write_json(path, records[name])
+                key = group_key(of, name)
+                found = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
+                (records[name],) = found.rows
+                self._check(records[name], loss)
                 write_tables(self.folder, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
 
-    def _recorded(self, path: Path, name: str, of: str, loss: float) -> dict[str, Any] | None:
-        """What is recorded of a group; None, and set aside, where it is not of this run, model and data."""
-        record = _read(path)
-        before = record.get("loss", loss)
-        older = str(record.get("seal", "")).partition("-")[0]  # where earlier versions wrote it
-        if record["group"] != name:
-            words = f"is of the group {record['group']}"
-        elif record.get("of", older) not in (of, ""):
-            words = "is of another run"
-        elif isinstance(before, float) and math.isclose(before, loss, rel_tol=SAME_LOSS):
-            return record
-        else:
-            words = f"is of a model or data with the loss {before}, not {loss}"
-        put_aside(path, self.folder, words, "measured again")
-        return None
+    def _check(self, record: Mapping[str, Any], loss: float) -> None:
+        """Refuse what was measured of another model: what it computes may depend on more than its digests."""
+        if not math.isclose(record["loss"], loss, rel_tol=SAME_LOSS):
+            raise RunError(
+                f"--out: {self.folder} holds curvature of a model with the loss {record['loss']:.6g}, "
+                f"this one has {loss:.6g}; choose another folder."
+            )
 
     def _measure(self, name: str) -> dict[str, Any]:
         """All that is asked of one group, as JSON values."""
@@ -196,14 +180,3 @@ class CurvatureRun:
         curves["standard_error"] = found.standard_error
         numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
         return {**numbers, "method": found.method}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = read_object(path)
-        for norm in record["norms"].values():
-            Estimate(**norm)
-        record["group"]
-    except (RunError, ArgumentError, AttributeError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: damaged; remove it and run the same command again.") from error
-    return record

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +13,17 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from hessblocks.errors import ArgumentError
-from hessblocks.inspection.computation import digest_of
 from hessblocks.models import Saved, context_of, fingerprint
 from hessblocks.quiet import quiet
 
 Encode = Callable[[str], list[int]]
+WITHOUT_EFFECT = {
+    "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
+    "output_attentions", "output_hidden_states", "return_dict",
+}  # fmt: skip
+"""What configurations say besides the numbers that a model gives."""
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+"""Ends what Python says of an object that has no words of its own; another in every process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +49,13 @@ class Subject:
         return context_of(self.model)
 
     def configuration(self) -> str:
-        """SHA-256 of what the weights do not show: heads, positions, activations, temperature, hooks."""
-        return digest_of(self.model)
+        """SHA-256 of what the weights do not show: its configuration, and what each module says of itself."""
+        config: Any = getattr(self.model, "config", None)
+        values = config.to_dict() if hasattr(config, "to_dict") else config
+        if isinstance(values, dict):
+            values = {name: value for name, value in values.items() if name not in WITHOUT_EFFECT}
+        text = json.dumps(values, sort_keys=True, default=repr) + repr(self.model)
+        return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
     def said(self) -> dict[str, str]:
         """Both digests, as a config.json has them."""

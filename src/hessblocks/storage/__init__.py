@@ -7,6 +7,7 @@ from hessblocks.storage.curvature_results import (
     CurvatureResults,
     Density,
     Norm,
+    group_key,
     is_curvature_run,
     load_curvature,
 )
@@ -20,7 +21,6 @@ from hessblocks.storage.examination import ABSENT, check_folder
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,
-    file_of,
     json_text,
     parse_json,
     read_object,
@@ -53,7 +53,6 @@ from hessblocks.storage.manifest import (
     check_in_place,
     check_manifest,
     identity_in,
-    put_aside,
     remedy,
     remembered_in,
     sha256,
@@ -72,6 +71,14 @@ from hessblocks.storage.rows import (
     step_of,
     steps_done,
     write_results,
+)
+from hessblocks.storage.store import (
+    POINTS,
+    Store,
+    canonical,
+    mended_store,
+    open_store,
+    read_store,
 )
 from hessblocks.storage.tables import (
     Row,

@@ -18,6 +18,7 @@ from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import damaged, read_object, refuse_links
 from hessblocks.storage.manifest import DamageWarning
 from hessblocks.storage.rows import NORM, ResultRow, read_results
+from hessblocks.storage.store import canonical
 from hessblocks.storage.tables import columns_of, read_table
 from hessblocks.storage.tabular import Tabular
 
@@ -226,6 +227,19 @@ def curvature_config(folder: Path) -> dict[str, Any]:
         if _are_names(groups) and _are_names(parts) and parts:
             return config
     raise damaged(path, None, "expected `groups`, a `name` of the model and `parts` of `curvature`")
+
+
+def group_key(of: str, group: str) -> str:
+    """Under which key a store has a group's curvature.
+
+    Args:
+        of: identity of the run.
+        group: its name.
+
+    Returns:
+        One line of text.
+    """
+    return canonical({"of": of, "group": group})
 
 
 def _are_names(value: object) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import read_settings, run_path
-from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config
-from hessblocks.storage.files import file_of, read_object
+from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
+from hessblocks.storage.files import read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
 from hessblocks.storage.manifest import (
     MANIFEST,
@@ -20,7 +20,6 @@ from hessblocks.storage.manifest import (
     check_in_place,
     check_manifest,
     identity_in,
-    remembered_in,
 )
 from hessblocks.storage.rows import (
     STEPS,
@@ -30,6 +29,7 @@ from hessblocks.storage.rows import (
     read_results,
     steps_done,
 )
+from hessblocks.storage.store import POINTS, read_store
 from hessblocks.storage.tables import read_table
 
 ABSENT = "is absent"
@@ -68,7 +68,6 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         "preset": _run,
         "groups": _curvature,
         "models": _signal,
-        "classes": _finetuned,
     }
     for name, look in kinds.items():
         if name in config and "model_type" not in config:  # which a saved model has
@@ -95,28 +94,20 @@ def _diverged(rows: list[ResultRow]) -> bool:
 
 def _lacking(rows: list[ResultRow], config: dict[str, Any]) -> str:
     """The steps of a run whose rows are not there."""
-    diverged = _diverged(rows)
+    diverged, done = _diverged(rows), steps_done(rows)
     wanted = STEPS if config.get("curvature") else ("begun", "trained")
-    done = steps_done(rows, {row.group for row in rows if row.group} or {""})
     lacking = [step for step in wanted if step not in done and not (diverged and "final" in step)]
     return f"lacks {', '.join(lacking)}" if lacking else ""
-
-
-def _finetuned(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
-    yield from _trained(folder, saved=True)
 
 
 def _trained(folder: Path, *, saved: bool) -> Iterator[Finding]:
     """The model, lines and checkpoints of a run; `saved`: whether there should be a model."""
     of = identity_in(folder)
-    ended: dict[str, Any] = {}
     if saved:
-        yield (model := check_manifest(folder / "model", of))
-        ended = remembered_in(model.path).get("lines", {}) if model.usable else {}
-    for name in KINDS:
-        path, count = folder / name, ended.get(name)
-        if name == "metrics.jsonl" or count or path.exists():
-            yield _read(path, partial(fault_in_finished_lines, path, count))
+        yield check_manifest(folder / "model", of)
+    for path in (folder / name for name in KINDS):
+        if path.name == "metrics.jsonl" or path.exists():
+            yield _read(path, partial(fault_in_finished_lines, path))
     for path in sorted(folder.glob("checkpoints/checkpoint-*")):
         yield check_manifest(path, of, path.name)
 
@@ -140,14 +131,27 @@ def _comparison(folder: Path, config: dict[str, Any]) -> Iterator[Finding]:
 
 def _curvature(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:
     config = curvature_config(folder)
-    for name in config["groups"]:
-        yield _object(folder / "groups" / file_of(name))
+    if not (folder / "groups").is_dir():  # where earlier versions kept them
+        yield _groups(folder, config["groups"])
     asked = config["curvature"]
     tables = {"map.csv": (MapRow, "map"), "spectra.csv": (SpectrumRow, "spectrum")}
     yield _read(folder / "results.csv", partial(read_results, folder / "results.csv"))
     for name, (kind, wanted) in tables.items():
         if asked.get(wanted) or (folder / name).exists():
             yield _read(folder / name, partial(read_table, kind, folder / name))
+
+
+def _groups(folder: Path, names: list[str]) -> Finding:
+    """Which of the groups are stored."""
+
+    def lacking() -> str:
+        store, of = read_store(folder), identity_in(folder)
+        if store.damaged:
+            return f"a line of it {DAMAGED}"
+        missing = [name for name in names if store.get(group_key(of, name)) is None]
+        return f"lacks {len(missing)} group(s)" if missing else ""
+
+    return _read(folder / POINTS, lacking)
 
 
 def _signal(folder: Path, _: dict[str, Any]) -> Iterator[Finding]:

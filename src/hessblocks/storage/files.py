@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import json
 import os
 import secrets
@@ -13,12 +12,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hessblocks.errors import ArgumentError, RunError
 
 LONGEST_NAME = 200
-"""Letters of a file's name at most, so that its temporary neighbour fits on every disk."""
+"""Bytes of a name at most, so that its temporary neighbour fits on every disk."""
 
 DEEPEST = 100
 """Lists and objects inside each other at most; Python's own recursion ends soon after 1,000."""
@@ -84,19 +82,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def file_of(name: str) -> str:
-    """The name of the file that keeps what is known of a thing with any name, such as a parameter group.
-
-    Returns:
-        The name with %XX for what not every disk takes, and .json; a long one is cut and gets its digest.
-    """
-    text = quote(name, safe="", errors="surrogatepass")
-    if len(text) > LONGEST_NAME:
-        digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
-        text = f"{text[: LONGEST_NAME - 17]}-{digest}"
-    return f"{text}.json"
-
-
 def stays_inside(name: object) -> bool:
     """Whether what a file says, put behind a folder, is a path in that folder.
 
@@ -133,10 +118,10 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
     Args:
         folder: where they lie; only one process may write there.
         name: stem of the final file or name of the final folder; None means any, there and in the
-            sub-folders `figures` and `groups`.
+            sub-folder `figures`.
     """
     stem = glob.escape(name) if name else "*"
-    for place in (folder,) if name else (folder, folder / "figures", folder / "groups"):
+    for place in (folder,) if name else (folder, folder / "figures"):
         for left in place.glob(f".{stem}.partial-*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -185,6 +170,48 @@ def write_json(path: Path, value: Any) -> None:
 def json_text(value: Any) -> str:
     """`value` as `write_json` writes it."""
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
+
+
+def append(path: Path, content: bytes, *, force: bool = False) -> None:
+    """Add lines to the end of a file, all of them or none.
+
+    Args:
+        path: the file.
+        content: whole lines.
+        force: whether to wait until they are on the disk.
+
+    Raises:
+        RunError: the file cannot be written; it is then as it was.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                while content:
+                    content = content[os.write(file.fileno(), content) :]
+                if force:
+                    os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); free some space and run again."
+        ) from error
+
+
+def numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Each line that is not blank, with its number from 1; none where there is no file.
+
+    A line that a killed process left has no line end.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    text = read_bytes(path) if path.exists() else b""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if line.strip():
+            yield number, line
 
 
 def damaged(path: Path, line: int | None, reason: str) -> RunError:

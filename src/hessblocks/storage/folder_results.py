@@ -13,7 +13,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage.config import Settings, read_settings, run_path
 from hessblocks.storage.environment import read_environment
 from hessblocks.storage.files import refuse_links
-from hessblocks.storage.lines import Metric, Observation, read_metrics, read_observations
+from hessblocks.storage.lines import Metric, Observation, read_typed
 from hessblocks.storage.rows import NORM, STAGES, ResultRow, is_trained, read_results
 
 Measured = TypeVar("Measured", Metric, ResultRow, Observation)
@@ -83,7 +83,7 @@ def load_results(folder: AnyPath) -> FolderResults:
     runs = [
         run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
     ]
-    losses = _gather(folder, runs, read_metrics)
+    losses = _gather(folder, runs, lambda run: read_typed(Metric, run / "metrics.jsonl"))
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
     measurements = tuple(_gather(folder, runs, lambda run: read_results(run / "results.csv")))
     return FolderResults(
@@ -92,7 +92,9 @@ def load_results(folder: AnyPath) -> FolderResults:
         environment=environment,
         metrics=tuple(metrics.values()),
         measurements=measurements,
-        observations=tuple(_gather(folder, runs, read_observations)),
+        observations=tuple(
+            _gather(folder, runs, lambda run: read_typed(Observation, run / "observations.jsonl"))
+        ),
         missing=tuple(_missing(settings, environment, metrics.values(), measurements)),
     )
 

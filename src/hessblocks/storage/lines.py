@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import warnings
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import damaged, parse_json, read_bytes
-from hessblocks.storage.records import Record, records
+from hessblocks.storage.files import append, damaged, numbered, parse_json
+from hessblocks.storage.tables import Record, records
 
 Line = dict[str, Any]
 
@@ -76,18 +75,6 @@ class Observation:
 
 KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Observation}
 """What a line of each file says at least."""
-SHORT = "lacks lines at its end"
-"""What is said of a file that was longer once."""
-
-
-class DamagedLineError(RunError):
-    """A line that is not a JSON object, or lacks what every line of its file says."""
-
-    def __init__(self, path: Path, number: int, reason: str, *, ended: bool) -> None:
-        """Name file and line (from 1); `ended` says whether the line was written to its end."""
-        super().__init__(str(damaged(path, number, reason)))
-        self.number = number
-        self.ended = ended
 
 
 def append_line(path: Path, line: Line) -> None:
@@ -104,20 +91,11 @@ def append_line(path: Path, line: Line) -> None:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in line.items()
     }
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite) + "\n")
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); free some space and run again."
-        ) from error
+    append(path, (json.dumps(finite) + "\n").encode())
 
 
 def read_lines(path: Path) -> list[Line]:
     """The lines before the first damaged one, as a killed process leaves its last.
-
-    Args:
-        path: the file.
 
     Returns:
         Names and values of each line; none where there is no file.
@@ -125,11 +103,7 @@ def read_lines(path: Path) -> list[Line]:
     Raises:
         RunError: the file cannot be read.
     """
-    lines: list[Line] = []
-    with contextlib.suppress(DamagedLineError):
-        for _, line in _whole(path):
-            lines.append(line)
-    return lines
+    return _before_damage(path)[0]
 
 
 def fault_in_lines(path: Path, *, torn: bool) -> str:
@@ -142,47 +116,35 @@ def fault_in_lines(path: Path, *, torn: bool) -> str:
     Returns:
         The end of a sentence that begins with the file's name.
     """
-    try:
-        for _ in _whole(path):
-            pass
-    except DamagedLineError as error:
-        if error.ended or torn:
-            return f"its line {error.number} is damaged"
-    return ""
+    _, number, bad = _before_damage(path)
+    return f"its line {number} is damaged" if bad.endswith(b"\n") or (bad and torn) else ""
 
 
-def fault_in_finished_lines(path: Path, count: object = None) -> str:
+def fault_in_finished_lines(path: Path) -> str:
     """What is wrong with the lines of a run that is trained; empty where nothing is.
 
     Args:
         path: the file.
-        count: lines that it had when training was over; anything but a number where that was not noted.
 
     Returns:
         The end of a sentence that begins with the file's name.
     """
-    if fault := fault_in_lines(path, torn=True):
-        return fault
-    lines = read_lines(path)
-    if not lines:
-        return "absent or empty"
-    return f"it {SHORT}" if isinstance(count, int) and len(lines) < count else ""
+    return fault_in_lines(path, torn=True) or ("" if read_lines(path) else "absent or empty")
 
 
-def read_finished_lines(path: Path, count: object = None) -> list[Line]:
+def read_finished_lines(path: Path) -> list[Line]:
     """All lines of a run that is trained.
 
     Args:
         path: the file.
-        count: as `fault_in_finished_lines` takes it.
 
     Returns:
         Names and values of each line.
 
     Raises:
-        RunError: the file is absent, lacks lines, or a line of it is damaged.
+        RunError: the file is absent, or a line of it is damaged.
     """
-    if fault := fault_in_finished_lines(path, count):
+    if fault := fault_in_finished_lines(path):
         raise RunError(
             f"{path}: {fault}, though the run is trained; remove {path.parent} and run again to "
             "train it once more."
@@ -190,66 +152,38 @@ def read_finished_lines(path: Path, count: object = None) -> list[Line]:
     return read_lines(path)
 
 
-def read_metrics(folder: Path) -> Iterator[Metric]:
-    """The lines of metrics.jsonl; none where there is no file.
+def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
+    """The lines of a file as objects; none where there is no file.
 
     A last line that has no end, as a killed run leaves it, is left out with a warning.
 
-    Returns:
-        An iterator over the losses, in the order of the file.
+    Args:
+        kind: `Metric` or `Observation`.
+        path: the file.
 
     Raises:
         RunError: a line is damaged; the message names it.
     """
-    return _read(Metric, folder / "metrics.jsonl")
-
-
-def read_observations(folder: Path) -> Iterator[Observation]:
-    """The lines of observations.jsonl, as `read_metrics` reads those of losses.
-
-    Returns:
-        An iterator over the values, in the order of the file.
-
-    Raises:
-        RunError: a line is damaged; the message names it.
-    """
-    return _read(Observation, folder / "observations.jsonl")
-
-
-def _read(kind: type[Record], path: Path) -> Iterator[Record]:
-    try:
-        yield from records(kind, path, _numbered(path))
-    except DamagedLineError as error:
-        if error.ended:
-            raise
-        warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
-
-
-def _whole(path: Path) -> Iterator[tuple[int, Line]]:
-    """Each line with its number; one that lacks what every line of the file says is damaged."""
-    kind = KINDS.get(path.name)
-    for number, line in _numbered(path):
-        try:
-            if kind:
-                next(records(kind, path, iter([(number, line)])))
-        except RunError as error:
-            raise DamagedLineError(path, number, str(error), ended=True) from error
-        yield number, line
-
-
-def _numbered(path: Path) -> Iterator[tuple[int, Line]]:
-    """Each line with its number from 1; none where there is no file."""
-    text = read_bytes(path) if path.exists() else b""
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered(path):
         try:
             value = parse_json(line.decode())
-        except UnicodeDecodeError as error:
-            raise DamagedLineError(path, number, "not UTF-8 text", ended=True) from error
-        except json.JSONDecodeError as error:
-            ended, reason = line.endswith(b"\n"), f"not JSON ({error.msg})"
-            raise DamagedLineError(path, number, reason, ended=ended) from error
-        if not isinstance(value, dict):
-            raise DamagedLineError(path, number, "expected a JSON object", ended=True)
-        yield number, value
+        except ValueError as error:
+            if line.isascii() and not line.endswith(b"\n"):
+                warnings.warn(f"{path}: its last line is half-written and left out.", stacklevel=2)
+                return
+            reason = getattr(error, "msg", "not UTF-8 text")
+            raise damaged(path, number, f"not JSON ({reason})") from error
+        yield from records(kind, path, iter([(number, value)]))
+
+
+def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
+    """The lines before the first that is no JSON or lacks what each says; that one's number and text."""
+    lines: list[Line] = []
+    for number, line in numbered(path):
+        try:
+            value = parse_json(line.decode())
+            next(records(KINDS[path.name], path, iter([(number, value)])))
+        except (ValueError, RunError):
+            return lines, number, line
+        lines.append(value)
+    return lines, 0, b""

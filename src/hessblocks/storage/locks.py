@@ -34,7 +34,6 @@ def held(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         _take(lock, folder)
-        remove_partials(folder)
         yield
     finally:
         if lock.is_locked:

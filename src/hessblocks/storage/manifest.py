@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hessblocks.errors import RunError
-from hessblocks.storage.files import read_object, set_aside, sync, write_json
+from hessblocks.storage.files import read_object, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
@@ -117,10 +116,8 @@ def remembered_in(folder: Path) -> dict[str, Any]:
     except (RunError, KeyError, TypeError, ValueError):
         return {}
     numbers = (progress.get(name, 0) for name in ("step", "seconds", "peak_memory"))
-    known = isinstance(progress.get("lines", {}), dict) and all(
-        isinstance(number, int | float) for number in numbers
-    )
-    return progress if known else {}
+    known = all(isinstance(number, int | float) for number in numbers)
+    return progress if known and isinstance(progress.get("lines", {}), dict) else {}
 
 
 def check_manifest(folder: Path, of: str | None = None, name: str | None = None) -> Finding:
@@ -191,22 +188,3 @@ def remedy(found: Finding, run: Path) -> str:
     if found.words.startswith("holds"):
         return "take it out and run again"
     return f"remove {run} and run again to train once more"
-
-
-def put_aside(path: Path, folder: Path, words: str, remedy: str) -> None:
-    """Move a file that is not what it should be to `folder`/aside, and say so.
-
-    Args:
-        path: the file.
-        folder: that this process holds.
-        words: the end of a sentence that begins with the file's name.
-        remedy: what happens then, such as "measured again".
-
-    Raises:
-        RunError: the file cannot be moved.
-
-    Warns:
-        DamageWarning: names the file.
-    """
-    kept = set_aside(path, folder).parent
-    warnings.warn(f"{path} {words}; it is kept in {kept} and {remedy}", DamageWarning, stacklevel=4)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hessblocks.conventions import PARTS
 from hessblocks.storage.files import read_text
 from hessblocks.storage.tables import columns_of, read_table, write_table
 
@@ -44,17 +43,10 @@ STAGES = ("initial", "final")
 COLUMNS = columns_of(ResultRow)
 STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
 """The steps of a run in the order of their rows."""
-SCALARS = {
-    "begun": (("parameters", ""), ("flops", "")),
-    "trained": (
-        ("loss", "initial"),
-        ("loss", "final"),
-        ("tokens_per_second", ""),
-        ("peak_memory", ""),
-        ("training_time", ""),
-    ),
-}
-"""Quantity and stage of each row of the steps without parameter groups."""
+_MARKS = dict(
+    zip((("flops", ""), (NORM, "initial"), ("loss", "final"), (NORM, "final")), STEPS, strict=True)
+)
+"""Quantity and stage of a row that says that a step is done, in the order of the steps."""
 
 
 def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
@@ -85,32 +77,15 @@ def step_of(row: ResultRow) -> str:
     return "begun" if row.quantity in ("parameters", "flops") else "trained"
 
 
-def steps_done(rows: Iterable[ResultRow], groups: Iterable[str]) -> set[str]:
-    """Which of `STEPS` are recorded whole.
-
-    Args:
-        rows: of one run.
-        groups: parameter groups that each map measures.
-
-    Returns:
-        A part of `STEPS`.
-    """
-    keys = {(row.quantity, row.stage, row.group, row.part) for row in rows}
-    names = list(groups)
-    return {step for step in STEPS if _expected(step, names) <= keys}
-
-
 def is_trained(rows: Iterable[ResultRow]) -> bool:
     """Whether a run's final loss is recorded."""
     return any((row.quantity, row.stage) == ("loss", "final") for row in rows)
 
 
-def _expected(step: str, groups: Iterable[str]) -> set[tuple[str, str, str, str]]:
-    """Quantity, stage, group and part of each row of a step."""
-    if step in SCALARS:
-        return {(quantity, stage, "", "") for quantity, stage in SCALARS[step]}
-    stage = step.removeprefix("mapped-")
-    return {(NORM, stage, group, part) for group in groups for part in PARTS}
+def steps_done(rows: Iterable[ResultRow]) -> set[str]:
+    """Which of `STEPS` a run has recorded; each writes its rows at once."""
+    keys = ((row.quantity, row.stage) for row in rows)
+    return {_MARKS[key] for key in keys if key in _MARKS}
 
 
 @dataclass(frozen=True, kw_only=True)

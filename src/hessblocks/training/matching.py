@@ -12,11 +12,7 @@ from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings
-from hessblocks.storage import (
-    put_aside,
-    read_object,
-    write_json,
-)
+from hessblocks.storage import read_object, write_json
 from hessblocks.training.execution import give
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.trainer import step_seconds, update_flops
@@ -47,9 +43,6 @@ def steps_of(
     Raises:
         ArgumentError: the folder's budget is that of another preset.
         RunError: budget.json is damaged.
-
-    Warns:
-        DamageWarning: budget.json has other costs than these presets, and is computed anew.
 
     Cost:
         Where time is matched, a few steps of each preset that was not measured before, and of the first
@@ -84,9 +77,6 @@ def steps_of(
         "reference": reference,
     }
     budget |= {"total": total, "cost": cost, "steps": steps}
-    if exact and any(cost.get(name) != own for name, own in known.get("cost", {}).items()):
-        words = "has other costs than these presets"
-        put_aside(folder.budget, folder.path, words, "computed anew")
     if budget != known:
         write_json(folder.budget, budget)
     return steps

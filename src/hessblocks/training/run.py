@@ -6,12 +6,12 @@ import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from hessblocks.curvature import parameter_groups
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
@@ -36,7 +36,7 @@ from hessblocks.storage import (
     write_results,
 )
 from hessblocks.training.execution import carry_out, give
-from hessblocks.training.folder import RunFolder, continued, prune, save_model, spare_foreign
+from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
 from hessblocks.training.trainer import map_rows, update_flops
 
@@ -88,21 +88,12 @@ class Run:
         return self.rows
 
     def _check(self) -> None:
-        """Look over what an earlier process left: files of a trained run, rows of each step."""
-        begun = max((STEPS.index(step_of(row)) + 1 for row in self.rows), default=0)
-        trained, diverged = is_trained(self.rows), self._diverged
-        lacking = [step for step in STEPS[:begun] if step not in self._done]
-        for step in lacking:
-            self._warn(f"{self.folder.results} lacks rows of {self.name}; measuring {step} again")
-            self.rows = [row for row in self.rows if step_of(row) != step]
-        if trained:
-            spare_foreign(self.folder)
-            fault = self._model_fault
-            ended = {} if fault else remembered_in(self.folder.model).get("lines", {})
-            for name in line_files(self.settings, self.corpus.vocab_size):
-                path = getattr(self.folder, name)
-                read_finished_lines(path, ended.get(path.name))
-            if fault and not diverged:
+        """Look over what an earlier process left of a trained run."""
+        if is_trained(self.rows):
+            newest(self.folder)
+            for path in self._lines:
+                read_finished_lines(path)
+            if not self._diverged and (fault := self._model_fault):
                 self._warn(fault)
 
     def _warn(self, message: str) -> None:
@@ -119,12 +110,13 @@ class Run:
 
     @property
     def _done(self) -> set[str]:
-        return steps_done(self.rows, self._groups)
+        return steps_done(self.rows)
 
-    @cached_property
-    def _groups(self) -> tuple[str, ...]:
-        """Parameter groups that the curvature is measured of."""
-        return tuple(parameter_groups(self._empty)) if self.settings.curvature else ()
+    @property
+    def _lines(self) -> list[Path]:
+        """The files of lines that the run leaves."""
+        names = line_files(self.settings, self.corpus.vocab_size)
+        return [getattr(self.folder, name) for name in names]
 
     @property
     def _empty(self) -> PreTrainedModel:
@@ -137,7 +129,9 @@ class Run:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
     def _record(self, rows: Sequence[ResultRow]) -> None:
-        self.rows = sorted([*self.rows, *rows], key=lambda row: STEPS.index(step_of(row)))
+        again = set(map(step_of, rows))
+        kept = [row for row in self.rows if step_of(row) not in again]
+        self.rows = sorted([*kept, *rows], key=lambda row: STEPS.index(step_of(row)))
         write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
@@ -176,8 +170,8 @@ class Run:
     def _train(self) -> list[ResultRow]:
         """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
         settings, ended = self.settings, remembered_in(self.folder.model)
-        known = {"lines", "seconds", "peak_memory"} <= ended.keys()
-        if known and not self._model_fault and self._has_lines(ended["lines"]):
+        known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
+        if known and not any(map(fault_in_finished_lines, self._lines)):
             return self._training_rows(ended["seconds"], ended["peak_memory"])
         if self.folder.model.exists():
             kept = set_aside(self.folder.model, self.folder.path).parent
@@ -225,12 +219,6 @@ class Run:
             "validation loss before": nats[0],
             "validation loss after": nats[1],
         }
-
-    def _has_lines(self, counts: Mapping[str, object]) -> bool:
-        """Whether every file of lines is whole, and has as many as when training was over."""
-        names = line_files(self.settings, self.corpus.vocab_size)
-        paths = [getattr(self.folder, name) for name in names]
-        return not any(fault_in_finished_lines(path, counts.get(path.name)) for path in paths)
 
     def _training_rows(
         self, seconds: float, peak: float, *, diverged: bool = False

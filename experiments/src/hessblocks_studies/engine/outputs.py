@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hessblocks.storage import Scalar, json_text, table_text, write_text
+from hessblocks.storage import Scalar, Store, json_text, table_text, write_text
 from hessblocks_studies.engine.point import Point, plain
-from hessblocks_studies.engine.store import Store
 from hessblocks_studies.engine.study import Check, Study
 
 

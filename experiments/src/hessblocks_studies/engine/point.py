@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import Row, Scalar, canonical
 
 S = TypeVar("S")
 """The frozen dataclass that holds the settings of a study's points, a field each."""
@@ -64,11 +63,6 @@ class Outcome:
 
 Measure = Callable[[S], list[Row]]
 """From a point's settings to its rows; a function at the top of a module, so that it can travel."""
-
-
-def canonical(value: Any) -> str:
-    """`value` as JSON of one spelling: sorted names, no spaces, only finite numbers."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def seed_of(*parts: Scalar) -> int:

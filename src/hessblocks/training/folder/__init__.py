@@ -3,9 +3,9 @@
 from hessblocks.training.folder.checkpoints import (
     CheckpointWarning,
     continued,
+    newest,
     prune,
     save_model,
-    spare_foreign,
     writing,
 )
 from hessblocks.training.folder.run_folder import RunFolder, claimed

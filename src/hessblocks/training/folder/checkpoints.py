@@ -61,10 +61,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Where training goes on: the newest whole checkpoint of this run whose lines are all written down.
+    """Where training goes on: the newest whole checkpoint of this run.
 
-    Lines of later steps are forgotten. A damaged checkpoint, or one with lost lines, is said and removed;
-    a checkpoint of another run, and a file with a damaged line, is said and set aside.
+    Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training starts from
+    the beginning; the file with a damaged one is set aside.
 
     Args:
         folder: of the run.
@@ -77,75 +77,62 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     Raises:
         RunError: a file of lines cannot be written.
     """
-    spare_foreign(folder)
-    found, lacking = _newest(folder)
-    step = _step_of(found) if found else -1
-    for path in (folder.metrics, *([folder.observations] if observed else [])):
-        kept = [line for line in read_lines(path) if line["step"] <= step]
+    found = newest(folder)
+    paths = (folder.metrics, *([folder.observations] if observed else []))
+    for path in paths:
         fault = fault_in_lines(path, torn=False)
-        why = f" ({fault}; kept in {set_aside(path, folder.path).parent})" if fault else ""
-        if fault or path in lacking:
-            place = found.name if found else "the start"
-            _warn(f"{path} is damaged; training {name} from {place}{why}")
+        if fault or (found and _lacks_lines(found, path)):
+            why = f" ({fault}; kept in {set_aside(path, folder.path).parent})" if fault else ""
+            _warn(f"{path} is damaged; training {name} from the start{why}")
+            found = None
+    if not found:
+        prune(folder.checkpoints, kept=0)
+    for path in paths:
+        kept = _lines_until(found, path) if found else []
         write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return found
 
 
-def spare_foreign(folder: RunFolder) -> None:
-    """Set checkpoints aside that are of another run, renamed, or hold a file that is not of them.
+def _lacks_lines(checkpoint: Path, path: Path) -> bool:
+    """Whether a file lacks lines that were there when the checkpoint was written."""
+    count = remembered_in(checkpoint).get("lines", {}).get(path.name)
+    return isinstance(count, int) and len(_lines_until(checkpoint, path)) < count
+
+
+def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
+    """The lines of a file up to a checkpoint."""
+    return [line for line in read_lines(path) if line["step"] <= _step_of(checkpoint)]
+
+
+def newest(folder: RunFolder) -> Path | None:
+    """The newest checkpoint that counts; what a killed process left half-written goes.
+
+    Returns:
+        None where none counts.
 
     Raises:
         RunError: one cannot be moved.
 
     Warns:
-        CheckpointWarning: names each.
+        CheckpointWarning: one is damaged, renamed or of another run; it is set aside.
     """
+    whole = None
     for checkpoint in _by_step(folder.checkpoints):
         found = check_manifest(checkpoint, folder.identity, checkpoint.name)
-        if found.state == "foreign":
-            place = f"{folder.path.name}/{checkpoint.name}"
+        if found.usable:
+            whole = whole or checkpoint
+        elif (checkpoint / MANIFEST).exists():
             kept = set_aside(checkpoint, folder.path).parent
-            _warn(f"checkpoints: {place} {found.words}; it is set aside in {kept}")
-
-
-def _newest(folder: RunFolder) -> tuple[Path | None, set[Path]]:
-    """The newest checkpoint that counts, and the files whose lines others lacked; those others go."""
-    lacking: set[Path] = set()
-    for checkpoint in _by_step(folder.checkpoints):
-        found = check_manifest(checkpoint, folder.identity, checkpoint.name)
-        if not found.usable:
-            if (checkpoint / MANIFEST).exists():
-                _warn(
-                    f"checkpoints: {folder.path.name}/{checkpoint.name} is damaged and removed; "
-                    "going on from the state before it"
-                )
-        elif lost := _lacking(folder, checkpoint):
-            lacking.add(lost)
+            words = found.words if found.state == "foreign" else "is damaged"
+            place = f"{folder.path.name}/{checkpoint.name}"
+            _warn(f"checkpoints: {place} {words}; it is set aside in {kept}")
         else:
-            return checkpoint, lacking
-        shutil.rmtree(checkpoint)
-    return None, lacking
+            shutil.rmtree(checkpoint)
+    return whole
 
 
 def _warn(message: str) -> None:
     warnings.warn(message, CheckpointWarning, stacklevel=4)
-
-
-def _lacking(folder: RunFolder, checkpoint: Path) -> Path | None:
-    """The file that lacks lines written before the checkpoint."""
-    step, written = _step_of(checkpoint), remembered_in(checkpoint).get("lines", {})
-    for path in (folder.metrics, folder.observations):
-        steps = [line["step"] for line in read_lines(path) if line["step"] <= step]
-        count = written.get(path.name)
-        if isinstance(count, int):
-            whole = len(steps) >= count
-        else:  # earlier versions noted no number; a checkpoint always came with a loss
-            whole = not fault_in_lines(path, torn=False) and (
-                path == folder.observations or step in steps
-            )
-        if not whole:
-            return path
-    return None
 
 
 def _step_of(checkpoint: Path) -> int:

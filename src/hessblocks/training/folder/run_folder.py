@@ -66,6 +66,12 @@ class RunFolder:
         """What its files say that they are of: a digest of config.json."""
         return identity_in(self.path)
 
+    def sync_lines(self) -> None:
+        """Wait until all lines so far are on the disk."""
+        for path in (self.metrics, self.observations):
+            if path.exists():
+                sync(path)
+
     def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
         """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
 
@@ -77,11 +83,9 @@ class RunFolder:
         Raises:
             RunError: it cannot be written.
         """
-        lines = (self.metrics, self.observations)
-        for path in lines:
-            if path.exists():
-                sync(path)
-        progress = progress | {"lines": {path.name: len(read_lines(path)) for path in lines}}
+        self.sync_lines()
+        lines = {path.name: len(read_lines(path)) for path in (self.metrics, self.observations)}
+        progress = {**progress, "lines": lines}
         write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:
@@ -115,11 +119,6 @@ class RunFolder:
         try:
             old = with_defaults(read_object(self.config))
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
-            more |= {  # of curvature these were once not noted
-                name: {**new[name], **old[name]}
-                for name, key in (("data", "fingerprint"), ("model", "configuration"))
-                if key in new.get(name, ()) and name in old and key not in old[name]
-            }
             command = new.get("command")
             other = old.get("command") != command
             found = differences(old | more, new)

@@ -13,7 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.storage import append_line, remembered_in, sync
+from hessblocks.storage import append_line, remembered_in
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.trainer.divergence import Divergence
@@ -159,9 +159,7 @@ class Recorder(StepClock):
         """Note the peak of memory; what was noted is on the disk before anything says that training is over."""
         self.peak = max(self.peak, allocated_peak(self.device))
         if self.folder and ranks.is_first():
-            for path in (self.folder.metrics, self.folder.observations):
-                if path.exists():
-                    sync(path)
+            self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
         """What every line of a run's files says."""
