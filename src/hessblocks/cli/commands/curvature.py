@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.cli.interruption import interruptible
@@ -21,16 +21,17 @@ SHOWN = 40
 def curvature(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
+        Parameter(
+            name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation.",
         ),
     ],
+    /,
     *,
     settings: CurvatureInspection,
     out: Annotated[
-        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
+        Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
     ] = None,
     device: options.Device = "auto",
     screen: options.Screen,
