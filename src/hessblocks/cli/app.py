@@ -31,8 +31,6 @@ GONE = {
     "examples/classify_a_table.py of the repository."
 }
 """Commands of before, and what to do in their place."""
-COMPLETE = "__complete"
-"""What the shell calls at each TAB."""
 
 
 def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -40,19 +38,19 @@ def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollect
     for argument in arguments:
         if argument.tokens and "--config" in argument.names:
             path = argument.tokens[-1].value
-            values = _options_in(path)
-            Dict(values, source=path, use_commands_as_keys=False)(command, names, arguments)
+            # under the command's name: at the root, options that are called as a command would be dropped
+            Dict({names[0]: _options_in(path)}, source=path)(command, names, arguments)
 
 
 def _options_in(path: str) -> dict[str, Any]:
-    """Read a file of options; a table, and what has the name of a command, would be passed over."""
+    """Read a file of options, which has no tables."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(f"--config: {path} cannot be read as TOML ({reason}).") from error
     for name, value in values.items():
-        if isinstance(value, dict) or name in app:
+        if isinstance(value, dict):
             raise ArgumentError(
                 f"--config: {path} has {name!r}, which is no option; expected lines like batch-size = 16."
             )

@@ -9,18 +9,8 @@ from typing import Any
 from hessblocks.conventions import PARTS
 from hessblocks.settings import ROLES
 
-PRESETS = (
-    "pre-ln",
-    "post-ln",
-    "parallel",
-    "skipless",
-    "v-skipinit",
-    "sas",
-    "sas-p",
-    "sas-p-no-norm",
-    "op",
-    "modern",
-)
+NAMES = "pre-ln post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
+PRESETS = tuple(NAMES.split())
 """As `hessblocks.blocks.PRESETS`, which needs torch."""
 KNOWN = {
     "preset": PRESETS,

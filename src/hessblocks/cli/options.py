@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter, Token
 
 from hessblocks.cli.completion import completer
+from hessblocks.errors import ArgumentError
 from hessblocks.settings import (
     SEED,
     AtLeast,
@@ -57,6 +58,18 @@ def several(name: str) -> Parameter:
     return Parameter(converter=listed, n_tokens=1, show_default=shown, completer=completer(name))
 
 
+def check_place(data: Path | str | None) -> None:
+    """Refuse a text that is not there before anything heavy is loaded.
+
+    Raises:
+        ArgumentError: there is no file or folder of this name.
+    """
+    if data is not None and data not in OF_OURS and not Path(data).exists():
+        raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
+
+
+OF_OURS = ("python-code", "random")
+"""Texts that have a name and no place."""
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, Parameter(help=GOES_ON)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]

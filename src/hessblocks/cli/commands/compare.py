@@ -53,6 +53,7 @@ def compare(
 
     The same --out with more presets or seeds trains the new ones only.
     """
+    options.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.terminal import carry_out
 

@@ -37,6 +37,7 @@ def curvature(
     screen: options.Screen,
 ) -> None:
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
+    options.check_place(settings.data)
     from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report

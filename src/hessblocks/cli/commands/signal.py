@@ -44,6 +44,7 @@ def signal(
 
     The folder of an earlier `signal` is written anew.
     """
+    options.check_place(settings.data)
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures

@@ -46,6 +46,7 @@ def train(
     screen: options.Screen,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
+    options.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.terminal import carry_out
 
