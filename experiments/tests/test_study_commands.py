@@ -22,7 +22,7 @@ def test_its_help_loads_nothing_heavy() -> None:
 
 def test_the_help_of_all_commands_lists_it_with_its_line() -> None:
     told, said, errors, spent = answer("--help")
-    assert "  reproduce  Measure a figure or table again" in said
+    assert "│ reproduce  Measure a figure or table again" in said
     assert errors == ""
     assert spent < 0.6
     assert not HEAVY & set(told["loaded"])  # type: ignore[call-overload]
@@ -34,7 +34,7 @@ def test_the_help_of_all_commands_lists_it_with_its_line() -> None:
         (("fig9", "--out", "out"), 2, "study: 'fig9' is unknown"),
         ((), 0, ""),
         (("fig3a", "--scale", "huge"), 2, "--scale: 'huge' is unknown"),
-        (("fig3a", "--workers", "0"), 2, "'--workers'"),
+        (("fig3a", "--workers", "0"), 2, "--workers: expected a whole number of at least 1, got 0"),
         (("fig3a", "--ray", "bad", "--out", "out"), 2, "--ray: expected host:port"),
     ],
     ids=str,

@@ -111,9 +111,52 @@ CASES: dict[str, Bad] = {
         train(preset="sasp"), 2, "preset: 'sasp' is unknown; did you mean 'sas-p'"
     ),
     "unknown command": Bad(("trian",), 2, "No such command 'trian'"),
+    "no preset": Bad(("train",), 2, "PRESET: expected a value, got none; known: pre-ln, post-ln"),
+    "an option without its value": Bad(
+        train("--optimiser"), 2, "--optimiser: expected a value, got none; known: adamw, sgd"
+    ),
+    "a depth between two": Bad(
+        train("--depth", "2.5"), 2, "--depth: expected a whole number, got '2.5'"
+    ),
+    "a seed between two": Bad(
+        ("verify", "--seed", "1.5"), 2, "--seed: expected a whole number, got '1.5'"
+    ),
+    "an opposite that no option has": Bad(train("--no-bf16"), 2, "No such option: --no-bf16"),
+    "an option that would be empty": Bad(("presets", "--empty-set"), 2, "No such option: --empty"),
+    "a word too many": Bad(("presets", "sas"), 2, "sas: nothing more was expected here"),
+    "an option before the command": Bad(("--depth", "2"), 2, "No such option: --depth"),
+    "no file of options": Bad(
+        ("presets", "--config", "nope.toml"), 2, "--config: nope.toml cannot be read as TOML"
+    ),
+    "a damaged file of options": Bad(
+        ("presets", "--config", "o.toml"),
+        2,
+        "--config: o.toml cannot be read as TOML",
+        lambda p: (p / "o.toml").write_text("depth = ["),
+    ),
+    "an unknown option in a file": Bad(
+        ("presets", "--config", "o.toml"),
+        2,
+        r"No such option: --dept in o.toml \(Possible options: --depth",
+        lambda p: (p / "o.toml").write_text("dept = 2"),
+    ),
+    "a wrong value in a file": Bad(
+        ("presets", "--config=o.toml"),
+        2,
+        "--depth: expected a whole number, got 'many' in o.toml",
+        lambda p: (p / "o.toml").write_text("depth = 'many'"),
+    ),
+    "a table in a file of options": Bad(
+        train("--config", "o.toml"),
+        2,
+        "--config: o.toml has 'train', which is no option",
+        lambda p: (p / "o.toml").write_text("[train]\nsteps = 2"),
+    ),
     "unknown option": Bad(train("--stepz", "3"), 2, "No such option: --stepz"),
-    "depth 0": Bad(train("--depth", "0"), 2, "'--depth'"),
-    "depth text": Bad(train("--depth", "many"), 2, "'--depth'"),
+    "depth 0": Bad(
+        train("--depth", "0"), 2, "--depth: expected a whole number of at least 1, got 0"
+    ),
+    "depth text": Bad(train("--depth", "many"), 2, "--depth: expected a whole number, got 'many'"),
     "heads that do not divide": Bad(
         train("--width", "15", "--heads", "4"), 2, "--heads: 4 heads do not divide the width 15"
     ),
@@ -194,7 +237,7 @@ CASES: dict[str, Bad] = {
     "cuda absent": Bad(train("--device", "cuda"), 2, "--device: this machine has no usable cuda"),
     "cuda:7": Bad(train("--device", "cuda:7"), 2, "--device: expected auto, cpu or cuda"),
     "device tpu": Bad(train("--device", "tpu"), 2, "--device: expected auto, cpu or cuda"),
-    "seed -1": Bad(train("--seed", "-1"), 2, "'--seed'"),
+    "seed -1": Bad(train("--seed", "-1"), 2, "--seed: expected 0 or more, got -1"),
     "seed 2**70": Bad(train("--seed", str(2**70)), 2, "--seed"),
     "width beyond the memory": Bad(train("--width", "10000000"), 2, "--width: "),
     "batch beyond the memory": Bad(train("--batch-size", "1000000000"), 2, "--batch-size: "),
@@ -331,7 +374,10 @@ CASES: dict[str, Bad] = {
         lambda p: gpt2(p / "m"),
     ),
     "one probe": Bad(
-        ("curvature", "m", *LOOK, "--probes", "1"), 2, "'--probes'", lambda p: gpt2(p / "m")
+        ("curvature", "m", *LOOK, "--probes", "1"),
+        2,
+        "--probes: expected a whole number of at least 4, got 1",
+        lambda p: gpt2(p / "m"),
     ),
     "memory limit 0": Bad(
         curvature("m", *LOOK, "--memory-limit", "0"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import FolderKind, app, extensions
 from hessblocks.cli.extensions import COMMANDS, FOLDERS
@@ -17,7 +17,7 @@ LACKING = "hessblocks-studies is not installed; run pip install hessblocks-studi
 BREWED = {"command": "brew", "cups": 2}
 
 
-def brew(cups: Annotated[int, typer.Argument(help="How many.")] = 1) -> None:
+def brew(cups: Annotated[int, Parameter(help="How many.")] = 1, /) -> None:
     """Brew tea."""
     print(f"{cups} cups")
 
@@ -41,11 +41,8 @@ def others(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     monkeypatch.setattr(
         extensions, "_entries", lambda group: tuple(one for one in found if one.group == group)
     )
-    monkeypatch.setattr(
-        app.app,
-        "registered_commands",
-        [one for one in app.app.registered_commands if one.name is None],
-    )
+    own = {name: one for name, one in app.app._commands.items() if name != "reproduce"}
+    monkeypatch.setattr(app.app, "_commands", own)
     return found
 
 
@@ -79,10 +76,12 @@ def test_a_folder_of_studies_without_the_studies_says_what_to_install(
 
 def test_a_command_is_added_listed_and_run(shell: Shell, others: list[EntryPoint]) -> None:
     others.append(entry("brew", "brew"))
-    assert "  brew " in shell("--help").output
+    assert "│ brew " in shell("--help").output
     assert "Brew tea." in shell("--help").output
     assert shell("brew", 3).output == "3 cups\n"
-    assert sentence(shell("brwe")) == "hessblocks: No such command 'brwe'. Did you mean 'brew'?"
+    assert sentence(shell("brwe")).startswith(
+        "hessblocks: No such command 'brwe'. Did you mean 'brew'?"
+    )
     assert shell("brew", "many").status == 2
 
 

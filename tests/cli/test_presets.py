@@ -87,6 +87,14 @@ def test_slots_are_those_of_every_preset_that_can_have_them(shell: Shell) -> Non
     assert shell("presets", "--set", "attention.query.init=ones").status == 2
 
 
+def test_small_counts_are_written_out(shell: Shell) -> None:
+    small = ["--depth", "1", "--width", "8", "--heads", "1", "--vocab-size", "20", "--context", "4"]
+    shown = shell("presets", *small)
+    assert "0.0 M" not in shown.output
+    exact = json.loads(shell("presets", *small, "--json").output)["presets"]["pre-ln"]
+    assert f" {exact['multiply_adds']:,} " in shown.output
+
+
 def test_the_table_lists_every_preset(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("presets", "--out", tmp_path / "new")
     assert outcome.status == 0

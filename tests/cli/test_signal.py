@@ -134,8 +134,8 @@ def test_a_second_run_replaces_the_first_but_nothing_else(shell: Shell, tmp_path
         (["preset:sas", "--presets", "sas"], "MODEL: preset:sas was given twice"),
         (["./nowhere"], "MODEL: ./nowhere is no folder"),
         (["preset:sas", "--heads", "3"], "--heads: 3 heads do not divide the width 16"),
-        (["preset:sas", "--tokens", "1"], "'--tokens'"),
-        (["preset:sas", "--depth", "0"], "'--depth'"),
+        (["preset:sas", "--tokens", "1"], "--tokens: expected a whole number of at least 2, got 1"),
+        (["preset:sas", "--depth", "0"], "--depth: expected a whole number of at least 1, got 0"),
         (
             ["preset:sas", "--vocab-size", "260", "--data", "/nowhere"],
             "--data: /nowhere is no file or folder",

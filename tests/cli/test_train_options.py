@@ -8,11 +8,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
-import typer
+from cyclopts import Argument
 
 from hessblocks.cli.app import app
-from hessblocks.cli.commands.compare import compare
-from hessblocks.cli.commands.train import train
 from hessblocks.report.command_line import command_line
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
@@ -40,6 +38,13 @@ SETTINGS = [
     }.items()
     for settings, prefix in several
 ]
+
+
+def options(command: str) -> dict[str, Argument]:
+    arguments = app[command].assemble_argument_collection(parse_docstring=True)
+    return {one.names[0]: one for one in arguments if one.parse and one.names[0] != "*"}
+
+
 LEFT_OUT = {"betas", "clip", "log_every", "evaluation_sequences", "sample"}
 """Fields that are no options; `sample` stands for those of its own."""
 
@@ -59,37 +64,33 @@ def written_lines(settings: type) -> dict[str, str]:
 def test_an_option_has_the_default_and_the_help_of_its_field(
     command: str, settings: type, prefix: str
 ) -> None:
-    known = {one.name: one for one in typer.main.get_command(app).commands[command].params}  # type: ignore[attr-defined]
+    known = options(command)
     lines = written_lines(settings)
     compared = 0
     for field in fields(settings):
-        name = prefix + field.name
+        name = "set" if field.name == "slots" else prefix + field.name
+        option = "--" + name.replace("_", "-")
         if field.name in LEFT_OUT or name == "curvature_seed":
-            assert name not in known
+            assert option not in known
             continue
-        shown, default = known[name], field.default
+        shown, default = known[option], field.default
+        told = shown.parameter.show_default
         if name in ("learning_rate", "momentum", "weight_decay"):
-            assert f"[default: {default:g}" in shown.help
-            default = None
-        option = "set" if name == "slots" else name
-        if isinstance(default, tuple):
-            default = [] if name == "slots" else ",".join(default)
-        assert shown.default == default, name
-        assert shown.help.startswith(lines[field.name]), name
-        assert shown.opts == ["--" + option.replace("_", "-")]
+            assert told(default).startswith(f"{default:g}")
+        elif isinstance(default, tuple) and default:
+            assert told(default) == ",".join(default)
+        assert shown.field_info.default == default, name
+        assert shown.parameter.help == lines[field.name], name
+        assert shown.names[0] == option
         compared += 1
     assert compared >= 2
 
 
 @pytest.mark.parametrize(("name", "own"), [("match", ComparisonSettings), ("seed", RunSettings)])
 def test_a_single_field_as_an_option(name: str, own: type) -> None:
-    (shown,) = (
-        one
-        for one in typer.main.get_command(app).commands["compare"].params  # type: ignore[attr-defined]
-        if one.name == name
-    )
-    assert shown.default == getattr(own, name)
-    assert shown.help == written_lines(own)[name]
+    shown = options("compare")[f"--{name}"]
+    assert shown.field_info.default == getattr(own, name)
+    assert shown.parameter.help == written_lines(own)[name]
 
 
 def test_each_optimiser_has_its_own_defaults() -> None:
@@ -101,8 +102,8 @@ def test_each_optimiser_has_its_own_defaults() -> None:
 
 
 def test_train_and_compare_have_the_same_options() -> None:
-    own = {"preset", "presets", "seeds", "match"}
-    names = [set(inspect.signature(command).parameters) - own for command in (train, compare)]
+    own = {"PRESET", "--presets", "--seeds", "--match"}
+    names = [options(command).keys() - own for command in ("train", "compare")]
     assert names[0] == names[1]
     assert len(names[0]) > 25
 

@@ -18,7 +18,12 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings, RunSettings
+from hessblocks.settings.run_settings import (
+    ComparisonSettings,
+    ModelSettings,
+    PresetSizes,
+    RunSettings,
+)
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
@@ -152,6 +157,8 @@ def test_a_damaged_table_is_named(corpus: Corpus, tmp_path: Path) -> None:
         (lambda: TrainingSettings(warmup=1.5), "warmup"),
         (lambda: TrainingSettings(weight_decay=-0.1), "weight_decay"),
         (lambda: CurvatureSettings(probes=0), "--curvature-probes"),
+        (lambda: replace(MODEL, depth=0), "--depth: expected a whole number of at least 1, got 0"),
+        (lambda: PresetSizes(vocab_size=0), "--vocab-size: expected a whole number of at least 1"),
         (lambda: resolve_device("tpu"), "--device: expected auto, cpu or cuda, got 'tpu'"),
     ],
 )
@@ -172,7 +179,6 @@ def test_a_missing_device_is_named() -> None:
     [
         ({"presets": ("sass",)}, "preset: 'sass' is unknown; did you mean 'sas'"),
         ({"model": replace(MODEL, heads=3)}, "heads: 3 heads do not divide the width 16"),
-        ({"model": replace(MODEL, depth=0)}, "depth: expected a whole number of at least 1, got 0"),
         ({"model": replace(MODEL, context=10**6)}, "--data: .* fewer than one context"),
         ({"curvature": CurvatureSettings(sequences=10**6, tokens=6)}, "--curvature-sequences"),
     ],

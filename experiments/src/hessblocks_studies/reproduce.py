@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
-from hessblocks.cli import interruptible, options
+from hessblocks.cli import Names, interruptible, options
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.settings import AtLeast, words
+from hessblocks.settings import AtLeast, OneOf, check_ranges, words
 
 if TYPE_CHECKING:
     from hessblocks_studies import StudyResult
@@ -26,7 +26,7 @@ ALL = "all"
 class Effort:
     """How much is measured, and where."""
 
-    scale: str = "laptop"
+    scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
     """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published settings)."""
     seeds: Annotated[int | None, AtLeast(1)] = None
     """Repetitions; the scale's own by default."""
@@ -35,21 +35,38 @@ class Effort:
     ray: str | None = None
     """Ray cluster to measure on: host:port, ray://host:port or auto."""
 
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+
+
+def _complete(context: Any) -> Iterator[str]:
+    """Offer the studies to the shell, after a comma too."""
+    from hessblocks_studies import names
+
+    return Names((*names(), ALL))(context)
+
 
 @options.taking
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="A study, several with commas, or all.")
+        str | None,
+        Parameter(help="A study, several with commas, or all.", completer=_complete),
     ] = None,
+    /,
     *,
     list_names: Annotated[
-        bool, typer.Option("--list", help="List the studies and what each is of.")
+        bool,
+        Parameter(name="--list", help="List the studies and what each is of.", show_default=False),
     ] = False,
     effort: Effort,
     out: options.Out = Path("runs/reproduce"),
     screen: options.Screen,
 ) -> None:
-    """Measure a figure or table again and show it beside what was published."""
+    """Measure a figure or table again and show it beside what was published.
+
+    Example: hessblocks reproduce fig3a --scale smoke
+    """
     import hessblocks_studies as studies
 
     if list_names or name is None:

@@ -5,59 +5,93 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tomllib
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any, Literal
 
-import typer
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts.config import Dict
+from rich.console import Console
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import other_commands
 from hessblocks.cli.interruption import signals_interrupt
+from hessblocks.cli.refusals import sentence
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
 
-COMPLETE = "_HESSBLOCKS_COMPLETE"
-"""Set by the shell where it asks which words may come next."""
 GONE = {
     "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, see "
     "examples/classify_a_table.py of the repository."
 }
 """Commands of before, and what to do in their place."""
-app = typer.Typer(
+
+
+def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take from the file of --config what was not typed."""
+    for argument in arguments:
+        if argument.tokens and "--config" in argument.names:
+            path = argument.tokens[-1].value
+            # under the command's name: at the root, options that are called as a command would be dropped
+            Dict({names[0]: _options_in(path)}, source=path)(command, names, arguments)
+
+
+def _options_in(path: str) -> dict[str, Any]:
+    """Read a file of options, which has no tables."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(f"--config: {path} cannot be read as TOML ({reason}).") from error
+    for name, value in values.items():
+        if isinstance(value, dict):
+            raise ArgumentError(
+                f"--config: {path} has {name!r}, which is no option; expected lines like batch-size = 16."
+            )
+    return values
+
+
+app = App(
     name="hessblocks",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    help="Transformer blocks, simplified, and the curvature of their loss.",
+    help_format="plaintext",
+    version=f"hessblocks {__version__}",
+    version_flags=["--version"],
+    default_parameter=Parameter(
+        negative=(), allow_repeating=True, json_list=False, json_dict=False
+    ),
+    config=option_file,
+    group_parameters=Group("Options", sort_key=-1),
+    print_error=False,
+    exit_on_error=False,
+    verbose=False,
+)
+SHELL = Group("Options", sort_key=1)
+"""What follows the commands in the help."""
+for flag in ("--help", "--version"):
+    app[flag].group = (SHELL,)
+app.register_install_completion_command(
+    group=SHELL, help="Complete commands, options and names in this shell."
 )
 
 
-def _say_version(wanted: bool) -> None:
-    if wanted:
-        print(f"hessblocks {__version__}")
-        raise typer.Exit
+@app.command(name="--show-completion", group=SHELL)
+def show_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None = None) -> None:
+    """Print the script that completes commands in a shell."""
+    print(app.generate_completion(shell=shell))
 
 
-@app.callback()
-def hessblocks(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_say_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Transformer blocks, simplified, and the curvature of their loss."""
-
-
-_UsageError: Any = typer.BadParameter.__base__
-"""What typer raises for a wrong command line; it has no public name in every version."""
-OWN = {command.__name__: app.command()(command) for command in COMMANDS}
-"""Name → command of this distribution."""
+for place, (own, words_of_example) in enumerate(COMMANDS.items()):
+    example = f"Example: hessblocks {own.__name__} {words_of_example}"
+    app.command(own, sort_key=place, help_epilogue=example)
+OWN = {command.__name__ for command in COMMANDS}
+"""Commands of this distribution."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,25 +110,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if words and words[0] in GONE:
                 raise ArgumentError(GONE[words[0]])
-            if os.environ.get(COMPLETE):
-                _add_other_commands()
-                app(prog_name="hessblocks")
             _add_other_commands(words[0] if words else "")
-            command = typer.main.get_command(app)
-            with command.make_context("hessblocks", words.copy()) as context:
-                command.invoke(context)
+            if not words:
+                app.help_print([], console=Console(stderr=True))
+                return 2
+            command, bound, _ = app.parse_args(words)
+            bound.apply_defaults()
+            command(*bound.args, **bound.kwargs)
             sys.stdout.flush()
-        except _UsageError as error:
-            if words:
-                _complain(_said(error), words)
-            else:
-                error.show()  # the help
+        except CycloptsError as error:
+            _complain(sentence(error), words)
             return 2
         except HessblocksError as error:
             _complain(_named(error, words), words)
             return error.exit_status
-        except typer.Exit as end:
-            return end.exit_code
         except SystemExit as end:  # rich, where nobody reads what it prints
             return end.code if isinstance(end.code, int) else 0
         except (OSError, MemoryError, RuntimeError) as error:
@@ -109,23 +138,9 @@ def _add_other_commands(asked: str = "") -> None:
     """Add the commands of other distributions, unless one of our own is asked for: reading them takes time."""
     if asked in OWN:
         return
-    there = {each.name for each in app.registered_commands}
     for name, command in other_commands(asked):
-        if name not in OWN.keys() | there:
-            app.command(name)(command)
-
-
-def _said(error: Any) -> str:
-    """What is wrong with the command line; an unknown option may be the initials of one, as lr of learning-rate."""
-    if hasattr(error, "possibilities") and error.ctx:
-        known = [name for taken in error.ctx.command.params for name in taken.opts]
-        initials = {
-            name: "".join(word[0] for word in name[2:].split("-") if word) for name in known
-        }
-        meant = [name for name in known if initials[name] == error.option_name.lstrip("-")]
-        error.possibilities = meant or error.possibilities
-    said: str = error.format_message()
-    return said
+        if name not in app:
+            app.command(command, name=name, sort_key=len(OWN))
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
@@ -163,9 +178,10 @@ def _named(error: HessblocksError, words: Sequence[str]) -> str:
 
 def _options(words: Sequence[str]) -> set[str]:
     """The options of the command that was typed; a study may have the name of another one's."""
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    typed = commands.get(words[0]) if words else None
-    return {name for taken in typed.params for name in taken.opts} if typed else set()
+    if not words or words[0] not in app:
+        return set()
+    arguments = app[words[0]].assemble_argument_collection()
+    return {name for argument in arguments for name in argument.names}
 
 
 def _show_warning(

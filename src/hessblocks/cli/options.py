@@ -1,160 +1,164 @@
-"""Options of the commands, taken from the fields of settings: name, type, range, default and help.
+"""Options of the commands, which cyclopts reads from the fields of settings.
 
-`taking` reads a command's signature. A parameter that is a dataclass of settings becomes one option for
-each field, and the command is given the settings; `Of` takes a single field. What remains is written
-with typer as usual.
+`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel, each
+field an option with the field's type, default and line. What they do not say, `_parameter` adds.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from cyclopts import Group, Parameter, Token
 
+from hessblocks.cli.completion import completer
+from hessblocks.errors import ArgumentError
 from hessblocks.settings import (
+    SEED,
     AtLeast,
     ByOptimiser,
+    Kind,
     NoOption,
+    OneOf,
     Repeated,
     kinds,
     make,
     option,
+    words,
 )
 
+
+def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Read words with commas; the option that is typed last counts, and all entries of a list in a file."""
+    counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
+    return tuple(word for token in counted for word in words(token.value))
+
+
+def whole(_: Any, tokens: Sequence[Token]) -> int:
+    """Read a whole number; cyclopts would take 2.5 for 2."""
+    return int(tokens[-1].value)
+
+
+def within(mark: AtLeast, help_text: str) -> Parameter:
+    """Describe a whole number that is no field of settings."""
+
+    def check(_: Any, value: int) -> None:
+        if refusal := mark.refusal(value):
+            raise ValueError(refusal)
+
+    return Parameter(converter=whole, validator=check, help=help_text)
+
+
+def several(name: str) -> Parameter:
+    """Describe a tuple that is given as words with commas."""
+    shown = ",".join
+    return Parameter(converter=listed, n_tokens=1, show_default=shown, completer=completer(name))
+
+
+def check_place(data: Path | str | None) -> None:
+    """Refuse a text that is not there before anything heavy is loaded.
+
+    Raises:
+        ArgumentError: there is no file or folder of this name.
+    """
+    if data is not None and data not in OF_OURS and not Path(data).exists():
+        raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
+
+
+OF_OURS = ("python-code", "random")
+"""Texts that have a name and no place."""
 GOES_ON = "Run folder; the same one again goes on where it stopped."
-Out = Annotated[Path, typer.Option(help=GOES_ON)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Out = Annotated[Path, Parameter(help=GOES_ON)]
+Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
+Seed = Annotated[int, within(SEED, "Random seed of weights and data order.")]
 Tracker = Annotated[
     str,
-    typer.Option(help="Tracker that losses go to as well: tensorboard, wandb, trackio or none."),
+    Parameter(
+        help="Tracker that losses go to as well: tensorboard, wandb, trackio or none.",
+        completer=completer("report_to"),
+    ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What a command shows."""
+    """What a command reads and shows."""
 
+    config: Path | None = None
+    """TOML file with values of options, such as batch-size = 16; options that are typed go first."""
     json: bool = False
     """Print one JSON object and nothing else on standard output."""
     traceback: bool = False
     """Show the Python traceback of an error."""
 
 
-@dataclass(frozen=True)
-class Of:
-    """Marks a parameter as the field of the same name."""
-
-    settings: type
-    """The dataclass that has the field."""
-
-
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator that spells out the fields of settings in a command's signature."""
-    own = inspect.signature(command, eval_str=True).parameters
-    types = {
-        name: getattr(one.annotation, "__origin__", one.annotation) for name, one in own.items()
-    }
-
-    def spelt_out(**given: Any) -> None:
-        values = {n: _made(t, given) if is_dataclass(t) else given[n] for n, t in types.items()}
-        command(**values)
-
-    spelt = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, one in own.items()
-        for option in _spelt(one, types[name])
+    """Let cyclopts read the settings that a command takes."""
+    signature = inspect.signature(command, eval_str=True)
+    read = [
+        _panel(one, place) if is_dataclass(one.annotation) else one
+        for place, one in enumerate(signature.parameters.values())
     ]
-    spelt_out.__name__, spelt_out.__doc__ = command.__name__, command.__doc__
-    spelt_out.__signature__ = inspect.Signature(spelt)  # type: ignore[attr-defined]
-    spelt_out.__annotations__ = {one.name: one.annotation for one in spelt}
-    return spelt_out
+    command.__annotations__ = {one.name: one.annotation for one in read}
+    command.__signature__ = signature.replace(parameters=read)  # type: ignore[attr-defined]
+    return command
 
 
-def _spelt(parameter: inspect.Parameter, kind: Any) -> list[inspect.Parameter]:
-    """The options in the place of a parameter; itself where it is written with typer."""
-    marks = getattr(parameter.annotation, "__metadata__", ())
-    if is_dataclass(kind):
-        return [option_of(*one) for one in _fields(kind)]
-    single = [option_of(mark.settings, parameter.name) for mark in marks if isinstance(mark, Of)]
-    return single or [parameter]
+def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
+    settings: Any = parameter.annotation
+    described = _described(settings, place)
+    taken: Any = Annotated[described, Parameter(name="*")]
+    return parameter.replace(annotation=taken, default=make(settings, {}))
 
 
-def _fields(settings: Any, prefix: str = "") -> Iterator[tuple[Any, str, str]]:
-    """Every field of settings that is an option, and of what is nested in them: its dataclass, name and prefix."""
+def _described(settings: Any, place: float, prefix: str = "") -> Any:
+    """Make a class that has the fields of settings with their `Parameter`, and whose instances are settings."""
+    fields = {}
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            yield from _fields(kind.type, kind.prefix)
-        elif not kind.mark(NoOption):
-            yield settings, name, prefix
+            inner = _described(kind.type, place + 0.5, kind.prefix)
+            fields[name] = Annotated[inner, Parameter(name="*")]
+        else:
+            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place, prefix)]
+
+    def from_options(_: type, **given: Any) -> Any:
+        return make(settings, given)
+
+    def unused(self: Any, **_: Any) -> None:
+        """Hide the settings' own: cyclopts cannot resolve the annotations that it has from other modules."""
+
+    body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
+    return type(settings.__name__, (settings,), body)
 
 
-def _made(settings: Any, given: Mapping[str, Any], prefix: str = "") -> Any:
-    """The settings, from the values of all options."""
-    values = {}
-    for name, kind in kinds(settings).items():
-        if is_dataclass(kind.type):
-            values[name] = _made(kind.type, given, kind.prefix)
-        elif prefix + name in given:
-            values[name] = given[prefix + name]
-    return make(settings, values)
-
-
-def option_of(settings: Any, name: str, prefix: str = "") -> inspect.Parameter:
-    """The option of a field.
-
-    Args:
-        settings: a dataclass.
-        name: of the field.
-        prefix: before the option's name.
-
-    Returns:
-        A parameter as typer reads it.
-    """
-    kind, help_text = kinds(settings)[name], meanings(settings)[name]
-    type_, default, least = kind.type, getattr(settings, name), kind.mark(AtLeast)
-    if kind.several:
-        type_, default = str, ",".join(default)
-    if own := kind.mark(ByOptimiser):
-        type_, default = type_ | None, None
-        help_text += f" [default: {_by_optimiser(own.defaults)}]"
-    if repeated := kind.mark(Repeated):
-        type_, default = list[str], list(default)
-    told = typer.Option(
-        option(repeated.name if repeated else prefix + name),
-        help=help_text,
-        min=least.least if least else None,
-        max=least.most if least else None,
-        show_default=default not in (None, []),
-    )
-    return inspect.Parameter(
-        prefix + name,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[type_, told],
-        default=default,
+def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) -> Parameter:
+    """Tell what type, default and line of a field do not say."""
+    if kind.mark(NoOption):
+        return Parameter(parse=False)
+    repeated, choices, default = kind.mark(Repeated), kind.mark(OneOf), getattr(settings, name)
+    told = several(name) if kind.several else Parameter(completer=completer(name))
+    if kind.type in (int, int | None):
+        told = Parameter(converter=whole)
+    elif own := kind.mark(ByOptimiser):
+        told = Parameter(show_default=lambda _: own.text)
+    elif default is False or default == ():
+        told = Parameter(show_default=False)
+    return Parameter.combine(
+        told,
+        Parameter(
+            name=option(repeated.name if repeated else prefix + name),
+            group=_group(settings, name, place),
+            choices=choices.names if choices else None,
+        ),
     )
 
 
-def _by_optimiser(defaults: Mapping[str, float]) -> str:
-    if len(defaults) == 1:
-        return f"{next(iter(defaults.values())):g}"
-    return ", ".join(f"{value:g} for {name}" for name, value in defaults.items())
-
-
-@cache
-def meanings(settings: Any) -> dict[str, str]:
-    """The line under each field of a dataclass, those of its bases among them."""
-    found = {}
-    for base in reversed(settings.__mro__[:-1]):
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for field, line in pairwise(getattr(node, "body", [])):
-            if isinstance(field, ast.AnnAssign) and isinstance(line, ast.Expr):
-                found[ast.unparse(field.target)] = " ".join(ast.literal_eval(line.value).split())
-    return found
+def _group(settings: Any, name: str, place: float) -> Group:
+    """Make the panel of a field, titled by the first line of the class that declares it first."""
+    bases = settings.__mro__[-2::-1]
+    number = next(i for i, base in enumerate(bases) if name in inspect.get_annotations(base))
+    title = str(bases[number].__doc__).partition("\n")[0].rstrip(".")
+    return Group(title, sort_key=place + number / 10)

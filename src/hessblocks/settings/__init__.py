@@ -5,11 +5,14 @@ default and the range of the option are those of the field.
 """
 
 from hessblocks.settings.field_marks import (
+    SEED,
     AtLeast,
     ByOptimiser,
     Kind,
     NoOption,
+    OneOf,
     Repeated,
+    check_ranges,
     kinds,
     make,
     option,
@@ -20,9 +23,16 @@ from hessblocks.settings.inspected import (
     InspectionSettings,
     SignalInspection,
 )
-from hessblocks.settings.observation import CurvatureSettings, ObservationSettings, chooses, is_due
+from hessblocks.settings.observation import (
+    ROLES,
+    CurvatureSettings,
+    ObservationSettings,
+    chooses,
+    is_due,
+)
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
+    MATCHES,
     BlockSizes,
     ComparisonSettings,
     DataSettings,

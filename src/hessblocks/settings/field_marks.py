@@ -23,9 +23,26 @@ class AtLeast:
     most: int | None = None
     """The largest value."""
 
+    def refusal(self, value: int) -> str:
+        """Say what was expected and what came; nothing where the value is in the range."""
+        if value < self.least:
+            expected = self.expected or f"a whole number of at least {self.least}"
+            return f"expected {expected}, got {value}."
+        if self.most is not None and value > self.most:
+            return f"expected at most {self.most}, got {value}."
+        return ""
+
 
 SEED = AtLeast(0, expected="0 or more", most=2**63 - 1)
 """Of a random seed; torch takes no larger one."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The names that a setting may have."""
+
+    names: tuple[str, ...]
+    """All of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +51,13 @@ class ByOptimiser:
 
     defaults: Mapping[str, float]
     """By optimiser; one that is missing has no such setting."""
+
+    @property
+    def text(self) -> str:
+        """The defaults as help shows them."""
+        if len(self.defaults) == 1:
+            return f"{next(iter(self.defaults.values())):g}"
+        return ", ".join(f"{value:g} for {name}" for name, value in self.defaults.items())
 
 
 @dataclass(frozen=True)
@@ -128,26 +152,22 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def check_ranges(settings: Any, prefix: str = "") -> None:
-    """Refuse a value outside its range, naming the option.
+    """Refuse a value outside its range or an unknown name, naming the option.
 
     Args:
-        settings: a dataclass, some of whose fields are marked with `AtLeast`.
+        settings: a dataclass, some of whose fields are marked with `AtLeast` or `OneOf`.
         prefix: of the options' names.
 
     Raises:
         ArgumentError: names the option and what came.
     """
     for name, kind in kinds(type(settings)).items():
-        mark, value = kind.mark(AtLeast), getattr(settings, name)
-        if not mark or value is None:
-            continue
-        if value < mark.least:
-            expected = mark.expected or f"a whole number of at least {mark.least}"
-        elif mark.most is not None and value > mark.most:
-            expected = f"at most {mark.most}"
-        else:
-            continue
-        raise ArgumentError(f"{option(prefix + name)}: expected {expected}, got {value}.")
+        value, said = getattr(settings, name), option(prefix + name)
+        if choices := kind.mark(OneOf):
+            check_name(said, value, choices.names)
+        mark = kind.mark(AtLeast)
+        if mark and value is not None and (refusal := mark.refusal(value)):
+            raise ArgumentError(f"{said}: {refusal}")
 
 
 def option(name: str) -> str:

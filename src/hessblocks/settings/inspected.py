@@ -8,23 +8,25 @@ from typing import Annotated
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import SEED, AtLeast, check_ranges
+from hessblocks.settings.field_marks import SEED, AtLeast, OneOf, check_ranges
 from hessblocks.settings.run_settings import BlockSizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionSettings(BlockSizes):
-    """The held-out tokens that a model is looked at with; sizes and vocabulary are for presets."""
+    """Held-out tokens that a model is looked at with.
+
+    Sizes and vocabulary are for presets.
+    """
 
     vocab_size: int = 4096
     """Entries of the vocabulary learnt from the data."""
     data: str = "python-code"
-    """Held-out text: python-code (Python's standard library), a file or folder, or random (tokens drawn
-    uniformly)."""
+    """Held-out text: python-code (Python's own library), a file or folder, or random tokens."""
     sequences: Annotated[int, AtLeast(1)] = 8
     """Held-out sequences."""
     tokens: Annotated[int, AtLeast(2)] = 32
-    """Tokens of each sequence."""
+    """Tokens of each sequence, 2 or more."""
     seed: Annotated[int, SEED] = 0
     """Random seed of a preset's weights and the windows."""
 
@@ -41,15 +43,14 @@ class CurvatureInspection(InspectionSettings):
     """Random seed of a preset's weights, the windows and the probes."""
     groups: tuple[str, ...] = ("*",)
     """Patterns of group names with commas, such as '*.attention.query'."""
-    level: str = "role"
+    level: Annotated[str, OneOf(("role", "head", "tensor"))] = "role"
     """How finely parameters are grouped: role, head or tensor."""
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
     probes: Annotated[int, AtLeast(4)] = 16
-    """Random vectors a group; four times as many sampled gradients stand for them."""
-    method: str = "auto"
-    """How norms and map are measured: probes, sampled (for --parts outer alone: gradients that serve all groups
-    at once), or auto for what is cheaper."""
+    """Random vectors a group, 4 or more; four times as many sampled gradients stand for them."""
+    method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
+    """Norms and map by probes, by sampled gradients (--parts outer alone), or by what is cheaper."""
     budget: float | None = None
     """Minutes for norms and map, by one product that is measured; takes the place of --probes."""
     spectrum: bool = False
@@ -57,8 +58,7 @@ class CurvatureInspection(InspectionSettings):
     map: bool = False
     """Norms of all blocks between two groups."""
     memory_limit: float | None = None
-    """Gigabytes to use besides model and data; less takes longer and changes no number. [default: a
-    quarter of the machine's memory]"""
+    """Gigabytes besides model and data, a quarter of the machine's by default; less takes longer."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and put the parts into their order."""
@@ -67,7 +67,6 @@ class CurvatureInspection(InspectionSettings):
             check_name("--parts", part, PARTS)
         if not self.parts:
             raise ArgumentError(f"--parts: expected one or more of {', '.join(PARTS)}, got none.")
-        check_name("--method", self.method, ("auto", "probes", "sampled"))
         if self.method == "sampled" and self.parts != ("outer",):
             raise ArgumentError(
                 "--method: sampled measures the outer part alone; add --parts outer."

@@ -15,14 +15,14 @@ ROLES = ("query", "key", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSettings:
-    """The fixed held-out batch that curvature and signal are measured on, and the probes."""
+    """Held-out batch and probes that curvature and signal are measured with."""
 
     sequences: Annotated[int, AtLeast(1)] = 8
     """Held-out sequences of the curvature."""
     tokens: Annotated[int, AtLeast(2)] = 32
-    """Tokens of each of them."""
+    """Tokens of each of them, 2 or more."""
     probes: Annotated[int, AtLeast(4)] = 8
-    """Random vectors a parameter group."""
+    """Random vectors a parameter group, 4 or more."""
     seed: Annotated[int, NoOption()] = 0
     """Of the windows and of the probes: the same for every preset and seed of the comparison."""
 
@@ -33,7 +33,10 @@ class CurvatureSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationSettings:
-    """What is measured along training, besides losses: at step 0, every so many steps, and last."""
+    """What is measured along training.
+
+    Besides losses: at step 0, every so many steps, and last.
+    """
 
     gains_every: Annotated[int, NEVER] = 0
     """Steps between looks at the trained gains; 0 for never."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import AtLeast, ByOptimiser, NoOption, check_ranges
+from hessblocks.settings.field_marks import AtLeast, ByOptimiser, NoOption, OneOf, check_ranges
 
 OPTIMISERS = ("adamw", "sgd")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
@@ -21,7 +21,9 @@ MOMENTA = {"sgd": 0.9}
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained: warm-up, decay to 0, clipped gradients.
+    """How a model is trained.
+
+    With warm-up, decay to 0 and clipped gradients.
 
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
@@ -32,11 +34,11 @@ class TrainingSettings:
     """Sequences of each update, over all devices and accumulated passes."""
     learning_rate: Annotated[float, ByOptimiser(RATES)] = RATES["adamw"]
     """Peak learning rate."""
-    optimiser: str = "adamw"
+    optimiser: Annotated[str, OneOf(OPTIMISERS)] = "adamw"
     """adamw, or sgd with momentum."""
     momentum: Annotated[float, ByOptimiser(MOMENTA)] = MOMENTA["sgd"]
     """Momentum of sgd."""
-    schedule: str = "linear"
+    schedule: Annotated[str, OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate grows from 0."""
@@ -62,8 +64,6 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         check_ranges(self)
-        check_name("--optimiser", self.optimiser, OPTIMISERS)
-        check_name("--schedule", self.schedule, ("linear", "cosine"))
         for name in ("learning_rate", "clip"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import SEED, AtLeast, Repeated, check_ranges
+from hessblocks.errors import ArgumentError
+from hessblocks.settings.field_marks import SEED, AtLeast, OneOf, Repeated, check_ranges
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
+
+MATCHES = ("steps", "tokens", "time", "flops")
+"""What blocks that are compared can be given as much of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes:
-    """Layers, and sizes of each."""
+    """Sizes of the layers."""
 
     depth: Annotated[int, AtLeast(1)] = 4
     """Layers."""
@@ -41,13 +44,17 @@ class BlockSizes:
     slots: Annotated[tuple[str, ...], Repeated("set")] = ()
     """A field of the block, such as attention.query.init=zeros; once for each."""
 
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(BlockSizes):
-    """Sizes of a model, the same for every preset of a comparison."""
+    """Sizes of the model, the same for every preset of a comparison."""
 
     context: Annotated[int, AtLeast(2)] = 128
-    """Tokens of a sequence."""
+    """Tokens of a sequence, 2 or more."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of embeddings at the start."""
 
@@ -57,7 +64,7 @@ class PresetSizes(BlockSizes):
     """Sizes at which presets are counted."""
 
     context: Annotated[int, AtLeast(2)] = 128
-    """Tokens of a sequence."""
+    """Tokens of a sequence, 2 or more."""
     vocab_size: Annotated[int, AtLeast(1)] = 4096
     """Entries of the vocabulary."""
 
@@ -131,21 +138,20 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Each block is trained once with each."""
-    match: str = "steps"
-    """What every block gets as much of as the first: steps, tokens, time or flops; --steps are those of
-    the first."""
+    match: Annotated[str, OneOf(MATCHES)] = "steps"
+    """What every block gets as much of as the first; --steps are those of the first."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Curvature of every model before and after training."""
 
     def __post_init__(self) -> None:
         """Check names and numbers."""
         super().__post_init__()
+        check_ranges(self)
         for name, values in (("presets", self.presets), ("seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
                 raise ArgumentError(
                     f"--{name}: expected one or more, each once, got {', '.join(map(str, values)) or 'none'}."
                 )
-        check_name("--match", self.match, ("steps", "tokens", "time", "flops"))
 
     def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
         """Every run, seed by seed.

@@ -12,7 +12,7 @@ FAULTS = (
     fault("entry points are read for commands of ours", "asked in OWN => not OWN",
           "test_for_a_command_of_ours_no_entry_point_is_read"),
     fault("another distribution takes the place of a command of ours",
-          "name not in OWN.keys() | there => name not in there",
+          "name not in app => True",
           "test_no_distribution_takes_the_place_of_a_command_of_ours"),
     fault("a folder of studies is taken for a run where the studies are not installed",
           "_refuse_foreign(folder) =>",

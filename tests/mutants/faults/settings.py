@@ -4,8 +4,10 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("a setting below its range passes", "$mark.least => -1",
-          "test_compare.py::test_settings_outside_their_range_are_refused", within="check_ranges"),
+    fault("a setting below its range passes", "self.least => -1",
+          "test_compare.py::test_settings_outside_their_range_are_refused", within="refusal"),
+    fault("a name that is not known passes", "if $choices := $kind.mark(OneOf): $$body =>",
+          "test_unknown_names_are_refused_from_python", within="check_ranges"),
     fault("the last step is not observed",
           "$step % $every == 0 or $step == $last => $step % $every == 0",
           "test_each_is_measured_at_its_steps_the_first_and_the_last", within="is_due"),

@@ -10,15 +10,15 @@ from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
 
-COMMANDS = (
-    demo,
-    presets,
-    compare,
-    train,
-    curvature,
-    signal,
-    verify,
-    report,
-    check,
-)
-"""In the order in which the help lists them."""
+COMMANDS = {
+    demo: "--out runs/demo",
+    presets: "--depth 12 --width 768 --heads 12",
+    compare: "--presets pre-ln,sas-p --steps 2000 --data FILE_OR_FOLDER",
+    train: "sas-p --steps 2000 --data FILE_OR_FOLDER",
+    curvature: "preset:sas --parts outer --method sampled --map",
+    signal: "--presets pre-ln,skipless-plain,skipless",
+    verify: "--dtype float32",
+    report: "runs/demo",
+    check: "runs/demo",
+}
+"""Command → words of an example, in the order in which the help lists them."""

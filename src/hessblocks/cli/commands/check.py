@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.errors import RunError
@@ -16,9 +16,8 @@ from hessblocks.escape import printable
 
 @options.taking
 def check(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Run folder, study or folder of studies.")
-    ],
+    folder: Annotated[Path, Parameter(name="DIR", help="Run folder, study or folder of studies.")],
+    /,
     *,
     screen: options.Screen,
 ) -> None:

@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.escape import shell_line
 from hessblocks.settings import (
+    MATCHES,
+    AtLeast,
     ComparisonSettings,
     DataSettings,
     ModelSettings,
     ObservationSettings,
-    RunSettings,
     TrainingSettings,
     said_again,
-    words,
 )
 
 
@@ -27,16 +27,24 @@ from hessblocks.settings import (
 def compare(
     *,
     presets: Annotated[
-        str, typer.Option(help="Names of blocks, with commas; `hessblocks presets` lists them.")
-    ] = "pre-ln,sas,sas-p",
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from --seed.")] = 1,
-    match: Annotated[str, options.Of(ComparisonSettings)],
+        tuple[str, ...],
+        Parameter(help="Names of blocks, with commas; `hessblocks presets` lists them."),
+        options.several("presets"),
+    ] = ("pre-ln", "sas", "sas-p"),
+    seeds: Annotated[int, options.within(AtLeast(1), "How many seeds, counted from --seed.")] = 1,
+    match: Annotated[
+        str,
+        Parameter(
+            help="What every block gets as much of as the first; --steps are those of the first.",
+            choices=MATCHES,
+        ),
+    ] = "steps",
     text: DataSettings,
     model: ModelSettings,
     training: TrainingSettings,
     observation: ObservationSettings,
     out: options.Out = Path("runs/compare"),
-    seed: Annotated[int, options.Of(RunSettings)],
+    seed: options.Seed = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",
     screen: options.Screen,
@@ -45,11 +53,12 @@ def compare(
 
     The same --out with more presets or seeds trains the new ones only.
     """
+    options.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.terminal import carry_out
 
     settings = ComparisonSettings(
-        presets=_known(words(presets)),
+        presets=_known(presets),
         seeds=tuple(range(seed, seed + seeds)),
         match=match,
         model=model,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.cli.interruption import interruptible
@@ -21,21 +21,23 @@ SHOWN = 40
 def curvature(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
+        Parameter(
+            name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation.",
         ),
     ],
+    /,
     *,
     settings: CurvatureInspection,
     out: Annotated[
-        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
+        Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
     ] = None,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
     """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
+    options.check_place(settings.data)
     from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report

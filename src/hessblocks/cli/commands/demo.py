@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from hessblocks.cli import options
 from hessblocks.settings import (
@@ -12,7 +11,6 @@ from hessblocks.settings import (
     CurvatureSettings,
     DataSettings,
     ModelSettings,
-    RunSettings,
     TrainingSettings,
 )
 
@@ -27,7 +25,7 @@ RATE, START = 1e-2, 0.125
 def demo(
     *,
     out: options.Out = Path("runs/demo"),
-    seed: Annotated[int, options.Of(RunSettings)],
+    seed: options.Seed = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.settings import PresetSizes
@@ -17,7 +17,7 @@ def presets(
     *,
     sizes: PresetSizes,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write the table to, as presets.json.")
+        Path | None, Parameter(help="Folder to write the table to, as presets.json.")
     ] = None,
     screen: options.Screen,
 ) -> None:

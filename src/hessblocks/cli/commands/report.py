@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.cli.extensions import FolderKind, folder_kinds, lacking_for
@@ -22,8 +22,9 @@ NAMED = 5
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run folders, studies or folders of studies."),
+        Parameter(name="DIR", help="Run folders, studies or folders of studies."),
     ],
+    /,
     *,
     screen: options.Screen,
 ) -> None:

@@ -9,30 +9,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.settings import SignalInspection, words
+from hessblocks.settings import SignalInspection
 
 
 @options.taking
 def signal(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MODEL...]",
+        Parameter(
+            name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain is "
             "the same block with plain softmax attention.",
         ),
     ] = None,
+    /,
     *,
     presets: Annotated[
-        str, typer.Option(help="Names of blocks with commas, such as skipless-plain,skipless.")
-    ] = "",
+        tuple[str, ...],
+        Parameter(help="Names of blocks with commas, such as skipless-plain,skipless."),
+        options.several("presets"),
+    ] = (),
     settings: SignalInspection,
     out: Annotated[
-        Path, typer.Option(help="Run folder; that of an earlier `signal` is written anew.")
+        Path, Parameter(help="Run folder; that of an earlier `signal` is written anew.")
     ] = Path("runs/signal"),
     device: options.Device = "auto",
     screen: options.Screen,
@@ -41,6 +44,7 @@ def signal(
 
     The folder of an earlier `signal` is written anew.
     """
+    options.check_place(settings.data)
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures
@@ -48,7 +52,7 @@ def signal(
     start, progress = time.perf_counter(), make_progress()
     with contextlib.redirect_stdout(sys.stderr):
         rows = measure_signal(
-            [*(models or []), *(f"preset:{name}" for name in words(presets))],
+            [*(models or []), *(f"preset:{name}" for name in presets)],
             out=out,
             device=device,
             progress=progress,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
+from hessblocks.cli.completion import completer
 from hessblocks.escape import shell_line
 from hessblocks.settings import (
     DataSettings,
@@ -26,22 +27,26 @@ _LOAD = (
 @options.taking
 def train(
     preset: Annotated[
-        str, typer.Argument(help="Name of a block; `hessblocks presets` lists them.")
+        str,
+        Parameter(
+            help="Name of a block; `hessblocks presets` lists them.",
+            completer=completer("preset"),
+        ),
     ],
+    /,
     *,
     text: DataSettings,
     model: ModelSettings,
     training: TrainingSettings,
     observation: ObservationSettings,
-    out: Annotated[
-        Path | None, typer.Option(help=f"{options.GOES_ON} [default: runs/PRESET]")
-    ] = None,
-    seed: Annotated[int, options.Of(RunSettings)],
+    out: Annotated[Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/PRESET]")] = None,
+    seed: options.Seed = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
+    options.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.terminal import carry_out
 

@@ -9,10 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.errors import RunError, check_name
+from hessblocks.errors import RunError
+from hessblocks.settings import SEED
 
 if TYPE_CHECKING:
     from hessblocks.theory import Check
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 def verify(
     *,
     dtype: Annotated[
-        str, typer.Option(help="float64 or float32: precision of the closed form.")
+        str,
+        Parameter(help="Precision of the closed form.", choices=("float64", "float32")),
     ] = "float64",
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write every error to, as verify.json.")
+        Path | None, Parameter(help="Folder to write every error to, as verify.json.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the inputs.")] = 0,
+    seed: Annotated[int, options.within(SEED, "Random seed of the inputs.")] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
@@ -41,7 +43,6 @@ def verify(
     from hessblocks.training import resolve_device
 
     chosen = resolve_device(device)
-    check_name("dtype", dtype, ("float64", "float32"))
     precision = getattr(torch, dtype)
     models = _models() if dtype == "float64" else {}
     with counter(len(CASES) + len(models)) as step:

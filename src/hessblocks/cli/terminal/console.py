@@ -101,12 +101,17 @@ def sizes_table(sizes: Sequence[BlockSize]) -> Table:
                 s.summary,
                 f"{s.parameters:,}",
                 f"{s.matmuls:,}",
-                f"{s.multiply_adds / 1e6:,.1f} M",
+                _millions(s.multiply_adds),
             )
             for s in sizes
         ],
         left=2,
     )
+
+
+def _millions(count: int) -> str:
+    """Write a count in millions; whole where little would be left of it."""
+    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
 
 
 def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
