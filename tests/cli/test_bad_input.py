@@ -19,6 +19,7 @@ from tests.training.helpers import files, in_process_of_its_own, numbers
         (["--presets", "sas,sas"], "--presets: expected one or more, each once"),
         (["--heads", "3"], "--heads: 3 heads do not divide the width 16; use 2 or 4 heads"),
         (["--depth", "0"], "--depth: expected a whole number"),
+        (["--depth", "2.5"], "--depth: expected a whole number, got '2.5'"),
         (["--steps", "0"], "--steps: expected a whole number"),
         (["--steps", "many"], "--steps: expected a whole number"),
         (["--seeds", "0"], "--seeds: expected a whole number"),

@@ -45,6 +45,13 @@ def test_a_list_of_presets_in_a_file(shell: Shell, tmp_path: Path) -> None:
     assert "--presets: 'nope' is unknown" in outcome.errors
 
 
+def test_a_table_in_a_file_is_refused(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "o.toml").write_text("[presets]\ndepth = 2")
+    outcome = shell("presets", "--config", tmp_path / "o.toml")
+    assert outcome.status == 2
+    assert "o.toml has 'presets', which is no option" in outcome.errors
+
+
 @pytest.mark.parametrize(
     ("settings", "given", "said"),
     [
