@@ -25,7 +25,7 @@ from benchmarks._resident import Resident
 from hessblocks.curvature import custom_groups, group_norms, parameter_groups, sharded
 from hessblocks.curvature.groups.roles import merge
 from hessblocks.curvature.groups.views import ParameterGroup
-from hessblocks.curvature.products import problem as problem_module
+from hessblocks.curvature.products import forward as forward_module
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import own_products
@@ -216,7 +216,7 @@ def own_kernels() -> dict[str, Any]:
         case = shallow()
         if cut:
             sharded(case.model)
-        with patch.multiple(problem_module, backward_pass=None, differentiable=None):
+        with patch.multiple(forward_module, backward_pass=None, differentiable=None):
             groups = parameter_groups(case.model)
             problem = Problem(case.model, case.batches)
             norms = group_norms(problem, groups, parts=["outer"], probes=4, method="sampled")

@@ -351,7 +351,7 @@ def test_the_models_own_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = {"input_ids": torch.randint(11, (2, 6))}
     groups = parameter_groups(model.eval())
     plain = curvature_map(Problem(model, batch), groups, "outer", probes=4, method="sampled")
-    monkeypatch.setattr("hessblocks.curvature.products.problem.differentiable", None)
+    monkeypatch.setattr("hessblocks.curvature.products.forward.differentiable", None)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     with pytest.warns(hb.curvature.RepeatabilityWarning):

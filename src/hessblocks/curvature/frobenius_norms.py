@@ -110,13 +110,13 @@ def group_norms(
 
     Args:
         problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them, which gives them by default too.
+        groups: by name; None: those of `parameter_groups`.
         probes: random vectors a group, at least 4.
         seed: of the probes; groups of equal size draw the same from it.
         parts: which parts.
         method: as `curvature_map` takes it; `sampled` is for H_o alone.
         budget: minutes that take the place of `probes`.
-        tell: told what it will cost before it starts, such as `print`.
+        tell: called with the cost before the work starts, such as `print`.
 
     Returns:
         Estimates by group name and part, a dictionary of dictionaries; `.to_rows()`, `.plot()`,

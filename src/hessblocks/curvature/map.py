@@ -114,10 +114,11 @@ def curvature_map(
     """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
 
     Block by block it would take G² · K products.
-    By probes:     A probe in group j gives ‖H_ij z‖² for all i. H is symmetric, so that block (i,
-    j) is measured twice, by column j and by column i, with nearly the same variance: the 2 K
-    squares are averaged. A group with no more entries than probes is measured exactly, and so are
-    its row and its column.
+
+    By probes, for every part: a probe z in group j gives ‖H_ij z‖² for all i. H is symmetric, so
+    that block (i, j) is measured twice, by column j and by column i. Both have nearly the same
+    variance, and the 2 K squares are averaged. A group with no more entries than probes is measured
+    exactly, and so are its row and its column.
 
     Sampled, for H_o alone: g = Jᵀ L ε with L Lᵀ the loss's curvature is one ordinary gradient, and
     pairs of them give unbiased squares of all blocks at once (`norms_from_pairs`). Of blocks that
@@ -125,7 +126,7 @@ def curvature_map(
 
     Args:
         problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them, which gives them by default too.
+        groups: by name; None: those of `parameter_groups`.
         part: outer (H_o), functional (H_f) or full (H).
         probes: K random vectors a group, at least 4; 4 K samples.
         seed: of the probes.
@@ -134,8 +135,8 @@ def curvature_map(
         blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`,
             the groups' own only.
         budget: minutes that take the place of `probes`.
-        tell: told what it will cost before it starts, such as `print`, from one product that is
-            measured; by default the log `hessblocks.curvature` is, at level INFO.
+        tell: called with the cost before the work starts, such as `print`; one product is measured
+            for it. None: the log `hessblocks.curvature` is told, at level INFO.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.

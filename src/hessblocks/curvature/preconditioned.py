@@ -32,6 +32,7 @@ class PreconditionedHessian(Hessian):
     """Preconditioned Hessian A = D^(-1/2) H D^(-1/2), with D as the optimiser holds it now.
 
     Entries that the optimiser does not move are 0 in A.
+
     D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW, whose step then is η
     D⁻¹ times the plain moving average of gradients. Weight decay is no part of H.
 

@@ -41,7 +41,7 @@ FAULTS = (
     fault("layers that merge their weights are measured merged",
           "not self.writes.merges => True", "test_write_protection.py", within="WriteProtection"),
     fault("a graph of the pass that found a write is used",
-          "len(writes_of(self.model).written) > $known => False",
+          "len(writes_of(self._model).written) > $written => False",
           "test_a_problem_is_right_after_another_of_the_same_model"),
     fault("a model is measured by several threads at once", "with own: $$body => $$body",
           "test_threads.py", within="exclusive"),

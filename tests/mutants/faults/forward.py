@@ -1,4 +1,4 @@
-"""Faults of the forward pass: the mode that it is differentiated in, and values that it writes."""
+"""Faults of the modes in which a forward pass is differentiated."""
 
 from tests.mutants.mutant import fault
 
@@ -7,9 +7,6 @@ FAULTS = (
     fault("a model that differentiates inside keeps its closed forms",
           "seen.differentiated => False",
           "test_a_model_that_differentiates_by_its_inputs", within="Forward"),
-    fault("a graph holds values that are put back",
-          "len(writes_of($model).written) > written => False",
-          "test_later_passes_begin_with_the_mode_that_fits", within="Forward"),
     fault("logits are lazy where they are asked for at once",
           "other._raise_mode(Mode.CLOSED_FORMS) => pass",
           "test_logits_are_made_at_once_where_they_are_asked_for", within="Forward"),

@@ -10,7 +10,7 @@ of h, K directions together; a, Z, z directions of h, W and b, u = a Wᵀ + h Z�
 The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 
 - full: (q W + r Z, qᵀ h + rᵀ a, Σ q) with q = H_ℓ u
-- outer: what holds q; functional: what holds r.
+- outer: the terms with q; functional: the terms with r.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LossNode(abc.ABC):
             part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
             directions: of each input, not all None.
             wanted: which inputs' rows are computed.
-            sums: what those of some inputs are added to, for one direction alone.
+            sums: where rows of some inputs are accumulated; for one direction alone.
 
         Returns:
             Of each input; None where it is zero, not wanted or added to its sum.

@@ -1,8 +1,8 @@
 """Give left-padded batches the positions of the text itself.
 
 A learned table of positions (GPT-2, GPT-Neo, BERT) is read from the edge of the batch on, whatever
-the mask says, so that a text padded on the left is another text to it. Whether a model does so is
-asked of the model: a padded row is run as it is, with `position_ids`, and without its padding.
+the mask says. So a text that is padded on the left is another text to the model. Three passes show
+whether a model does this: a padded row as it is, with `position_ids`, and without its padding.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ALIKE = 1e-3
 """Largest change by padding, as a share of the norm of the logits, that rounding of rotations may
 explain."""
 BETTER = 4
-"""So many times nearer to the text alone must logits be with positions given, for these to be
-given."""
+"""Positions are given where they bring the logits so many times nearer to those of the text
+alone."""
 
 
 class PaddingWarning(UserWarning):

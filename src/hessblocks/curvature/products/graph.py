@@ -128,7 +128,7 @@ class BatchGraph:
         Args:
             vectors: z by parameter name, (K, *shape) each; parameters left out are zero.
             rows: names of the parameters whose rows are wanted.
-            sums: what rows of some of them are added to, for one vector alone.
+            sums: where rows of some parameters are accumulated; for one vector alone.
 
         Returns:
             By name of the other parameters, (K, *shape).

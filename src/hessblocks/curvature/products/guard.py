@@ -2,7 +2,7 @@
 
 An autograd Function that somebody else wrote may use weights that it does not take as inputs (a
 reentrant checkpoint, a reversible block), or have a backward pass without a derivative of its own.
-A parameter that is used without a graph (detach, int8) has a derivative of 0 that is none. Both
+A parameter that is used without a graph (detach, int8) has a derivative of 0, which is wrong. Both
 are compared on one row, for φ(θ) = ⟨c, f(θ)⟩ with random c, so that no label and no loss hides
 anything. A model without such parts costs the walk through its graph, which a plan makes anyway.
 
@@ -43,8 +43,7 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_m
 WAY_OUT = (
     "use torch.utils.checkpoint with use_reentrant=False "
     '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), '
-    "switch "
-    "checkpointing or reversible layers off, or write this part in operations of torch"
+    "switch checkpointing or reversible layers off, or write this part in operations of torch"
 )
 
 WITHOUT = "NotImplemented"

@@ -87,21 +87,22 @@ class Problem(Operand):
                 alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it
                 fits `memory_limit`; else the loader is read anew for each product, in the same
                 order.
-            loss: `causal-lm` (next token; labels are as the inputs, not moved, and default to them
-                without padding), `masked-lm`, `seq2seq` (encoder-decoders; labels of the decoder),
-                `classification`, `regression` (squared error, mean over entries); a loss module of
-                torch such as `nn.CrossEntropyLoss(weight=...)` or its function, with its own
-                options; or a callable (outputs, batch) that returns the losses of the valid tokens
-                or rows. Labels of −100 are ignored.
+            loss: `causal-lm` (next token; labels are as the inputs, not moved; without labels,
+                the inputs but for padding are labels), `masked-lm`, `seq2seq` (encoder-decoders;
+                labels of the decoder), `classification`, `regression` (squared error, mean over
+                entries); a loss module of torch such as `nn.CrossEntropyLoss(weight=...)` or its
+                function, with its own options; or a callable (outputs, batch) that returns the
+                losses of the valid tokens or rows. Labels of −100 are ignored.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss
                 a limit says that its rows do not depend on each other. It also bounds what is kept
                 of a loader.
             shard: how several processes (torchrun) share the work, each given the same model; one
                 all-reduce a product. `batches`: all are given the same batches, whose rows are
-                dealt out. `vectors`: the same batches; those of each product are. `own`: each is
-                given batches of its own (a DistributedSampler), weighted by their valid tokens.
-                None: each process by itself; `batches` where the model is sharded.
+                dealt out. `vectors`: all are given the same batches, and the vectors of each
+                product are dealt out. `own`: each is given batches of its own (a
+                DistributedSampler), weighted by their valid tokens. None: each process by itself;
+                `batches` where the model is sharded.
             num_batches: batches to take at most, the first ones; None: all.
 
         Raises:

@@ -139,12 +139,12 @@ def own_products(
     Groups, vectors and products are this process's entries.
 
     Args:
-        problem: see there.
+        problem: as `total_products` takes it.
         vectors: (K, columns.size).
         rows: group whose rows are wanted.
         columns: group that the vectors lie in.
         parts: which of H_o, H_f and H.
-        later: see there.
+        later: as `total_products` takes it.
 
     Returns:
         (K, rows.size) for each part.

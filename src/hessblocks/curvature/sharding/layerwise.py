@@ -1,6 +1,6 @@
 """Gather one layer's weights at a time, so that a sharded model is never whole.
 
-Large embeddings and unembeddings are never whole: they run some rows at a time.
+Large embeddings and unembeddings are not gathered at all: they run some rows at a time.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Way:
     cuts: Mapping[int, Cut]
     """How each parameter is cut, likewise."""
     settled: State
-    """In which a part is evaluated and differentiated; puts back what its modules held."""
+    """State in which a part is evaluated and differentiated; it puts back what modules held."""
     again: State
-    """Besides, where it is evaluated when the model's forward pass is over."""
+    """State around that one, where a part is evaluated after the model's forward pass."""
 
     def held(self, modules: Sequence[nn.Module]) -> list[Held]:
         """List the sharded parameters that these modules hold themselves."""
