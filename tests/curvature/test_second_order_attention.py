@@ -348,6 +348,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", [hb.Hessian, hb.OuterProduct, hb.Functional])
 def test_a_long_context_in_a_problem_needs_no_square(kind: Any, dtype: torch.dtype) -> None:

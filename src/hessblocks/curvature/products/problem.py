@@ -315,6 +315,7 @@ class Problem(Operand):
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
+            self.note_form()  # a pass may have changed what it keeps of itself, as a hook's list
         if not self.processes.sum_losses:
             return own
         return float(

@@ -156,6 +156,7 @@ def gram_matrices(
             inner = _inner_products(vectors, sizes)
             del vectors  # or the next batch of samples would stand beside this one
             found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
+    problem.note_form()
     products = torch.stack(found, dim=1)
     if not torch.isfinite(products).all():
         raise RunError(
