@@ -292,7 +292,7 @@ CASES: dict[str, Bad] = {
     ),
     "cut weights": Bad(curvature("m", *LOOK), 1, "damaged or cut off", lambda p: cut(p / "m")),
     "bad JSON": Bad(
-        curvature("m", *LOOK), 2, "MODEL: m holds no model", lambda p: bad_json(p / "m")
+        curvature("m", *LOOK), 1, "m/config.json, line 1: not JSON", lambda p: bad_json(p / "m")
     ),
     "no weights": Bad(
         curvature("m", *LOOK), 1, "MODEL: m cannot be loaded", lambda p: without_weights(p / "m")

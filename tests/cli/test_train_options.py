@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import Argument
 
+from hessblocks.cli import main
 from hessblocks.cli.app import app
 from hessblocks.report.command_line import command_line
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
@@ -121,6 +122,15 @@ def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     assert config["training"]["learning_rate"] == 0.3
     assert config["observation"]["curvature_groups"] == ["query", "*.mlp.*"]
     assert (tmp_path / "out" / "observations.jsonl").exists()
+
+
+def test_settings_are_read_where_pydantic_was_imported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Which cyclopts then asks whether they are instances of the classes that stand for them."""
+    pytest.importorskip("pydantic")
+    assert main(["report", str(tmp_path), "--json"]) == 2
+    assert "has no config.json" in capsys.readouterr().err
 
 
 def test_seeds_are_counted_from_the_one_that_is_given(

@@ -247,7 +247,7 @@ def test_one_that_is_stopped_in_its_first_seconds_is_not_waited_for_without_end(
 ) -> None:
     both = two(tmp_path, steps=100_000, before=partial(before, stopping))
     try:
-        assert both[1 - stopping].status() == 1
+        assert both[1 - stopping].status(300) == 1  # a minute of silence, on a busy machine
         (said,) = both[1 - stopping].sentences()
         words = "have not met within 12 s" if before is stops_before_it_meets else "no sign of life"
         assert words in said

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,7 +65,11 @@ def check_place(data: Path | str | None) -> None:
     Raises:
         ArgumentError: there is no file or folder of this name.
     """
-    if data is not None and data not in OF_OURS and not Path(data).exists():
+    if data is None or data in OF_OURS:
+        return
+    with suppress(OSError):  # a closed folder, of which the reader speaks
+        if Path(data).exists():
+            return
         raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
 
 
@@ -131,7 +136,15 @@ def _described(settings: Any, place: float, prefix: str = "") -> Any:
         """Hide the settings' own: cyclopts cannot resolve the annotations that it has from other modules."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
-    return type(settings.__name__, (settings,), body)
+    return _Described(settings.__name__, (settings,), body)
+
+
+class _Described(type):
+    """Class of the classes that stand for settings, whose instances are theirs."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        """Count settings as instances: cyclopts lets pydantic ask, where that was imported."""
+        return isinstance(instance, cls.__mro__[1])
 
 
 def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) -> Parameter:

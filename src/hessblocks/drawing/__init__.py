@@ -5,3 +5,5 @@ from hessblocks.drawing.pictures import page_picture as page_picture
 from hessblocks.drawing.pictures import write_picture as write_picture
 from hessblocks.drawing.static import draw as draw
 from hessblocks.drawing.static import plot as plot
+
+__all__ = ["draw", "draw_heatmap", "plot", "write_picture"]

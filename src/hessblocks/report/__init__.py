@@ -17,3 +17,14 @@ from hessblocks.report.templates import drawn_picture as drawn_picture
 from hessblocks.report.templates import write_page as write_page
 from hessblocks.storage import FolderResults as FolderResults
 from hessblocks.storage import load_results as load_results
+
+__all__ = [
+    "Comparison",
+    "ComparisonRow",
+    "FolderResults",
+    "compare_results",
+    "comparison_rows",
+    "headline",
+    "load_results",
+    "summary",
+]

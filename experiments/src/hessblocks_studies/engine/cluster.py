@@ -41,7 +41,7 @@ class RayCluster(Executor):
             )
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
-            raise RunError(f"ray: no Ray cluster at {address!r} ({first}).") from error
+            raise RunError(f"--ray: no Ray cluster at {address!r} ({first}).") from error
         self._attempt = self._ray.remote(attempt)  # once: each such call sends the function anew
 
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
@@ -96,7 +96,7 @@ class RayCluster(Executor):
                 for node in nodes
             ):
                 raise RunError(
-                    f"ray: no machine of the cluster has the {point.cpus:g} cores and {point.gpus:g} "
+                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and {point.gpus:g} "
                     f"accelerators that a point of {point.study} needs."
                 )
 
@@ -123,6 +123,6 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
         raise RunError(
-            f"ray: nothing answers at {address!r} ({error}); start the cluster with `ray start --head` "
+            f"--ray: nothing answers at {address!r} ({error}); start the cluster with `ray start --head` "
             "or check the address."
         ) from error
