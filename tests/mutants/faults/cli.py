@@ -26,7 +26,7 @@ FAULTS = (
           "test_option_files.py"),
     fault("initials mean nothing", "initials or difflib.get_close_matches($given, $known) => difflib.get_close_matches($given, $known)",
           "test_an_option_that_is_abbreviated_or_misspelt_is_answered_with_the_one_that_is_meant"),
-    fault("a text is looked for after the model", "not Path($data).exists() => False",
+    fault("a text is looked for after the model", "Path($data).exists() => True",
           "test_start.py::test_an_answer_without_work_loads_nothing_heavy", within="check_place"),
     fault("seeds are counted from 0", "range($seed, $seed + $seeds) => range($seeds)",
           "test_seeds_are_counted_from_the_one_that_is_given", within="compare"),
