@@ -125,7 +125,7 @@ ARCHITECTURE = Recipe(
 
 """,
             ),
-            ('    "vit": rules_of(_ENCODER, VIT),\n', '    "gptj": rules_of(_H, _GPTJ),\n'),
+            ('    "vit": rules_of(_ENCODER, NAMES),\n', '    "gptj": rules_of(_H, _GPTJ),\n'),
         ),
     },
     proof="""

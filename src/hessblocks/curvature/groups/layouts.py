@@ -1,19 +1,29 @@
-"""Tables of parameter names by architecture: queries, keys, values and so on.
+"""Names of queries, keys, values and so on in known architectures, and a guess for others.
 
 Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are (inputs, outputs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+
+from torch import nn
 
 from hessblocks.curvature.groups.name_rules import HEAD, Rule, rules_of
-from hessblocks.curvature.groups.packing import interleaved, stacked
+from hessblocks.curvature.groups.packing import interleaved, stacked, thirds
 
 _LAYERS = r"(?:\w+\.)*layers\.(?P<layer>\d+)\."
 _H = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
 _ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
+_SHARED_LAYERS = r"(?:\w+\.)*albert_layer_groups\.(?P<layer>\d+)\.albert_layers\.\d+\."
 READ = ("query", "key", "value")
+
+
+def _letters(module: str, end: str) -> dict[str, str]:
+    """Patterns of a module's weights that are named q, k and v."""
+    return {role: rf"{module}\.{role[0]}{end}" for role in READ}
+
 
 _HESSBLOCKS = {
     **{role: rf"attention\.{role}" for role in (*READ, "projection", "gate")},
@@ -26,145 +36,46 @@ _HESSBLOCKS = {
     "final.norm": "final_norm",
 }
 
-GPT2 = {
-    "fused": r"attn\.c_attn",
-    "projection": r"attn\.c_proj",
-    "mlp.in": r"mlp\.c_fc",
-    "mlp.out": r"mlp\.c_proj",
-    "norm": r"ln_\d",
-    "embedding.token": "wte",
-    "embedding.position": "wpe",
-    "final.norm": "ln_f",
-}
-
-_WIDENED = {"mlp.in": r"mlp\.dense_h_to_4h", "mlp.out": r"mlp\.dense_4h_to_h"}
-_GPT_NEOX = {
-    "fused": r"attention\.query_key_value",
-    "projection": r"attention\.dense",
-    "norm": "(input|post_attention)_layernorm",
-    **_WIDENED,
-    "embedding.token": "embed_in",
-    "final.norm": "final_layer_norm",
-    "head": "embed_out|lm_head|score|classifier",
-}
-
-_BLOOM_FALCON = {
-    "fused": r"self_attention\.query_key_value",
-    "projection": r"self_attention\.dense",
-    "norm": "(input|post_attention)_layernorm|ln_attn|ln_mlp",
-    **_WIDENED,
-    "embedding.token": "word_embeddings",
-    "embedding.norm": "word_embeddings_layernorm",
-    "final.norm": "ln_f",
-}
-
-QKV = {role: rf"self_attn\.{role[0]}_proj" for role in READ}
-_EXPERTS = r"mlp\.((experts|shared_expert)\.)?"
-LLAMA = {
-    "projection": r"self_attn\.o_proj",
-    "mlp.in": rf"{_EXPERTS}(gate_proj|up_proj|gate_up_proj(_bias)?)",
-    "mlp.out": rf"{_EXPERTS}down_proj(_bias)?",
+_EXPERTS = r"((experts|shared_expert)\.)?"
+NAMES = {
+    **{
+        role: rf"(self_)?attn\.{role[0]}_proj(_weight)?|attn\.[Wb]_{role[0].upper()}"
+        rf"|attention\.((self|attention)\.)?((pos_)?{role}(_proj)?|{role[0]}_(proj|lin))"
+        for role in READ
+    },
+    "cross.projection": r"multihead_attn\.out_proj",
+    "projection": r"self_attn\.(o_proj|out_proj|dense)|attn\.(out_proj|c_proj|proj|[Wb]_O|Wo)"
+    r"|(self_)?attention\.(dense|o_proj|out_lin|output\.dense)",
+    "mlp.in": rf"mlp\.({_EXPERTS}(gate_proj|up_proj|gate_up_proj(_bias)?)|fc1|fc_in|c_fc|Wi"
+    r"|dense_h_to_4h|W_in|W_gate|b_in)|fc1|linear1|ffn(\.lin1)?|intermediate\.dense",
+    "mlp.out": rf"mlp\.({_EXPERTS}down_proj(_bias)?|fc2|fc_out|c_proj|Wo"
+    r"|dense_4h_to_h|W_out|b_out)|fc2|linear2|ffn_output|ffn\.lin2|output\.dense",
     "mlp.router": r"mlp\.(gate|router|shared_expert_gate)",
     "gains": r"self_attn\.sinks",
-    "norm": r"\w+_layernorm|self_attn\.[qk]_norm",
-    "embedding.token": "embed_tokens",
-    "final.norm": "norm",
-}
-
-OPT = {
-    "projection": r"self_attn\.out_proj",
-    "mlp.in": "fc1",
-    "mlp.out": "fc2",
-    "norm": "(self_attn|final)_layer_norm",
-    "embedding.token": r"(decoder\.)?(embed_tokens|project_in)",
-    "embedding.position": r"(decoder\.)?embed_positions",
-    "final.norm": r"(decoder\.)?final_layer_norm",
-    "head": r"lm_head|score|(decoder\.)?project_out",
-}
-
-BERT = {
-    **{role: rf"attention\.self\.{role}" for role in READ},
-    "projection": r"attention\.output\.dense",
-    "mlp.in": r"intermediate\.dense",
-    "mlp.out": r"output\.dense",
-    "norm": r"(attention\.)?output\.LayerNorm",
-    "embedding.token": r"embeddings\.word_embeddings",
-    "embedding.position": r"embeddings\.position_embeddings",
+    "norm": r"\w+_layer_?norm|layernorm_(before|after)|(attn|mlp)_norm|norm\d"
+    r"|ln_(\d|attn|mlp)|ln\d\.[wb]|self_attn\.[qk]_(layer)?norm"
+    r"|(attention\.)?(output\.)?LayerNorm",
+    "embedding.token": r"wte|embed_in|word_embeddings|(decoder\.)?(embed_tokens|project_in)"
+    r"|embeddings\.(word|tok)_embeddings|encoder\.embedding_hidden_mapping_in|embed\.W_E",
+    "embedding.position": r"wpe|(decoder\.)?embed_positions|embeddings\.position_embeddings"
+    r"|encoder\.rel_embeddings|pos_embed\.W_pos",
     "embedding.segment": r"embeddings\.token_type_embeddings",
-    "embedding.norm": r"embeddings\.LayerNorm",
-}
-
-_MODERNBERT = {
-    "fused": r"attn\.Wqkv",
-    "projection": r"attn\.Wo",
-    "mlp.in": r"mlp\.Wi",
-    "mlp.out": r"mlp\.Wo",
-    "norm": "(attn|mlp)_norm",
-    "embedding.token": r"embeddings\.tok_embeddings",
-    "embedding.norm": r"embeddings\.norm",
-    "final.norm": "final_norm",
-}
-
-VIT = {
-    **{role: rf"attention\.(attention\.)?({role[0]}_proj|{role})" for role in READ},
-    "projection": r"attention\.(o_proj|output\.dense)",
-    "mlp.in": r"mlp\.fc1|intermediate\.dense",
-    "mlp.out": r"mlp\.fc2|output\.dense",
-    "norm": "layernorm_(before|after)",
     "embedding.patch": r"embeddings\.(patch_embeddings\.projection|cls_token|mask_token)",
-    "embedding.position": r"embeddings\.position_embeddings",
-    "final.norm": "layernorm",
+    "embedding.norm": r"word_embeddings_layernorm|embeddings\.(LayerNorm|norm)",
+    "final.norm": r"norm|ln_f|layernorm|(decoder\.)?final_layer_?norm|encoder\.LayerNorm"
+    r"|ln_final\.[wb]",
+    "head": r"(lm_head|score|classifier|cls|predictions|pooler)(\.\w+)*|embed_out"
+    r"|(decoder\.)?project_out|vocab_(transform|layer_norm|projector)|pre_classifier"
+    r"|unembed\.[Wb]_U",
 }
+"""Names that known architectures use, torch's own layers, timm and TransformerLens among them."""
 
-PHI = {
-    "projection": r"self_attn\.dense",
-    "mlp.in": r"mlp\.fc1",
-    "mlp.out": r"mlp\.fc2",
-    "norm": r"input_layernorm|self_attn\.[qk]_layernorm",
-    "embedding.token": "embed_tokens",
-    "final.norm": "final_layernorm",
+_TORCH = {
+    "fused": r"self_attn\.in_proj_(weight|bias)",
+    "cross.fused": r"multihead_attn\.in_proj_(weight|bias)",
 }
-
-GPTJ = {
-    **{role: rf"attn\.{role[0]}_proj" for role in READ},
-    "projection": r"attn\.out_proj",
-    "mlp.in": r"mlp\.fc_in",
-    "mlp.out": r"mlp\.fc_out",
-    "norm": r"ln_\d",
-    "embedding.token": "wte",
-    "final.norm": "ln_f",
-}
-
-DISTILBERT = {
-    **{role: rf"attention\.{role[0]}_lin" for role in READ},
-    "projection": r"attention\.out_lin",
-    "mlp.in": r"ffn\.lin1",
-    "mlp.out": r"ffn\.lin2",
-    "norm": "(sa|output)_layer_norm",
-    "embedding.token": r"embeddings\.word_embeddings",
-    "embedding.position": r"embeddings\.position_embeddings",
-    "embedding.norm": r"embeddings\.LayerNorm",
-    "head": r"vocab_(transform|layer_norm|projector)|pre_classifier|classifier|qa_outputs",
-}
-
-_DEBERTA = {
-    **BERT,
-    **{role: rf"attention\.self\.(pos_)?{role}_proj" for role in READ},
-    "embedding.position": r"embeddings\.position_embeddings|encoder\.rel_embeddings",
-    "final.norm": r"encoder\.LayerNorm",
-}
-
-ALBERT = {
-    **{role: rf"attention\.{role}" for role in READ},
-    "projection": r"attention\.dense",
-    "mlp.in": "ffn",
-    "mlp.out": "ffn_output",
-    "norm": r"full_layer_layer_norm|attention\.LayerNorm",
-    **{name: BERT[name] for name in BERT if name.startswith("embedding.")},
-    "embedding.token": r"embeddings\.word_embeddings|encoder\.embedding_hidden_mapping_in",
-    "head": HEAD + r"|predictions(\.\w+)?",
-}
-_SHARED_LAYERS = r"(?:\w+\.)*albert_layer_groups\.(?P<layer>\d+)\.albert_layers\.\d+\."
+_FUSED = {**_TORCH, "fused": rf"attn\.(c_attn|qkv)|{_TORCH['fused']}"}
+"""Fused weights that are [queries | keys | values] where no architecture says otherwise."""
 
 
 def _two_sides(
@@ -179,25 +90,10 @@ def _two_sides(
     ]
 
 
-def _bart_attention(module: str) -> dict[str, str]:
-    names = {role: rf"{module}\.{role[0]}_proj" for role in READ}
-    return {**names, "projection": rf"{module}\.out_proj"}
-
-
-def _t5_attention(module: str) -> dict[str, str]:
-    names = {role: rf"layer\.\d\.{module}\.{role[0]}" for role in READ}
-    return {**names, "projection": rf"layer\.\d\.{module}\.o"}
-
-
 _BART = _two_sides(
     r"(?:model\.)?{side}\.layers\.(?P<layer>\d+)\.",
-    {
-        **_bart_attention("self_attn"),
-        "mlp.in": "fc1",
-        "mlp.out": "fc2",
-        "norm": r"(self_attn|encoder_attn|final)_layer_norm",
-    },
-    _bart_attention("encoder_attn"),
+    {name: NAMES[name] for name in (*READ, "projection", "mlp.in", "mlp.out", "norm")},
+    {**_letters("encoder_attn", "_proj"), "projection": r"encoder_attn\.out_proj"},
     {
         "embedding.token": r"shared|(en|de)coder\.embed_tokens",
         "embedding.position": r"(en|de)coder\.embed_positions",
@@ -206,45 +102,91 @@ _BART = _two_sides(
     },
 )
 _T5 = _two_sides(
-    r"(?:transformer\.)?{side}\.block\.(?P<layer>\d+)\.",
+    r"(?:transformer\.)?{side}\.block\.(?P<layer>\d+)\.layer\.\d\.",
     {
-        **_t5_attention("SelfAttention"),
-        "mlp.in": r"layer\.\d\.DenseReluDense\.wi(_\d)?",
-        "mlp.out": r"layer\.\d\.DenseReluDense\.wo",
-        "norm": r"layer\.\d\.layer_norm",
-        "attention.bias": r"layer\.\d\.SelfAttention\.relative_attention_bias",
+        **_letters("SelfAttention", ""),
+        "projection": r"SelfAttention\.o",
+        "mlp.in": r"DenseReluDense\.wi(_\d)?",
+        "mlp.out": r"DenseReluDense\.wo",
+        "norm": "layer_norm",
+        "attention.bias": r"SelfAttention\.relative_attention_bias",
     },
-    _t5_attention("EncDecAttention"),
+    {**_letters("EncDecAttention", ""), "projection": r"EncDecAttention\.o"},
     {"embedding.token": "shared", "final.norm": r"(en|de)coder\.final_layer_norm"},
 )
+_ATTENTION_FIRST = {"fused": r"(self_)?attention\.query_key_value", **NAMES}
 
 ARCHITECTURES: dict[str, list[Rule]] = {
     "hessblocks": rules_of(  # parts of one's own name their parameters as they like
         _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
     ),
-    "gpt2": rules_of(_H, GPT2, packing=stacked, conv1d=True),
-    "gpt_neox": rules_of(_LAYERS, _GPT_NEOX, packing=interleaved),
-    "bloom": rules_of(_H, _BLOOM_FALCON, packing=interleaved),
-    "falcon": rules_of(_H, _BLOOM_FALCON, packing=interleaved),
-    "phi3": rules_of(_LAYERS, {"fused": r"self_attn\.qkv_proj", **LLAMA}, packing=stacked),
+    "gpt2": rules_of(_H, {"fused": r"attn\.c_attn", **NAMES}, packing=stacked, conv1d=True),
+    "gpt_neox": rules_of(_LAYERS, _ATTENTION_FIRST, packing=interleaved),
+    **dict.fromkeys(("bloom", "falcon"), rules_of(_H, _ATTENTION_FIRST, packing=interleaved)),
+    "phi3": rules_of(_LAYERS, {"fused": r"self_attn\.qkv_proj", **NAMES}, packing=stacked),
     **dict.fromkeys(
         (
             *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2"),
-            *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
+            *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "phi", "opt"),
         ),
-        rules_of(_LAYERS, {**QKV, **LLAMA}),
+        rules_of(_LAYERS, NAMES),
     ),
-    "phi": rules_of(_LAYERS, {**QKV, **PHI}),
-    "gptj": rules_of(_H, GPTJ),
-    "opt": rules_of(_LAYERS, {**QKV, **OPT}),
+    "gptj": rules_of(_H, NAMES),
     "bart": _BART,
     "t5": _T5,
-    "distilbert": rules_of(_ENCODER, DISTILBERT),
-    **dict.fromkeys(("deberta", "deberta-v2"), rules_of(_ENCODER, _DEBERTA)),
-    "albert": rules_of(_SHARED_LAYERS, ALBERT),
-    "bert": rules_of(_ENCODER, BERT),
-    "roberta": rules_of(_ENCODER, BERT),
-    "modernbert": rules_of(_LAYERS, _MODERNBERT, packing=stacked),
-    "vit": rules_of(_ENCODER, VIT),
+    "distilbert": rules_of(_ENCODER, {**NAMES, "head": rf"{NAMES['head']}|qa_outputs"}),
+    **dict.fromkeys(("deberta", "deberta-v2", "bert", "roberta"), rules_of(_ENCODER, NAMES)),
+    "albert": rules_of(_SHARED_LAYERS, NAMES),
+    "modernbert": rules_of(  # whose head has a norm too
+        _LAYERS,
+        {**NAMES, "fused": r"attn\.Wqkv", "final.norm": "final_norm", "head": HEAD},
+        packing=stacked,
+    ),
+    "vit": rules_of(_ENCODER, NAMES),
 }
 """Rules by the `model_type` of a Hugging Face configuration."""
+
+_CONTAINER = re.compile(r"((?:\w+\.)*?)(\w+)\.\d+\.")
+
+
+def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list[Rule]:
+    """Guess the rules of an unknown architecture from the names that known ones use.
+
+    Args:
+        names: of its parameters; layers are modules with a number in their path. Where there are
+            several lists of layers (an encoder and a decoder, two towers), the groups' names begin
+            with their path.
+        conv1d: whether weights are (inputs, outputs).
+        registered: whether it is an architecture of a library, whose fused weights may have another
+            order (GPT-BigCode's go head by head) and are left whole, but for those of torch's own
+            layers.
+
+    Returns:
+        The rules; none where there are no layers.
+    """
+    lists = dict.fromkeys(found.groups() for name in names if (found := _CONTAINER.match(name)))
+    several = len({path for path, _ in lists}) > 1
+    usual = {**NAMES, **(_TORCH if registered else _FUSED)}
+    if not any(".experts." in name for name in names):
+        del usual["mlp.router"]  # `mlp.gate` may be half of a gated MLP
+    return [
+        rule
+        for path, own in lists
+        for rule in rules_of(
+            rf"{re.escape(path)}{own}\.(?P<layer>\d+)\.",
+            usual,
+            packing=thirds,
+            conv1d=conv1d,
+            side=(path.rstrip(".") or own) if several else "",
+        )
+    ]
+
+
+def outside_rules(model: nn.Module) -> list[Rule]:
+    """List rules for embeddings and norms outside the layers, by the type of the module."""
+    roles = {nn.Embedding: "embedding", nn.LayerNorm: "norm", nn.RMSNorm: "norm"}
+    return [
+        Rule(pattern=rf"{re.escape(name)}\.\w+", name=f"{role}.{name}", role=role)
+        for name, module in model.named_modules()
+        if (role := roles.get(type(module))) and not _CONTAINER.match(f"{name}.")
+    ]
