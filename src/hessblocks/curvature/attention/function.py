@@ -1,7 +1,8 @@
 """Attention as an autograd Function: forward, backward, double backward, tangents (jvp), vmap.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width, K
-vectors; a, b, c, d the tangents of queries, keys, values and sinks.
+vectors; L the log-sum-exp of a row's scores, from which sinks take their share; a, b, c the
+tangents of queries, keys and values.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ def attention(
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
     """Compute O, with two derivatives by queries, keys, values and sinks."""
-    out: Tensor = _Attention.apply(query, key, value, sink, visibility)[0]
-    return out
+    out, total, *_ = _Attention.apply(query, key, value, visibility)
+    if sink is None:
+        return out
+    # a sink takes its share of the softmax, and adds nothing to O
+    mixed: Tensor = out * (total - sink[..., None]).sigmoid()[..., None]
+    return mixed
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Heads:
@@ -47,18 +52,24 @@ def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
     return paired
 
 
+def _met(g: Tensor, raised: Tensor | None, out: Tensor) -> Tensor:
+    """δ = Σ G ∘ O a row, less the cotangent of L."""
+    met = (g * out).sum(-1)
+    return met if raised is None else met - raised
+
+
 def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
     """Tell whether torch's kernel for CPUs does it: the products alone make the scores."""
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
 class _Attention(Function):
-    """O of queries, keys, values and sinks; also the log-sum-exp as two numbers, for itself."""
+    """O and the log-sum-exp L of queries, keys and values; also L as two numbers, for itself."""
 
     @staticmethod
     def forward(
-        query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, visibility: Visibility
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        query: Tensor, key: Tensor, value: Tensor, visibility: Visibility
+    ) -> tuple[Tensor, ...]:
         if _fused(query, value, visibility):
             out, top = _flash(query, key, value, 0.0, visibility.causal, scale=visibility.scale)
             rest = torch.zeros_like(top)
@@ -67,75 +78,76 @@ class _Attention(Function):
                 t.reshape(*query.shape[:3], *t.shape[3:])
                 for t in attend(_heads(query, key, value, visibility))
             )
-        if sink is not None:
-            sums = torch.logaddexp(top + rest, sink[..., None])
-            # a sink takes its share of the softmax, and adds nothing to O
-            out.mul_((top + rest - sums).exp_()[..., None])
-            return out, sums, torch.zeros_like(rest)
         # a query that sees no key: exp(S − ∞) = 0 where exp(−∞ + ∞) would be NaN
-        return out, top.masked_fill_(top == -torch.inf, torch.inf), rest
+        top.masked_fill_(top == -torch.inf, torch.inf)
+        return out, top + rest, top, rest
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, visibility = inputs
+        out, _, top, rest = output
         ctx.visibility = visibility
-        ctx.mark_non_differentiable(*output[1:])
+        ctx.mark_non_differentiable(top, rest)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
-        _keep_for_tangents(ctx, *tensors, *output[1:])  # with the output it would hold itself
+        ctx.save_for_backward(*tensors, out, top, rest)
+        _keep_for_tangents(ctx, *tensors, top, rest)  # with the output it would hold itself
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        g = cotangents[0]
-        if g is None:
-            return None, None, None, None, None
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, raised = cotangents[:2]
+        if g is None and raised is None:
+            return None, None, None, None
         if torch.is_grad_enabled() and ctx.visibility.noticed is not None:
             ctx.visibility.noticed()
-        return (*_Pullback.apply(g, *ctx.saved_tensors, ctx.visibility), None)
+        g = torch.zeros_like(ctx.saved_tensors[3]) if g is None else g
+
+        def pulled(*both: Tensor | None) -> tuple[Tensor, ...]:
+            found: Any = _Pullback.apply(*both, *ctx.saved_tensors, ctx.visibility)
+            return found
+
+        if not any(map(_batched, (g, raised))):
+            return *pulled(g, raised), None
+        several, alone = _unbatched((g, raised))
+        dims = tuple(None if t is None else 0 for t in several)
+        return *map(alone, torch.vmap(pulled, dims)(*several)), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
-        query, key, value, sink, top, rest = ctx.saved_tensors
-        moved = _several(tangents[:4])
-        kept = (None, query, key, value, sink, None, top, rest)
-        found = _Tangent.apply(*moved, *kept, ctx.visibility, (False,) * 3)
-        return found[0][0], None, None
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor, None, None]:
+        query, key, value, top, rest = ctx.saved_tensors
+        kept = (None, None, query, key, value, None, top, rest)
+        found = _Tangent.apply(*_several(tangents[:3]), *kept, ctx.visibility, (False,) * 3)
+        return found[0][0], found[1][0], None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _folded(_Attention, info.batch_size, dims, inputs, tensors=4)
+        return _folded(_Attention, info.batch_size, dims, inputs, tensors=3)
 
 
 class _Pullback(Function):
-    """q̄, k̄, v̄ and the sinks' gradient, as functions of G, queries, keys, values and sinks."""
+    """q̄, k̄ and v̄, as functions of G, the cotangent of L, queries, keys and values."""
 
     @staticmethod
     def forward(
         g: Tensor,
+        raised: Tensor | None,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        sink: Tensor | None,
         out: Tensor,
         top: Tensor,
         rest: Tensor,
         visibility: Visibility,
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor, ...]:
         groups = key.shape[1]
-        met = (g * out).sum(-1)
-        for_sink = None
-        if sink is not None:
-            for_sink = -(met * (sink[..., None] - top).exp_()).sum(-1).sum_to_size(sink.shape)
-        if _fused(query, value, visibility) and sink is None:
+        if _fused(query, value, visibility) and raised is None:
             found = _flash_backward(
                 g, query, key, value, out, top, 0.0, visibility.causal, scale=visibility.scale
             )
         else:
-            heads = _heads(query, key, value, visibility)
+            heads, met = _heads(query, key, value, visibility), _met(g, raised, out)
             found = pull_back(heads, *(_rows(t, groups) for t in (g, met, top, rest)))
         likes = (query, key, value)
-        shaped = (t.reshape(like.shape) for t, like in zip(found, likes, strict=True))
-        return (*shaped, for_sink)
+        return tuple(t.reshape(like.shape) for t, like in zip(found, likes, strict=True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -149,25 +161,27 @@ class _Pullback(Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
         if all(one is None for one in cotangents):
             return (None,) * 9
-        wanted = ctx.needs_input_grad[1:4]
+        wanted = ctx.needs_input_grad[2:5]
         several, alone = _unbatched(cotangents)
         pushed = _Tangent.apply(*several, *ctx.saved_tensors, ctx.visibility, wanted)
-        return (*(None if t is None else alone(t) for t in pushed), None, None, None, None)
+        asked = zip(pushed, ctx.needs_input_grad, strict=False)
+        return (*(alone(t) if t is not None and one else None for t, one in asked), *(None,) * 4)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        g, *moved = tangents[:5]
-        _, *others = ctx.saved_tensors
-        found: list[Tensor | None] = [None] * 4
+        g, raised, *moved = tangents[:5]
+        given, _, *others = ctx.saved_tensors
+        found: list[Tensor | None] = [None] * 3
         if any(one is not None for one in moved):
             pushed = _Tangent.apply(
                 *_several(moved), *ctx.saved_tensors, ctx.visibility, (True,) * 3
             )
-            found = [None if t is None else t[0] for t in pushed[1:]]
-        if g is not None:
-            straight = _Pullback.apply(g, *others, ctx.visibility)
+            found = [None if t is None else t[0] for t in pushed[2:]]
+        if g is not None or raised is not None:
+            g = torch.zeros_like(given) if g is None else g
+            straight = _Pullback.apply(g, raised, *others, ctx.visibility)
             found = [
-                one if other is None else other if one is None else one + other
+                other if one is None else one + other
                 for one, other in zip(found, straight, strict=True)
             ]
         return tuple(found)
@@ -178,19 +192,18 @@ class _Pullback(Function):
 
 
 class _Tangent(Function):
-    """Ȯ and, with G, the tangents of q̄, k̄, v̄ and the sinks' gradient, K of each in front."""
+    """Ȯ, L̇ = ρ and, with G, the tangents of q̄, k̄ and v̄, K of each in front."""
 
     @staticmethod
     def forward(
         a: Tensor | None,
         b: Tensor | None,
         c: Tensor | None,
-        d: Tensor | None,
         g: Tensor | None,
+        raised: Tensor | None,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        sink: Tensor | None,
         out: Tensor | None,
         top: Tensor,
         rest: Tensor,
@@ -198,30 +211,22 @@ class _Tangent(Function):
         wanted: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
         groups = key.shape[1]
-        vectors = next(len(t) for t in (a, b, c, d) if t is not None)
-        heads = _heads(query, key, value, visibility)
-        met = None if g is None or out is None else (g * out).sum(-1)
-        own = None if sink is None else (sink[..., None] - top).exp_()
-        kept = Rows(
-            _rows(top, groups),
-            _rows(rest, groups),
-            *(None if t is None else _rows(t, groups) for t in (g, met, own)),
-        )
-        each = None if d is None else d[..., None].expand(vectors, *top.shape)
+        vectors = next(len(t) for t in (a, b, c) if t is not None)
+        met = None if g is None or out is None else _met(g, raised, out)
+        kept = Rows(*(None if t is None else _rows(t, groups) for t in (top, rest, g, met)))
         tangents = Vectors(
             None if a is None else _rows(a, groups, 1),
             None if b is None else b.flatten(1, 2),
             None if c is None else c.flatten(1, 2),
-            None if each is None else _rows(each, groups, 1),
         )
+        heads = _heads(query, key, value, visibility)
         found = push_forward(heads, kept, tangents, vectors, wanted)
-        likes = (found.out, found.query, found.key, found.value)
-        shapes = ((*query.shape[:3], value.shape[-1]), query.shape, key.shape, value.shape)
-        moved = [
+        moved = (found.out, found.mean, found.query, found.key, found.value)
+        shapes = ((*top.shape, value.shape[-1]), top.shape, query.shape, key.shape, value.shape)
+        return tuple(
             None if t is None else t.reshape(vectors, *shape)
-            for t, shape in zip(likes, shapes, strict=True)
-        ]
-        return (*moved, _of_sink(found, moved[0], d, g, met, own, sink))
+            for t, shape in zip(moved, shapes, strict=True)
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -237,37 +242,16 @@ class _Tangent(Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
-        if any(one is not None for one in dims[4:12]):
-            return _folded(_Tangent, info.batch_size, dims, inputs, tensors=12, led=4)
+        if any(one is not None for one in dims[3:11]):
+            return _folded(_Tangent, info.batch_size, dims, inputs, tensors=11, led=3)
         several = [
             None if t is None else _in_front(t, dim, info.batch_size)
-            for t, dim in zip(inputs[:4], dims, strict=False)
+            for t, dim in zip(inputs[:3], dims, strict=False)
         ]
         vectors = next(t.shape[:2] for t in several if t is not None)
         together = [None if t is None else t.flatten(0, 1) for t in several]
-        found = _Tangent.apply(*together, *inputs[4:])
-        outputs = tuple(None if t is None else t.unflatten(0, vectors) for t in found)
-        return outputs, tuple(None if t is None else 0 for t in outputs)
-
-
-def _of_sink(
-    found: Vectors,
-    out: Tensor | None,
-    d: Tensor | None,
-    g: Tensor | None,
-    met: Tensor | None,
-    own: Tensor | None,
-    sink: Tensor | None,
-) -> Tensor | None:
-    """The tangent of the sinks' gradient −Σ P δ over rows: −Σ (Ṗ δ + P δ̇) with Ṗ = P (d − ρ)."""
-    if sink is None or g is None or met is None or own is None or out is None:
-        return None
-    assert found.sink is not None
-    moved = -found.sink.reshape(len(out), *met.shape)
-    if d is not None:
-        moved = moved + d[..., None]
-    each = own * (moved * met + (g * out).sum(-1))
-    return -each.sum(-1).sum_to_size(len(out), *sink.shape)
+        found = _Tangent.apply(*together, *inputs[3:])
+        return _mapped([None if t is None else t.unflatten(0, vectors) for t in found])
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
@@ -290,24 +274,22 @@ def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor],
     Returns:
         The vectors, and the function for each result.
     """
-    legacy = torch._C._functorch.is_legacy_batchedtensor
-    if not any(t is not None and legacy(t) for t in cotangents):
+    if not any(map(_batched, cotangents)):
         return _several(cotangents), lambda t: t[0]
     # the level of this vmap is told by going one deeper and back, and by nothing else
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    whole = [
-        t if t is None or not legacy(t) else torch._remove_batch_dim(t, level, 0, 0)
-        for t in cotangents
-    ]
-    size = next(
-        len(one) for one, t in zip(whole, cotangents, strict=True) if t is not None and legacy(t)
-    )
+    whole = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
+    size = next(len(one) for one, t in zip(whole, cotangents, strict=True) if _batched(t))
     several = [
-        one if t is None or legacy(t) else t.expand(size, *t.shape)
+        one if t is None or _batched(t) else t.expand(size, *t.shape)
         for one, t in zip(whole, cotangents, strict=True)
     ]
     return several, lambda t: torch._add_batch_dim(t, 0, level)
+
+
+def _batched(tensor: Tensor | None) -> bool:
+    return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
@@ -324,31 +306,21 @@ def _folded(
     led: int = 0,
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
     """Fold a vmapped axis into B, which stands behind K in the first `led` tensors."""
-    given, others = inputs[:tensors], inputs[tensors:]
-    whole = [
-        None if t is None else _in_front(t, dim, size) for t, dim in zip(given, dims, strict=False)
-    ]
-    query = 5 if led else 1 if function is _Pullback else 0
-    found_query = whole[query]
-    assert found_query is not None
-    sequences = found_query.shape[1]
     joined = []
-    for number, t in enumerate(whole):
-        axis = 1 if number < led else 0
+    for number, (t, dim) in enumerate(zip(inputs[:tensors], dims, strict=False)):
         if t is not None:
-            t = t.movedim(0, axis)
-            shape = list(t.shape)
-            shape[axis + 1] = sequences  # sinks are shared by all
-            t = t.expand(shape).flatten(axis, axis + 1)
+            axis = int(number < led)
+            t = _in_front(t, dim, size).movedim(0, axis).flatten(axis, axis + 1)
         joined.append(t)
-    axis = 1 if led else 0
-    found = [
-        None if t is None else t.unflatten(axis, (size, sequences)).movedim(axis, 0)
-        for t in function.apply(*joined, *others)
-    ]
-    sink = given[query + 3]
-    if function is not _Attention and found[-1] is not None and sink is not None:
-        own = whole[query + 3]
-        if own is not None and own.shape[1] == 1:
-            found[-1] = found[-1].sum(axis + 1, keepdim=True)
-    return tuple(found), tuple(None if t is None else 0 for t in found)
+    axis = int(led > 0)
+    found = function.apply(*joined, *inputs[tensors:])
+    return _mapped(
+        [None if t is None else t.unflatten(axis, (size, -1)).movedim(axis, 0) for t in found]
+    )
+
+
+def _mapped(
+    outputs: Sequence[Tensor | None],
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """Outputs of a vmap rule, and where their new axis stands: in front."""
+    return tuple(outputs), tuple(None if t is None else 0 for t in outputs)

@@ -6,10 +6,10 @@ width, V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, 
 
     Ṡ = s (a kᵀ + q bᵀ),  Ṗ = P ∘ (Ṡ − ρ) with ρ = Σ P ∘ Ṡ,  Ȯ = Ṗ v + P c,  δ̇ = Σ G ∘ Ȯ,
     X = G vᵀ − δ,  Z = P ∘ X,  Ż = Ṗ ∘ X + P ∘ (G cᵀ − δ̇)
-    of q̄: s (Ż k + Z b);  of k̄: s (Żᵀ q + Zᵀ a);  of v̄: Ṗᵀ G;  of O: Ȯ
+    of q̄: s (Ż k + Z b);  of k̄: s (Żᵀ q + Zᵀ a);  of v̄: Ṗᵀ G;  of O: Ȯ;  of L: ρ
 
-A sink is one more key a head, with value zero and a score of its own: it joins ρ. Under a softcap
-c tanh(S / c) its slope multiplies Ṡ and Z, and its bend joins Ż.
+A cotangent of L is taken off δ. Under a softcap c tanh(S / c) its slope multiplies Ṡ and Z, and its
+bend joins Ż.
 """
 
 from __future__ import annotations
@@ -37,29 +37,28 @@ class Rows:
     """G; None where the tangent of O alone is asked for."""
     met: Float[Tensor, "N R T"] | None = None
     """δ."""
-    sink: Float[Tensor, "N R T"] | None = None
-    """The sink's own weight."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """K tangents of queries, keys, values and sinks, or of what the passes return; None: zeros."""
+    """K tangents of queries, keys and values, or of what the passes return; None: zeros."""
 
     query: Float[Tensor, "*K N R T D"] | None = None
     key: Float[Tensor, "*K N S D"] | None = None
     value: Float[Tensor, "*K N S V"] | None = None
-    sink: Float[Tensor, "*K N R T"] | None = None
-    """Of a tangent: each row's own, that of its head. Of a result: ρ."""
+    mean: Float[Tensor, "*K N R T"] | None = None
+    """ρ, of L."""
     out: Float[Tensor, "*K N R T V"] | None = None
     """Of O."""
 
     def number(self, which: int) -> Vectors:
         """Pick one of the K."""
-        q, k, v, sink, out = (
-            None if t is None else t[which]
-            for t in (self.query, self.key, self.value, self.sink, self.out)
+        return Vectors(
+            *(
+                None if t is None else t[which]
+                for t in (self.query, self.key, self.value, self.mean, self.out)
+            )
         )
-        return Vectors(q, k, v, sink, out)
 
 
 def push_forward(
@@ -75,7 +74,7 @@ def push_forward(
         wanted: whether those of q̄, k̄ and v̄ are.
 
     Returns:
-        Tangents of q̄, k̄, v̄ and O, and ρ where there is a sink.
+        Tangents of q̄, k̄, v̄, L and O.
 
     Cost: 12 products of queries × keys × width a tile, 2 of them for all K together.
     """
@@ -85,9 +84,8 @@ def push_forward(
         for like, one in zip(likes, wanted, strict=True)
     ]
     shape = (count, *heads.query.shape[:3])
-    mean = None if kept.sink is None else heads.query.new_zeros(shape)
     out = heads.query.new_zeros(*shape, heads.value.shape[-1])
-    results = Vectors(into[0], into[1], into[2], mean, out)
+    results = Vectors(*into, heads.query.new_zeros(shape), out)
     for tile in heads.tiles:
         work = _Work(heads, kept, tile)
         for which in range(count):
@@ -99,18 +97,20 @@ class _Work:
     """One tile: what all vectors share, and what each adds."""
 
     def __init__(self, heads: Heads, kept: Rows, tile: Tile) -> None:
-        self._tile, self._scale, self._cap = tile, heads.visibility.scale, heads.visibility.softcap
+        self._tile, self._scale = tile, heads.visibility.scale
         self._q, self._k = rows(heads.query, tile), columns(heads.key, tile)
         self._v = columns(heads.value, tile)
-        self._weights, self._bent = heads.weights(tile, kept.top, kept.rest)
-        self._slope = None if self._bent is None else slope(self._bent)
-        self._sink = None if kept.sink is None else rows(kept.sink, tile)
+        self._weights, bent = heads.weights(tile, kept.top, kept.rest)
+        self._slope = None if bent is None else slope(bent)
         if kept.cotangent is not None:
             assert kept.met is not None
             self._g = rows(kept.cotangent, tile)
             self._centred = torch.baddbmm(-rows(kept.met, tile), self._g, self._v.mT)
-            self._pulled = self._weights * self._centred
-            self._met = self._pulled if self._slope is None else self._pulled * self._slope
+            self._met = self._weights * self._centred
+            if bent is not None:
+                assert heads.visibility.softcap is not None
+                self._met.mul_(self._slope)
+                self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)
 
     def push(self, tangents: Vectors, results: Vectors) -> None:
         """Write and add one vector's share."""
@@ -120,16 +120,14 @@ class _Work:
             None if tangents.value is None else columns(tangents.value, self._tile),
         )
         moved = self._moved_scores(a, b)
-        shares = self._moved_weights(moved, tangents, results)
-        out = None if shares is None else torch.bmm(shares, self._v)
-        if c is not None:
-            out = torch.bmm(self._weights, c) if out is None else out.baddbmm_(self._weights, c)
-        if out is not None:
-            assert results.out is not None
-            put(results.out, self._tile, out)
-        wanted = (results.query, results.key, results.value)
-        if all(one is None for one in wanted):
-            return
+        shares = None if moved is None else self._moved_weights(moved, results)
+        left, right = (self._weights, c) if shares is None else (shares, self._v)
+        assert right is not None  # one of the three moves
+        out = torch.bmm(left, right)
+        if shares is not None and c is not None:
+            out.baddbmm_(self._weights, c)
+        assert results.out is not None
+        put(results.out, self._tile, out)
         if results.value is not None and shares is not None:
             columns(results.value, self._tile).baddbmm_(shares.mT, self._g)
         if results.query is not None or results.key is not None:
@@ -144,79 +142,40 @@ class _Work:
         left, right = torch.cat([a, self._q], -1).mul_(scale), torch.cat([self._k, b], -1)
         return torch.bmm(left, right.mT)
 
-    def _moved_weights(
-        self, moved: Tensor | None, tangents: Vectors, results: Vectors
-    ) -> Tensor | None:
-        """Ṗ; ρ is written down where there is a sink."""
-        mean = None
-        if moved is not None:
-            shares = (
-                moved * self._weights
-                if self._slope is None
-                else moved * self._slope * self._weights
-            )
-            mean = shares.sum(-1, keepdim=True)
-        if tangents.sink is not None:
-            assert self._sink is not None
-            of_sink = self._sink * rows(tangents.sink, self._tile)
-            mean = of_sink if mean is None else mean + of_sink
-        if mean is None:
-            return None
-        if results.sink is not None:
-            put(results.sink, self._tile, mean[..., 0])
-        if moved is None:
-            return -mean * self._weights
+    def _moved_weights(self, moved: Tensor, results: Vectors) -> Tensor:
+        """Ṗ; ρ is written down."""
+        shares = (moved if self._slope is None else moved * self._slope) * self._weights
+        mean = shares.sum(-1, keepdim=True)
+        assert results.mean is not None
+        put(results.mean, self._tile, mean[..., 0])
         return shares.addcmul_(self._weights, mean, value=-1)
 
     def _moved_pull(
-        self, moved: Tensor | None, shares: Tensor | None, out: Tensor | None, c: Tensor | None
-    ) -> Tensor | None:
+        self, moved: Tensor | None, shares: Tensor | None, out: Tensor, c: Tensor | None
+    ) -> Tensor:
         """Ż."""
-        if out is None:
-            return None
         change = -(self._g * out).sum(-1, keepdim=True)
         if c is not None:
             change = torch.baddbmm(change, self._g, c.mT)
-        pulled = self._weights * change if shares is None else None
-        if pulled is None:
-            assert shares is not None
-            pulled = (shares * self._centred).addcmul_(self._weights, change)
-        if self._slope is None:
-            return pulled
-        pulled.mul_(self._slope)
-        if moved is not None:
-            assert self._bent is not None
-            assert self._cap is not None
-            bend = (self._bent * self._slope).mul_(moved).mul_(-2 / self._cap)
-            pulled.addcmul_(self._pulled, bend)
+        pulled = self._weights * change
+        if shares is not None:
+            pulled.addcmul_(shares, self._centred)
+        if self._slope is not None:
+            pulled.mul_(self._slope)
+            if moved is not None:
+                pulled.addcmul_(self._bend, moved)
         return pulled
 
-    def _add(
-        self, pulled: Tensor | None, a: Tensor | None, b: Tensor | None, results: Vectors
-    ) -> None:
+    def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Vectors) -> None:
         """S (Ż k + Z b) and s (Żᵀ q + Zᵀ a)."""
         scale, tile = self._scale, self._tile
         if results.query is not None:
-            terms = [
-                (z, x)
-                for z, x in ((pulled, self._k), (self._met, b))
-                if z is not None and x is not None
-            ]
-            if terms:
-                found = _sum_of_products(terms)
-                put(results.query, tile, found.mul_(scale))
+            found = torch.bmm(pulled, self._k)
+            if b is not None:
+                found.baddbmm_(self._met, b)
+            put(results.query, tile, found.mul_(scale))
         if results.key is not None:
             place = columns(results.key, tile)
-            if pulled is not None:
-                place.baddbmm_(pulled.mT, self._q, alpha=scale)
+            place.baddbmm_(pulled.mT, self._q, alpha=scale)
             if a is not None:
                 place.baddbmm_(self._met.mT, a, alpha=scale)
-
-
-def _sum_of_products(terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Σ left right."""
-    (left, right), *others = terms
-    found = torch.bmm(left, right)
-    for left, right in others:
-        found.baddbmm_(left, right)
-    return found

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.func import grad, jacrev, vjp, vmap
 
-from hessblocks.curvature.exact.piecewise_linear import piecewise_linear
-from hessblocks.curvature.exact.unembedding import Unembedding
+from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.last_layer import HiddenNetwork
 from hessblocks.linalg import MEMORY_LIMIT, chunks
 from hessblocks.theory import TokenCurvature
@@ -48,25 +47,19 @@ class TokenDerivatives:
 
 def token_derivatives(
     network: HiddenNetwork,
-    unembedding: Unembedding,
     attended: Float[Tensor, "N D"],
     sides: tuple[Float[Tensor, "N ..."], ...],
-    hidden: Float[Tensor, "N D"],
-    labels: Int[Tensor, " N"],
-    weights: Float[Tensor, " N"],
+    loss: SeenLoss,
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Differentiate Σ_n weights_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
+    """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
 
     Args:
         network: acts on one token.
-        unembedding: from its result to the logits.
         attended: outputs of the attention sub-block.
         sides: what else the network reads at that token (the skip, the normalised input).
-        hidden: what the network gives there.
-        labels: the right class of each token.
-        weights: share of each token in the loss; 1/N for a mean.
+        loss: from the network's results to the loss.
         memory_limit: bytes of what is made together, about; what is returned is not counted.
 
     Returns:
@@ -77,92 +70,41 @@ def token_derivatives(
         classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
-        behind = _few_classes if unembedding.classes < attended.shape[-1] else _many_classes
-        gradient, outer, found, pulled = behind(
-            network, unembedding, attended, sides, hidden, labels, weights, memory_limit
-        )
-        functional = _functional(network, attended, sides, pulled, memory_limit)
+        gradient, outer, found = _first(network, attended, sides, loss, memory_limit)
+        functional = _functional(network, attended, sides, loss.gradient, memory_limit)
     return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=found)
 
 
-def _few_classes(
+def _first(
     network: HiddenNetwork,
-    unembedding: Unembedding,
     attended: Tensor,
     sides: tuple[Tensor, ...],
-    hidden: Tensor,
-    labels: Tensor,
-    weights: Tensor,
+    loss: SeenLoss,
     memory_limit: int,
-) -> tuple[Tensor, TokenCurvature, Tensor, Tensor]:
-    """A factor of Λ_o from the Jacobian of the logits, row by row.
-
-    The unit rows are the same for all tokens, so that layers before the first nonlinearity, seen
-    from the logits, are passed once and not once a token.
+) -> tuple[Tensor, TokenCurvature, Tensor]:
+    """Take Λ_o from the Jacobian of the logits, or from that of h where it has fewer rows.
 
     Returns:
-        g, √(ω p) (J − pᵀ J) as a factor, the network's result and Wᵀ r of each token.
+        g, Λ_o (of few classes as a factor) and the network's result of each token.
     """
-    basis = torch.eye(unembedding.classes, dtype=attended.dtype, device=attended.device)
+    few, width = loss.few_classes, attended.shape[-1]
+    # W or the identity, the same for all tokens: linear layers at the end are passed once
+    rows = loss.unembedding.weight if few else torch.eye(width).to(attended)
+    slopes = loss.residual if few else loss.gradient
+    outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
 
     def jacobian_of(a: Tensor, *side: Tensor) -> tuple[Tensor, Tensor]:
-        def logits(point: Tensor) -> tuple[Tensor, Tensor]:
-            found = network(point, *side)
-            return unembedding.logits(found), found
+        found, pull = vjp(lambda point: network(point, *side), a)
+        return vmap(pull)(rows)[0], found
 
-        answer: Any = vjp(logits, a, has_aux=True)
-        _, pull, found = answer
-        return vmap(pull)(basis)[0], found
-
-    residual = unembedding.residual(hidden, labels, weights)
-    p = unembedding.logits(hidden).softmax(-1)
-    gradient, found = torch.empty_like(attended), torch.empty_like(hidden)
-    factor = attended.new_empty(*p.shape, attended.shape[-1])
+    gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)
     for some in chunks(len(attended), _together(attended, memory_limit)):
-        jacobian, found[some] = vmap(jacobian_of)(attended[some], *(side[some] for side in sides))
-        gradient[some] = (residual[some, None] @ jacobian)[:, 0]
-        torch.sub(jacobian, p[some, None] @ jacobian, out=factor[some])
-    factor *= (weights[:, None] * p).sqrt()[..., None]
-    return gradient, TokenCurvature(factor=factor), found, residual @ unembedding.weight
-
-
-def _many_classes(
-    network: HiddenNetwork,
-    unembedding: Unembedding,
-    attended: Tensor,
-    sides: tuple[Tensor, ...],
-    hidden: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-    memory_limit: int,
-) -> tuple[Tensor, TokenCurvature, Tensor, Tensor]:
-    """Λ_o = J_hᵀ Λ_h J_h from the curvature seen from the hidden state, in its place.
-
-    Returns:
-        g, Λ_o, the network's result and Wᵀ r of each token.
-    """
-    rows = max(1, memory_limit // (2 * unembedding.classes * hidden.element_size()))
-    if rows >= len(hidden):
-        matrix = unembedding.curvature(hidden, weights)
-    else:
-        width = hidden.shape[-1]
-        matrix = hidden.new_empty(len(hidden), width, width)
-        for some in chunks(len(hidden), rows):
-            matrix[some] = unembedding.curvature(hidden[some], weights[some])
-
-    def twice(point: Tensor, *side: Tensor) -> tuple[Tensor, Tensor]:
-        found = network(point, *side)
-        return found, found
-
-    pulled = unembedding.gradient(hidden, labels, weights, memory_limit)
-    gradient, found = torch.empty_like(attended), torch.empty_like(hidden)
-    for some in chunks(len(hidden), _together(attended, memory_limit)):
-        points = (attended[some], *(side[some] for side in sides))
-        jacobian, found[some] = vmap(jacrev(twice, has_aux=True))(*points)
-        gradient[some] = (pulled[some, None] @ jacobian)[:, 0]
-        matrix[some] = jacobian.mT @ matrix[some] @ jacobian
-    outer = TokenCurvature(matrix=matrix, positive_semidefinite=True)
-    return gradient, outer, found, pulled
+        J, hidden[some] = vmap(jacobian_of)(attended[some], *(side[some] for side in sides))
+        gradient[some] = (slopes[some, None] @ J)[:, 0]
+        outer[some] = loss.root(J, some) if few else J.mT @ outer[some] @ J
+    if few:
+        return gradient, TokenCurvature(factor=outer), hidden
+    return gradient, TokenCurvature(matrix=outer, positive_semidefinite=True), hidden
 
 
 def _functional(
@@ -172,14 +114,12 @@ def _functional(
     pulled: Tensor,
     memory_limit: int,
 ) -> TokenCurvature | None:
-    """Λ_f of every token; None where its operations or a random direction show that it is zero."""
+    """Λ_f of every token; None where it is zero along a random direction."""
     gradient = grad(lambda a, u, *side: (u * network(a, *side)).sum())
 
     def times(direction: Tensor, a: Tensor, u: Tensor, *side: Tensor) -> Any:
         return vjp(lambda point: gradient(point, u, *side), a)[1](direction)[0]
 
-    if piecewise_linear(lambda a: network(a, *(side[0] for side in sides)), attended[0]):
-        return None
     step = _together(attended, memory_limit)
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
     if not vmap(times, chunk_size=step)(generic, attended, pulled, *sides).any():

@@ -317,14 +317,18 @@ def behind_cross_entropy(
         ArgumentError: behind its attention the model does something else than `found` says.
     """
     labelled = int(valid.sum())
-    derivatives = token_derivatives(
-        found.network,
+    loss = SeenLoss(
         Unembedding.of(found.output_layer),
-        found.attended[valid],
-        tuple(side[valid] for side in found.sides),
         found.hidden[valid],
         targets[valid],
         found.attended.new_full((labelled,), 1 / labelled),
+        memory_limit,
+    )
+    derivatives = token_derivatives(
+        found.network,
+        found.attended[valid],
+        tuple(side[valid] for side in found.sides),
+        loss,
         memory_limit=memory_limit,
     )
     found.check_behind(derivatives.hidden, valid)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.curvature.exact.softmax_block import SoftmaxBlock
-from hessblocks.linalg import chunks
+from hessblocks.linalg import MEMORY_LIMIT, chunks
 
 FEW = 16
 """Tokens up to which each token's sum is one product of matrices."""
@@ -62,10 +62,9 @@ class Unembedding:
         memory_limit: int,
     ) -> Float[Tensor, "N D"]:
         """Compute Wᵀ r of each token; the logits of some tokens at a time."""
-        step = max(1, memory_limit // (4 * self.classes * hidden.element_size()))
         parts = [
             self.residual(hidden[some], labels[some], weights[some]) @ self.weight
-            for some in chunks(len(hidden), step)
+            for some in chunks(len(hidden), self._together(hidden, 4, memory_limit))
         ]
         return torch.cat(parts)
 
@@ -82,15 +81,25 @@ class Unembedding:
         return residual.mul_(weights[:, None])
 
     def curvature(
-        self, hidden: Float[Tensor, "N D"], weights: Float[Tensor, " N"]
+        self,
+        hidden: Float[Tensor, "N D"],
+        weights: Float[Tensor, " N"],
+        memory_limit: int = MEMORY_LIMIT,
     ) -> Float[Tensor, "N D D"]:
-        """Compute Λ_h of each token.
+        """Compute Λ_h of each token, some tokens at a time.
 
         Returns:
             Symmetric positive semi-definite matrices.
 
-        Cost: N C D² multiplications; 2 N C numbers besides the result.
+        Cost: N C D² multiplications; 2 N C numbers, at most the limit, besides the result.
         """
+        width = hidden.shape[-1]
+        out = hidden.new_empty(len(hidden), width, width)
+        for some in chunks(len(hidden), self._together(hidden, 2, memory_limit)):
+            out[some] = self._curvature(hidden[some], weights[some])
+        return out
+
+    def _curvature(self, hidden: Tensor, weights: Tensor) -> Tensor:
         p = self.logits(hidden).softmax(-1)
         likeliest = p.argmax(-1, keepdim=True)
         most = p.gather(-1, likeliest)
@@ -101,6 +110,10 @@ class Unembedding:
         right = torch.stack([row, sums, row, most * sums], dim=1)
         out = summed_squares(others, self._centred).baddbmm_(left, right)
         return out.mul_(weights[:, None, None])
+
+    def _together(self, hidden: Tensor, copies: int, memory_limit: int) -> int:
+        """Count tokens whose logits fit so many times into the limit."""
+        return max(1, memory_limit // (copies * self.classes * hidden.element_size()))
 
     @cached_property
     def _centred(self) -> Float[Tensor, "C D"]:
@@ -127,38 +140,44 @@ class SeenLoss:
             weights: ω, the share of each token in the loss.
             memory_limit: bytes of intermediate results.
         """
-        self._unembedding = unembedding
+        self.unembedding = unembedding
+        """From hidden states to logits."""
         self._hidden = hidden
         self._labels = labels
         self._weights = weights
         self._limit = memory_limit
 
     @property
+    def few_classes(self) -> bool:
+        """True where there are fewer classes than coordinates."""
+        return self.unembedding.classes < self._hidden.shape[1]
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(inputs, classes) of the unembedding, a bias as one input more."""
-        return self.inputs.shape[1], self._unembedding.classes
+        return self.inputs.shape[1], self.unembedding.classes
 
     @cached_property
     def inputs(self) -> Float[Tensor, "N P"]:
         """Hidden states h, with a last column of ones for a bias."""
-        biased = self._unembedding.bias is not None
+        biased = self.unembedding.bias is not None
         ones = self._hidden.new_ones(len(self._hidden), int(biased))
         return torch.cat([self._hidden, ones], dim=-1)
 
     @cached_property
     def gradient(self) -> Float[Tensor, "N D"]:
         """∂ℓ/∂h."""
-        return self._unembedding.gradient(self._hidden, self._labels, self._weights, self._limit)
+        return self.unembedding.gradient(self._hidden, self._labels, self._weights, self._limit)
 
     @cached_property
     def residual(self) -> Float[Tensor, "N C"]:
         """∂ℓ/∂f."""
-        return self._unembedding.residual(self._hidden, self._labels, self._weights)
+        return self.unembedding.residual(self._hidden, self._labels, self._weights)
 
     @cached_property
     def through(self) -> Float[Tensor, "N D C"]:
         """((∂²ℓ/∂f²) W)ᵀ."""
-        p, weight = self._probabilities, self._unembedding.weight
+        p, weight = self._probabilities, self.unembedding.weight
         scaled: Tensor = p[:, None] * (weight.T - (p @ weight)[:, :, None])
         return self._weights[:, None, None] * scaled
 
@@ -166,7 +185,7 @@ class SeenLoss:
         self, row: Float[Tensor, "N D S"], column: Float[Tensor, "N D T"]
     ) -> tuple[Float[Tensor, "N F S"], Float[Tensor, "N F T"]]:
         """Factor rowᵀ Λ_h column in two, through C rows or D, whichever are fewer."""
-        if self._unembedding.classes < self._hidden.shape[1]:
+        if self.few_classes:
             return self._factor @ row, self._factor @ column
         return row, self._matrix @ column
 
@@ -180,17 +199,27 @@ class SeenLoss:
 
     @cached_property
     def _probabilities(self) -> Float[Tensor, "N C"]:
-        return self._unembedding.logits(self._hidden).softmax(-1)
+        return self.unembedding.logits(self._hidden).softmax(-1)
+
+    def root(
+        self, rows: Float[Tensor, "*N C S"], tokens: slice = slice(None)
+    ) -> Float[Tensor, "_ C S"]:
+        """Compute R rows of some tokens, √(ω p) (rows − pᵀ rows), with Rᵀ R = ∂²ℓ/∂f²."""
+        p = self._probabilities[tokens]
+        factor = (self._weights[tokens, None] * p).sqrt()[..., None]
+        return (rows - p[:, None] @ rows).mul_(factor)
+
+    def curvature(self) -> Float[Tensor, "N D D"]:
+        """Compute Λ_h of each token."""
+        return self.unembedding.curvature(self._hidden, self._weights, self._limit)
 
     @cached_property
     def _matrix(self) -> Float[Tensor, "N D D"]:
-        return self._unembedding.curvature(self._hidden, self._weights)
+        return self.curvature()
 
     @cached_property
     def _factor(self) -> Float[Tensor, "N C D"]:
-        p, weight = self._probabilities, self._unembedding.weight
-        root = (self._weights[:, None] * p).sqrt()
-        return root[:, :, None] * (weight - (p @ weight)[:, None])
+        return self.root(self.unembedding.weight)
 
 
 def summed_squares(
