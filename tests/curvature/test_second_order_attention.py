@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessblocks as hb
-from hessblocks.curvature.attention import attend_twice, tiles
+from hessblocks.curvature.attention import attend_twice, tiles, visibility
 from hessblocks.curvature.attention.visibility import Size, Visibility
 from hessblocks.errors import ArgumentError, HessblocksError
 from tests.curvature.live_bytes import LiveBytes
@@ -102,7 +102,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "softcap": {"causal": False, "softcap": 0.7},
     "causal, sinks, softcap": {"causal": True, "softcap": 1.5, "sinks": True},
 }
-SIZES = (Size(rows=1, scores=1), Size(rows=4, scores=400), None)
+SIZES = (Size(rows=1, scores=1), Size(rows=4, scores=400), visibility.CPU)
 """Tiles of one query, of several queries and heads, of everything."""
 
 
@@ -152,7 +152,9 @@ def test_there_are_enough_cases() -> None:
 
 
 @pytest.mark.parametrize(("shape", "mask", "extra"), CASES)
-def test_tiles_are_autograd(shape: str, mask: str, extra: str) -> None:
+def test_tiles_are_autograd(
+    shape: str, mask: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups, others, values = SHAPES[shape]
     torch.manual_seed(0)
     sizes = ((HEADS, TOKENS, WIDTH), (groups, others, WIDTH), (groups, others, values))
@@ -163,19 +165,16 @@ def test_tiles_are_autograd(shape: str, mask: str, extra: str) -> None:
     causal, scale = facts.pop("causal"), facts.pop("scale", None)
     numbers = MASKS[mask](others)
 
-    def by(attention: Function, **more: Any) -> Function:
+    def by(attention: Function) -> Function:
         def run(query: Tensor, key: Tensor, value: Tensor, sinks: Any = None) -> Tensor:
-            return attention(
-                query, key, value, numbers, causal, scale, **facts, sinks=sinks, **more
-            )
+            return attention(query, key, value, numbers, causal, scale, **facts, sinks=sinks)
 
         return run
 
     number = CASES.index((shape, mask, extra))
     forwards = number % 4 == 0
-    found = derivatives(
-        by(attend_twice, size=SIZES[number % len(SIZES)]), inputs, forwards=forwards
-    )
+    monkeypatch.setattr(visibility, "CPU", SIZES[number % len(SIZES)])
+    found = derivatives(by(attend_twice), inputs, forwards=forwards)
     expected = derivatives(by(spelled), inputs, forwards=forwards)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() <= 1e-12 * max(1, other.abs().max())
@@ -195,13 +194,13 @@ def test_several_vectors_share_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(recomputed) == 1
 
 
-def test_masks_and_windows_skip_tiles() -> None:
+def test_masks_and_windows_skip_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     queries = torch.zeros(1, 1, 64, 3)
     narrow = torch.ones(64, 64, dtype=torch.bool).tril().triu(-7)
     lowest = torch.zeros(64, 64).masked_fill(~narrow, torch.finfo(torch.float32).min)
-    size = Size(rows=8, scores=1 << 20)
+    monkeypatch.setattr(visibility, "CPU", Size(rows=8, scores=1 << 20))
     cut = [
-        Visibility(scale=1.0, size=size, **facts).tiles(queries, 64)
+        Visibility(scale=1.0, **facts).tiles(queries, 64)
         for facts in (
             {"causal": True, "window": 8},
             {"mask": narrow[None, None, None]},

@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("reentrant checkpoints keep their own form",
           "use_reentrant = False => use_reentrant = True",
-          "test_reentrant_checkpoints_are_answered", within="closed.reentrant"),
+          "test_reentrant_checkpoints_are_answered", within="closed.process_wide"),
     fault("a swapped checkpoint stays swapped", "del CheckpointFunction.apply => pass",
           "test_reentrant_checkpoints_are_answered"),
     fault("operators that are registered with torch are trusted",

@@ -15,7 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from hessblocks.curvature.attention.function import attention
-from hessblocks.curvature.attention.visibility import Size, Visibility
+from hessblocks.curvature.attention.visibility import Visibility
 from hessblocks.errors import ArgumentError
 
 
@@ -89,10 +89,9 @@ def attend_twice(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
-    size: Size | None = None,
     noticed: Callable[[], None] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Compute `second_order_attention`; `size` and `noticed` are those of `Visibility`."""
+    """Compute `second_order_attention`; `noticed` is that of `Visibility`."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
@@ -109,7 +108,6 @@ def attend_twice(
         window=window,
         softcap=softcap,
         mask=None if mask is None else _five_axes(mask, leading, q, k),
-        size=size,
         noticed=noticed,
     )
     sink = None if sinks is None else sinks.to(working)[None]

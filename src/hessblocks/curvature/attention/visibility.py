@@ -56,8 +56,6 @@ class Visibility:
     """c of c tanh(score / c)."""
     mask: Shaped[Tensor, "#B #G #R T S"] | None = None
     """Booleans (True: is seen) or numbers added to the scores; without gradient."""
-    size: Size | None = None
-    """Of tiles; None: what the device takes best."""
     noticed: Callable[[], None] | None = None
     """Called where the first derivative is taken with a graph."""
     _tiles: dict[tuple[int, ...], list[Tile]] = field(default_factory=dict)
@@ -77,7 +75,7 @@ class Visibility:
         """Cut these queries and S keys into tiles; those that see nothing are left out."""
         counts = (*query.shape[:3], keys)
         if counts not in self._tiles:
-            size = self.size or (CPU if query.device.type == "cpu" else OTHERS)
+            size = CPU if query.device.type == "cpu" else OTHERS
             pairs, shared, queries = counts[:3]
             self._tiles[counts] = list(self._cut(pairs, shared, queries, keys, size))
         return self._tiles[counts]

@@ -172,26 +172,7 @@ class _Backwards(Function):
     ) -> tuple[Tensor | None, Tensor | None, None, None]:
         slope, bent = ctx.saved_tensors
         v = _alone(cotangents)
-        return (None, None, None, None) if v is None else (*_Last.apply(v, slope, bent), None, None)
-
-
-class _Last(Function):
-    """v f'(x) and v g f''(x)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(v: Tensor, slope: Tensor, bent: Tensor) -> tuple[Tensor, Tensor]:
-        return v * slope, v * bent
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[None, None, None]:
-        _alone((None, *cotangents))
-        return None, None, None
+        return (None, None, None, None) if v is None else (v * slope, v * bent, None, None)
 
 
 def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:

@@ -48,17 +48,17 @@ class TokenDerivatives:
 def token_derivatives(
     network: HiddenNetwork,
     attended: Float[Tensor, "N D"],
-    sides: tuple[Float[Tensor, "N ..."], ...],
+    x: Float[Tensor, "N D"],
     loss: SeenLoss,
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, sides_n)), labels_n).
+    """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, x_n)), labels_n).
 
     Args:
         network: acts on one token.
         attended: outputs of the attention sub-block.
-        sides: what else the network reads at that token (the skip, the normalised input).
+        x: input of the layer at that token.
         loss: from the network's results to the loss.
         memory_limit: bytes of what is made together, about; what is returned is not counted.
 
@@ -70,15 +70,15 @@ def token_derivatives(
         classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
-        gradient, outer, found = _first(network, attended, sides, loss, memory_limit)
-        functional = _functional(network, attended, sides, loss.gradient, memory_limit)
+        gradient, outer, found = _first(network, attended, x, loss, memory_limit)
+        functional = _functional(network, attended, x, loss.gradient, memory_limit)
     return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=found)
 
 
 def _first(
     network: HiddenNetwork,
     attended: Tensor,
-    sides: tuple[Tensor, ...],
+    x: Tensor,
     loss: SeenLoss,
     memory_limit: int,
 ) -> tuple[Tensor, TokenCurvature, Tensor]:
@@ -93,13 +93,13 @@ def _first(
     slopes = loss.residual if few else loss.gradient
     outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
 
-    def jacobian_of(a: Tensor, *side: Tensor) -> tuple[Tensor, Tensor]:
-        found, pull = vjp(lambda point: network(point, *side), a)
+    def jacobian_of(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        found, pull = vjp(lambda point: network(point, x), a)
         return vmap(pull)(rows)[0], found
 
     gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)
     for some in chunks(len(attended), _together(attended, memory_limit)):
-        J, hidden[some] = vmap(jacobian_of)(attended[some], *(side[some] for side in sides))
+        J, hidden[some] = vmap(jacobian_of)(attended[some], x[some])
         gradient[some] = (slopes[some, None] @ J)[:, 0]
         outer[some] = loss.root(J, some) if few else J.mT @ outer[some] @ J
     if few:
@@ -110,25 +110,23 @@ def _first(
 def _functional(
     network: HiddenNetwork,
     attended: Tensor,
-    sides: tuple[Tensor, ...],
+    x: Tensor,
     pulled: Tensor,
     memory_limit: int,
 ) -> TokenCurvature | None:
     """Λ_f of every token; None where it is zero along a random direction."""
-    gradient = grad(lambda a, u, *side: (u * network(a, *side)).sum())
+    gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
 
-    def times(direction: Tensor, a: Tensor, u: Tensor, *side: Tensor) -> Any:
-        return vjp(lambda point: gradient(point, u, *side), a)[1](direction)[0]
+    def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:
+        return vjp(lambda point: gradient(point, u, x), a)[1](direction)[0]
 
     step = _together(attended, memory_limit)
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
-    if not vmap(times, chunk_size=step)(generic, attended, pulled, *sides).any():
+    if not vmap(times, chunk_size=step)(generic, attended, pulled, x).any():
         return None
     matrix = attended.new_empty(*attended.shape, attended.shape[-1])
     for some in chunks(len(attended), step):  # forward mode is wrong for torch's layer norm
-        matrix[some] = vmap(jacrev(gradient))(
-            attended[some], pulled[some], *(side[some] for side in sides)
-        )
+        matrix[some] = vmap(jacrev(gradient))(attended[some], pulled[some], x[some])
     return TokenCurvature(matrix=matrix)
 
 

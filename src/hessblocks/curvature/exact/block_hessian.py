@@ -208,40 +208,23 @@ class LastBlockHessian(PiecewiseHessian):
     def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
         """Of X_ts, where the column's piece is a linear layer whose input the row's site moves."""
         part = self._tail.parts.get(piece.group)
-        if part is None or not part.linear:
-            return []
-        if row.site == column.site:
+        if part is None or not part.linear or row.site == column.site:
             return []
         between = self._tail.between(column.site, row.site)
         if not between.any():
             return []
         pulled = (self._loss.gradient[:, None] @ self._tail.first(column.site))[:, 0]
-        return [
-            KroneckerTerm(
-                row=row.vector,
-                column=pulled,
-                matrices=TokenMatrices(right=row.seen(between).mT),
-                row_swapped=row.swapped,
-                column_swapped=True,
-            )
-        ]
+        input_of = _Move(site=column.site, vector=pulled, swapped=True)
+        return [_term(row, input_of, TokenMatrices(right=row.seen(between).mT))]
 
     def _with_unembedding(self, column: _Move, part: Part) -> KroneckerTerm:
         moved = column.seen(self._tail.first(column.site))
         if part == "outer":
-            return KroneckerTerm(
-                row=self._loss.inputs,
-                column=column.vector,
-                matrices=TokenMatrices(left=self._loss.through, right=moved).compact(),
-                column_swapped=column.swapped,
-            )
-        return KroneckerTerm(
-            row=self._loss.residual,
-            column=column.vector,
-            matrices=TokenMatrices(right=self._loss.padded(moved)),
-            row_swapped=True,
-            column_swapped=column.swapped,
-        )
+            row = _Move(site=UNEMBEDDING, vector=self._loss.inputs)
+            both = TokenMatrices(left=self._loss.through, right=moved)
+            return _term(row, column, both.compact())
+        row = _Move(site=UNEMBEDDING, vector=self._loss.residual, swapped=True)
+        return _term(row, column, TokenMatrices(right=self._loss.padded(moved)))
 
     def semidefinite(self, part: Part) -> bool:
         """True: H_o is a sum of squares."""

@@ -12,9 +12,10 @@ O width of the output, W columns of a token's matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -53,33 +54,30 @@ class InputNorm:
         width = self._layer.x.shape[-1]
         return torch.arange(width, device=self._layer.x.device)
 
-    def _weight(self, group: str, head: int) -> Float[Tensor, "D K"]:
-        """W of one head on the entries of n; the identity for the keys of one matrix."""
-        rows = len(next(iter(self.places.values())))
-        weight = _of_head(group, head, self._layer)
-        return weight[:rows]
-
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
         """Compute ∂(output of the attention)/∂φ of every token."""
-        total: Tensor | None = None
+        total = self._layer.x.new_zeros(())
+        for group, head, seen in self._reads():
+            matrix, to_output = seen.matrix, seen.output_map
+            if matrix is None:  # values: the identity
+                matrix = torch.eye(len(to_output)).to(to_output)[None]
+            term = KroneckerTerm(
+                row=seen.vector,
+                column=torch.ones_like(seen.vector[:, :1]),
+                matrices=TokenMatrices(right=matrix.mT),
+                row_swapped=seen.swapped,
+            )
+            moved = self._contracted(term, group, head, name).matrices.whole()
+            total = total + moved @ to_output
+        return total.mT
+
+    def _reads(self) -> Iterator[tuple[str, int, Any]]:
+        """Jacobians of the attention's output by each head's wider weights."""
         for group in READ:
             for piece in self._wide.layer.pieces(group):
-                for head, jacobian in zip(piece.heads, self._wide.jacobians(piece), strict=True):
-                    weight, at = self._weight(group, head), self.places[name]
-                    vector, matrix = jacobian.vector, jacobian.matrix
-                    if matrix is None:  # values: the identity
-                        moved = vector[:, at][:, None] * weight.T
-                    elif not jacobian.swapped:
-                        moved = vector[:, at][:, None] * (matrix @ weight.T)
-                    elif self._layer.joined:
-                        moved = _contracted_rows(matrix.mT, weight, at).mT
-                    else:
-                        moved = matrix[:, :, at] * (vector @ weight.T)[:, None]
-                    if jacobian.output_map is not None:
-                        moved = jacobian.output_map.mT @ moved
-                    total = moved if total is None else total + moved
-        assert total is not None
-        return total
+                jacobians = self._wide.jacobians(piece)
+                for head, jacobian in zip(piece.heads, jacobians, strict=True):
+                    yield group, head, jacobian
 
     def functional(self, name: str, piece: Piece) -> list[KroneckerTerm]:
         """List terms of Σ ⟨g, ∂²(attention)/∂φ ∂W⟩ for a piece W of the attention's parameters."""
@@ -109,7 +107,8 @@ class InputNorm:
 
     def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
         """The rows of a wider weight as rows of φ."""
-        weight, at = self._weight(group, head), self.places[name]
+        at = self.places[name]
+        weight = _of_head(group, head, self._layer)[: len(at)]
         whole = term.matrices.whole()
         if group == "key" and self._layer.joined:
             matrices = _contracted_rows(whole, weight, at)
@@ -117,9 +116,7 @@ class InputNorm:
             matrices = whole[:, at] * (term.row @ weight.T)[:, :, None]
         else:
             matrices = term.row[:, at, None] * (weight @ whole)
-        ones = matrices.new_ones(len(matrices), 1)
-        if len(ones) != term.tokens:
-            ones = ones.expand(term.tokens, -1)
+        ones = matrices.new_ones(term.tokens, 1)
         return replace(term, row=ones, matrices=TokenMatrices(right=matrices), row_swapped=False)
 
     def _restricted(self, term: KroneckerTerm, group: str, head: HeadTokens) -> KroneckerTerm:
@@ -157,18 +154,12 @@ class InputNorm:
     def _gradients(self) -> dict[tuple[str, int], Float[Tensor, "rows K"]]:
         """∂ℓ/∂W of the wider weights, as each head contributes to it."""
         found = {}
-        for group in READ:
-            for piece in self._wide.layer.pieces(group):
-                for head, jacobian in zip(piece.heads, self._wide.jacobians(piece), strict=True):
-                    along = self._wide.heads[head].gradient
-                    if jacobian.output_map is not None:
-                        along = along @ jacobian.output_map.T
-                    if jacobian.matrix is not None:
-                        along = (along[:, None] @ jacobian.matrix)[:, 0]
-                    shape = _of_head(group, head, self._wide.layer).shape
-                    vector = jacobian.vector
-                    summed = along.T @ vector if jacobian.swapped else vector.T @ along
-                    found[group, head] = summed.reshape(shape)
+        for group, head, seen in self._reads():
+            along = self._wide.heads[head].gradient @ seen.output_map.T
+            if seen.matrix is not None:
+                along = (along[:, None] @ seen.matrix)[:, 0]
+            summed = along.T @ seen.vector if seen.swapped else seen.vector.T @ along
+            found[group, head] = summed.reshape(_of_head(group, head, self._wide.layer).shape)
         return found
 
 

@@ -87,7 +87,7 @@ def exact_attention_curvature(
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
     """
     model = plain_model(model)
-    with taken(model, batch, loss, memory_limit) as (found, targets, valid), frozen(model):
+    with taken(model, batch, loss, memory_limit) as (found, targets, valid):
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
 
@@ -140,13 +140,7 @@ def exact_last_block(
             )
         positions = valid.any(0).nonzero()[:, 0]
         labelled = valid[:, positions].flatten()
-        tail = TokenTail(
-            model,
-            found,
-            found.attended[:, positions].flatten(0, 1),
-            tuple(side[:, positions].flatten(0, 1) for side in found.sides),
-            memory_limit,
-        )
+        tail = TokenTail(model, found, positions, memory_limit)
         seen = SeenLoss(
             Unembedding.of(found.output_layer),
             tail.hidden,
@@ -154,8 +148,7 @@ def exact_last_block(
             labelled.to(tail.hidden) / int(valid.sum()),
             memory_limit,
         )
-        with frozen(model):
-            behind = behind_cross_entropy(found, targets, valid, memory_limit)
+        behind = behind_cross_entropy(found, targets, valid, memory_limit)
     tail.note_state()
     weight = output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -191,14 +184,14 @@ def taken(
     with undisturbed(model):
         found = last_attention(model, unpacked)
         _check_targets(targets, unpacked, len(found.output_layer.weight))
-        if found.pooled != (loss == "classification"):
+        if found.seen.pooled != (loss == "classification"):
             raise ArgumentError(
                 f"loss: {loss} does not fit {type(model).__name__}; expected "
-                + ("classification" if found.pooled else "causal-lm or masked-lm")
+                + ("classification" if found.seen.pooled else "causal-lm or masked-lm")
             )
-        if found.pooled:
+        if found.seen.pooled:
             targets = nn.functional.pad(
-                targets[:, None], (0, found.attended.shape[1] - 1), value=IGNORED
+                targets[:, None], (0, found.seen.x.shape[1] - 1), value=IGNORED
             )
         valid = targets != IGNORED
         with torch.no_grad():
@@ -283,19 +276,6 @@ def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
         )
 
 
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Freeze all parameters, so that no graph of the model is built; restored afterwards."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
 def behind_cross_entropy(
     found: LastAttention,
     targets: Int[Tensor, "B L"],
@@ -319,15 +299,15 @@ def behind_cross_entropy(
     labelled = int(valid.sum())
     loss = SeenLoss(
         Unembedding.of(found.output_layer),
-        found.hidden[valid],
+        found.seen.hidden[valid],
         targets[valid],
-        found.attended.new_full((labelled,), 1 / labelled),
+        found.seen.x.new_full((labelled,), 1 / labelled),
         memory_limit,
     )
     derivatives = token_derivatives(
         found.network,
-        found.attended[valid],
-        tuple(side[valid] for side in found.sides),
+        found.seen.attended[valid],
+        found.seen.x[valid],
         loss,
         memory_limit=memory_limit,
     )

@@ -7,8 +7,8 @@ gains of branches). With δ_s added at site s, h the final hidden state and u = 
 A change ΔW of a linear layer adds ΔWᵀ x at its output; what it adds depends on δ_s through x, which
 is why X_ts stands in H_f.
 
-Letters: N tokens, D width, P inputs of a linear layer, S and T sizes of two sites, C classes, F
-rows of a factor.
+Letters: N tokens, Q positions of a sequence, D width, P inputs of a linear layer, S and T
+sizes of two sites.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.last_layer import LastAttention, check_linear, undisturbed
+from hessblocks.curvature.last_layer import LastAttention, check_linear, uncovered, undisturbed
 from hessblocks.curvature.model_state import Fingerprint, checksums, fingerprint_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
@@ -58,8 +58,7 @@ class TokenTail:
         self,
         model: nn.Module,
         found: LastAttention,
-        attended: Float[Tensor, "N D"],
-        sides: tuple[Float[Tensor, "N ..."], ...],
+        positions: Int[Tensor, " Q"],
         memory_limit: int,
     ) -> None:
         """Find the parameters; nothing is differentiated yet.
@@ -67,8 +66,7 @@ class TokenTail:
         Args:
             model: holds the parameters.
             found: its last attention and the network behind.
-            attended: outputs of the attention at the tokens that matter.
-            sides: what else the network reads there.
+            positions: of each sequence's tokens that matter.
             memory_limit: bytes that one derivative may take an eighth of.
 
         Raises:
@@ -77,14 +75,15 @@ class TokenTail:
         self._tail = _Tail(model, found.network)
         self._before = found.before - found.multipliers.keys()
         self._model = model
-        self._points = (attended, *sides)
+        given = (found.seen.attended, found.seen.x)
+        self._points = tuple(each[:, positions].flatten(0, 1) for each in given)
         self._limit = memory_limit
         self._kept: dict[tuple[str, ...], Tensor] = {}
         self.parts = {part.name: part for part in self._found()}
         self._linear = {
             name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
         }
-        self.width = attended.shape[-1]
+        self.width = found.seen.x.shape[-1]
         hidden, self._inputs = self._at_once()
         self.hidden: Float[Tensor, "N D"] = hidden
         """Final hidden state h of each token."""
@@ -112,11 +111,8 @@ class TokenTail:
     def first(self, site: str) -> Float[Tensor, "N D S"]:
         """Compute M_s, the derivative of the hidden state."""
 
-        def of_token(*point: Tensor) -> Tensor:
-            found: Tensor = jacrev(lambda added: self._run({site: added}, *point)[0])(
-                self._none(site)
-            )
-            return found
+        def of_token(*point: Tensor) -> Any:
+            return jacrev(lambda added: self._run({site: added}, *point)[0])(self._none(site))
 
         return self._made(("first", site), of_token, self.width, self.size(site))
 
@@ -125,20 +121,13 @@ class TokenTail:
         if (self.size(row), row) > (self.size(column), column):
             return self.second(column, row, along).mT
 
-        def of_token(u: Tensor, *point: Tensor) -> Tensor:
-            def slope(there: Tensor, here: Tensor) -> Tensor:
-                def value(added: Tensor) -> Tensor:
-                    both = {row: added} if row == column else {row: added, column: there}
-                    return (u * self._run(both, *point)[0]).sum()
+        def of_token(u: Tensor, *point: Tensor) -> Any:
+            def value(here: Tensor, there: Tensor) -> Tensor:
+                both = {row: here + there} if row == column else {row: here, column: there}
+                return (u * self._run(both, *point)[0]).sum()
 
-                found: Tensor = grad(value)(here)
-                return found
-
-            if row == column:
-                found: Tensor = jacrev(lambda added: slope(added, added))(self._none(row))
-            else:
-                found = jacrev(lambda there: slope(there, self._none(row)))(self._none(column))
-            return found
+            slope = grad(value)
+            return jacrev(lambda there: slope(self._none(row), there))(self._none(column))
 
         return self._made(
             ("second", row, column), of_token, self.size(row), self.size(column), along
@@ -163,7 +152,7 @@ class TokenTail:
     def _made(
         self,
         key: tuple[str, ...],
-        of_token: Callable[..., Tensor],
+        of_token: Callable[..., Any],
         rows: int,
         columns: int,
         *more: Tensor,
@@ -208,7 +197,7 @@ class TokenTail:
         return found
 
     def _run(
-        self, added: Mapping[str, Tensor], a: Tensor, *sides: Tensor
+        self, added: Mapping[str, Tensor], a: Tensor, x: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute a token's hidden state and layer inputs, with something added at some sites."""
         moved = {
@@ -220,7 +209,7 @@ class TokenTail:
         if ATTENTION in added:
             a = a + added[ATTENTION]
         with _watched(self._linear, added) as seen:
-            hidden: Tensor = functional_call(self._tail, moved, (a, *sides), tie_weights=False)
+            hidden: Tensor = functional_call(self._tail, moved, (a, x), tie_weights=False)
         return hidden, seen
 
     def _found(self) -> Iterator[TailPart]:
@@ -251,9 +240,8 @@ class TokenTail:
             if stem in layers:
                 yield _layer(stem, layers[stem], own)
             elif known[name].ndim > 1:
-                raise ArgumentError(
-                    f"model: the closed form does not know how {name!r} enters the network behind "
-                    "the last attention; use hessblocks.Hessian for this model"
+                raise uncovered(
+                    f"does not know how {name!r} enters the network behind the last attention"
                 )
             else:
                 yield TailPart(name=name, shape=(1, known[name].numel()))
@@ -266,10 +254,7 @@ def _layer(name: str, module: Any, own: str) -> TailPart:
     gain = 1.0
     if _reparametrised(module):
         if own != "update" or isinstance(module.update_gain, nn.Parameter):
-            raise ArgumentError(
-                f"model: the closed form does not cover the trained gains of {name!r}; use "
-                "hessblocks.Hessian for this model"
-            )
+            raise uncovered(f"does not cover the trained gains of {name!r}")
         gain = float(module.update_gain)
     weight = module.get_parameter(own)
     inputs, outputs = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
@@ -296,8 +281,8 @@ class _Tail(nn.Module):
         self.model = model
         self._network = network
 
-    def forward(self, a: Tensor, *sides: Tensor) -> Tensor:
-        return self._network(a, *sides)
+    def forward(self, a: Tensor, x: Tensor) -> Tensor:
+        return self._network(a, x)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from hessblocks.curvature.exact.last_block import frozen, taken
+from hessblocks.curvature.exact.last_block import taken
 from hessblocks.curvature.exact.unembedding import Unembedding
 from hessblocks.curvature.groups import plain_model
 from hessblocks.errors import ArgumentError
@@ -51,14 +51,14 @@ def attention_moments(
         operations for `.second_by_key`, B H L² D² and B H L D² numbers for the others.
     """
     model = plain_model(model)
-    with taken(model, batch, loss, memory_limit) as (found, targets, valid), frozen(model):
-        sides = tuple(side[valid] for side in found.sides)
-        hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, *sides), found.attended[valid])
+    with taken(model, batch, loss, memory_limit) as (found, targets, valid), torch.no_grad():
+        x, attended = found.seen.x[valid], found.seen.attended[valid]
+        hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, x), attended)
         found.check_behind(hidden, valid)
         share = hidden.new_full((len(hidden),), 1 / len(hidden))
         unembedding = Unembedding.of(found.output_layer)
         (seen,) = pull(unembedding.gradient(hidden, targets[valid], share, memory_limit))
-    gradient = torch.zeros_like(found.attended)
+    gradient = torch.zeros_like(found.seen.attended)
     gradient[valid] = seen
     return AttentionMoments(layer=found.layer, gradient=gradient)
 

@@ -141,12 +141,12 @@ def _pieces(
         return found
     for piece in pieces:
         title = rule.name.replace("{role}", piece.role)
-        if not by_head:
-            found.append((title, piece.role, _view(name, parameter, axis, piece)))
-            continue
-        for number, part in enumerate(piece.by_head(heads.of(piece.role))):
-            view = _view(name, parameter, axis, part)
-            found.append((f"{title}.head.{number}", piece.role, view))
+        parts = {title: piece}
+        if by_head:
+            numbered = enumerate(piece.by_head(heads.of(piece.role)))
+            parts = {f"{title}.head.{number}": part for number, part in numbered}
+        for name_of_part, part in parts.items():
+            found.append((name_of_part, piece.role, _view(name, parameter, axis, part)))
     return found
 
 

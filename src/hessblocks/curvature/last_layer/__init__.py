@@ -3,5 +3,10 @@
 from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.last_layer.last_attention import last_attention
 from hessblocks.curvature.last_layer.sub_block import LastAttention
-from hessblocks.curvature.last_layer.supported import check_linear, check_model, undisturbed
+from hessblocks.curvature.last_layer.supported import (
+    check_linear,
+    check_model,
+    uncovered,
+    undisturbed,
+)
 from hessblocks.curvature.last_layer.token_network import HiddenNetwork

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.errors import ArgumentError
 
 Weights = Mapping[str, Float[Tensor, "rows columns"]]
@@ -69,11 +70,8 @@ class Family:
         """List the roles whose weights are trained."""
         attention = layer.get_submodule(self.attention)
         read = [attention.get_submodule(name) for name in self.read] * (3 // len(self.read))
-        return tuple(
-            role
-            for role, module in zip(ROLES, (*read, self.written(layer)), strict=True)
-            if any(p.requires_grad for p in module.parameters())
-        )
+        modules = zip(ROLES, (*read, self.written(layer)), strict=True)
+        return tuple(role for role, module in modules if is_trained(module))
 
     def check(self, model: Any) -> None:
         """Refuse a head or a configuration that the closed form does not describe.
@@ -84,16 +82,15 @@ class Family:
         config = model.config
         known = {name for name, _ in model.named_modules()}
         if not {self.layers, *self.behind} <= known:
-            raise ArgumentError(
-                f"model: the closed form of {config.model_type} expects {', '.join(self.behind)} "
-                f"behind its layers, which {type(model).__name__} has not; use hessblocks.Hessian "
-                "for this model"
+            raise uncovered(
+                f"of {config.model_type} expects {', '.join(self.behind)} behind its layers, which "
+                f"{type(model).__name__} has not"
             )
         for name, expected in self.expected.items():
             if (found := getattr(config, name, expected)) != expected:
-                raise ArgumentError(
-                    f"model: the closed form expects {name}={expected!r} in the configuration of "
-                    f"{config.model_type}, got {found!r}; use hessblocks.Hessian for this model"
+                raise uncovered(
+                    f"expects {name}={expected!r} in the configuration of {config.model_type}, got "
+                    f"{found!r}"
                 )
 
 
@@ -183,6 +180,11 @@ def output_layer(model: Any) -> Any:
             "AutoModelForImageClassification or hessblocks.build"
         )
     return found
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Tell whether any of a module's parameters is trained."""
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def matrix(module: Any) -> Float[Tensor, "rows columns"]:

@@ -30,8 +30,10 @@ class Seen:
     """Input of its attention."""
     attended: Float[Tensor, "B L D"]
     """Output of its attention, projected."""
-    hidden: Float[Tensor, "B *L D"]
-    """Input of the output layer."""
+    hidden: Float[Tensor, "B _ D"]
+    """Input of the output layer; zeros behind the first token where it reads that alone."""
+    pooled: bool
+    """Whether the output layer reads the first token alone."""
     tried: Int[Tensor, " _"]
     """Tokens of the first row whose logits were asked for."""
     logits: Float[Tensor, "_ *_ C"]
@@ -109,7 +111,11 @@ def forward_pass(
     finally:
         for hook in hooks:
             hook.remove()
-    return Seen(**seen)
+    first = seen["hidden"]
+    if pooled := first.ndim == 2:
+        seen["hidden"] = torch.zeros_like(seen["x"])
+        seen["hidden"][:, 0] = first
+    return Seen(pooled=pooled, **seen)
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:

@@ -1,21 +1,15 @@
-"""Extract the last attention of a Hugging Face model of a known kind.
-
-Letters: B sequences, L tokens, D width.
-"""
+"""Extract the last attention of a Hugging Face model of a known kind."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
 from hessblocks.curvature.last_layer.forward_pass import Seen, forward_pass
-from hessblocks.curvature.last_layer.head_norms import head_norms
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
-from hessblocks.curvature.last_layer.multipliers import norm_multipliers
+from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
 from hessblocks.curvature.last_layer.supported import check_linear
 from hessblocks.curvature.last_layer.token_network import feeding, token_network
@@ -95,16 +89,11 @@ def from_family(model: Any, batch: Batch) -> LastAttention:
             projection_bias=bias is not None,
             rotation=rotation,
         ),
-        attended=seen.attended,
-        sides=(seen.x,),
+        seen=seen,
         network=token_network(family, model, seen.layer_keywords),
         projection_bias=None if bias is None else bias.detach(),
-        hidden=seen.hidden if seen.hidden.ndim == 3 else _at_first(seen.hidden, seen.x),
         output_layer=last,
-        tried=seen.tried,
-        logits=seen.logits,
         rounding=torch.finfo(torch.float32).eps if family.single else 0.0,
-        pooled=seen.hidden.ndim == 2,
         before=before,
         multipliers=norm_multipliers(model, stems, seen),
     )
@@ -119,17 +108,10 @@ def _check_rows(batch: Batch, seen: Seen) -> None:
             "batch: with use_cache=True transformers lets packed sequences see each other; leave "
             "it out, as in training"
         )
-    if seen.hidden.ndim == 3 and seen.hidden.shape[1] != seen.x.shape[1]:
+    if seen.hidden.shape[1] != seen.x.shape[1]:
         raise ArgumentError(
             "batch: the output layer does not read every token (logits_to_keep?); leave that out"
         )
-
-
-def _at_first(hidden: Float[Tensor, "B D"], like: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-    """The first token's hidden state in its place, zeros elsewhere."""
-    found = torch.zeros_like(like)
-    found[:, 0] = hidden
-    return found
 
 
 def _window(attention: Any, config: Any) -> int | None:

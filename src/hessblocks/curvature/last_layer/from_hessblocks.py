@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.families import ROLES, matrix
+from hessblocks.curvature.last_layer.families import ROLES, is_trained, matrix
 from hessblocks.curvature.last_layer.forward_pass import forward_pass
-from hessblocks.curvature.last_layer.head_norms import head_norms
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
-from hessblocks.curvature.last_layer.multipliers import norm_multipliers
+from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.sub_block import LastAttention
 from hessblocks.curvature.last_layer.supported import check_linear, uncovered
 from hessblocks.curvature.losses import Batch
@@ -53,7 +52,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         if isinstance(module := getattr(attention, name), nn.Linear):
             check_linear(name, module)
     slots = {name: module for name in ROLES if (module := getattr(attention, name)) is not None}
-    trained = [name for name, module in slots.items() if _is_trained(module)]
+    trained = [name for name, module in slots.items() if is_trained(module)]
     matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
     gain = float(getattr(attention.value, "update_gain", 1.0))
     if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
@@ -90,12 +89,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     )
     return LastAttention(
         layer=layer,
-        attended=seen.attended,
-        hidden=seen.hidden,
+        seen=seen,
         output_layer=model.lm_head,
-        tried=seen.tried,
-        logits=seen.logits,
-        sides=(seen.x,),
         network=network,
         before=frozenset(f"{stem}.{name}" for name in before),
         multipliers=norm_multipliers(model, {stem} if before else set(), seen),
@@ -116,15 +111,11 @@ def _check_parts(attention: Any) -> None:
         raise uncovered("covers norms of queries and keys where these have a matrix each")
     for name in ROLES:
         gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
-        if gain != 1.0 and not (gain and name == "value" and not _is_trained(attention.projection)):
+        if gain != 1.0 and not (gain and name == "value" and not is_trained(attention.projection)):
             raise uncovered(
                 "covers reparametrised weights with an update gain of 1 (values before a fixed "
                 "projection with any but 0)"
             )
-
-
-def _is_trained(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:

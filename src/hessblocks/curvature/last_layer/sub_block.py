@@ -3,7 +3,7 @@
 What follows the last attention acts on each token by itself: that is what makes its curvature
 exact.
 
-Letters: B sequences, L tokens, N tokens with a label, D width, C classes.
+Letters: B sequences, L tokens, N tokens with a label, D width.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hessblocks.curvature.last_layer.forward_pass import Seen
 from hessblocks.curvature.last_layer.supported import ELSEWHERE
 from hessblocks.curvature.last_layer.token_network import HiddenNetwork
 from hessblocks.errors import ArgumentError
@@ -28,22 +29,12 @@ class LastAttention:
 
     layer: AttentionLayer
     """Weights, input and mask."""
-    attended: Float[Tensor, "B L D"]
-    """Output of the sub-block."""
-    sides: tuple[Float[Tensor, "B L D"], ...]
-    """What the network behind reads besides."""
+    seen: Seen
+    """What the model gave in the forward pass."""
     network: HiddenNetwork
-    """From one token's output and sides to its final hidden state."""
-    pooled: bool = False
-    """Whether the output layer reads the first token alone."""
-    hidden: Float[Tensor, "B L D"]
-    """Output of the network behind, as the model gave it."""
+    """From one token's output and layer input to its final hidden state."""
     output_layer: Any
-    """What reads it and gives the logits: a linear layer."""
-    tried: Int[Tensor, " _"]
-    """Some tokens of the first row."""
-    logits: Float[Tensor, "_ *_ C"]
-    """Their logits, as the model gave them."""
+    """What reads that and gives the logits: a linear layer."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
     rounding: float = 0.0
@@ -69,21 +60,22 @@ class LastAttention:
         output = self.layer.output(positions)
         if self.projection_bias is not None:
             output = output + self.projection_bias
-        counted = valid[:, positions]
-        if not self.attended[:, positions][counted].isfinite().all():
+        counted, seen = valid[:, positions], self.seen
+        attended = seen.attended[:, positions][counted]
+        if not attended.isfinite().all():
             raise ArgumentError(
                 "model: the output of its last attention is not finite on this batch; check "
                 "weights and inputs"
             )
-        if not _close(output[counted], self.attended[:, positions][counted], self.rounding):
+        if not _close(output[counted], attended, self.rounding):
             raise ArgumentError(
                 "batch: the model attends otherwise than the closed form supposes (packed "
                 "sequences, a mask of its own, a softmax in single precision that "
                 "attn_implementation='sdpa' would not have?); use hessblocks.Hessian for this batch"
             )
-        hidden = self.hidden[:1, 0] if self.pooled else self.hidden[:1, self.tried]
+        hidden = seen.hidden[:1, 0] if seen.pooled else seen.hidden[:1, seen.tried]
         own = self.output_layer
-        if not _close(nn.functional.linear(hidden, own.weight, own.bias), self.logits):
+        if not _close(nn.functional.linear(hidden, own.weight, own.bias), seen.logits):
             raise ArgumentError(
                 "model: its logits are not the output layer's of the final hidden state (scaled, "
                 f"capped, changed by a hook?); {ELSEWHERE}"
@@ -99,7 +91,7 @@ class LastAttention:
         Raises:
             ArgumentError: it differs by more than rounding.
         """
-        if not _close(hidden, self.hidden[valid]):
+        if not _close(hidden, self.seen.hidden[valid]):
             raise ArgumentError(
                 "model: behind its last attention it does something else than the closed form "
                 f"supposes, or not token by token; {ELSEWHERE}"

@@ -105,7 +105,7 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
     with (
         evaluation_mode(model),
         uncompiled(),
-        differentiable_checkpoints(),
+        differentiable_checkpoints,
         watching() as watch,
     ):
         yield watch
@@ -118,7 +118,7 @@ def backward_pass(model: nn.Module) -> Iterator[None]:
         evaluation_mode(model),
         _plain_attention,
         uncompiled(),
-        differentiable_checkpoints(),
+        differentiable_checkpoints,
     ):
         spell_weight_norms(model)
         yield

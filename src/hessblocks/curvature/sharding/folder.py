@@ -78,8 +78,8 @@ class WeightsFolder:
             model: Any = kind._from_config(config)
         model.tie_weights()
         self._prefix = f"{model.base_model_prefix}."
-        for parameter, names in _tied(model):
-            name = self._stored(names)
+        for names in names_of(model).values():
+            name, parameter = self._stored(names), model.get_parameter(names[0])
             stored = self._files[name].get_slice(name).get_shape()
             if tuple(stored) != tuple(parameter.shape):
                 raise ArgumentError(
@@ -166,9 +166,9 @@ def _class_of(config: Any) -> Any:
     )
 
 
-def _tied(model: nn.Module) -> list[tuple[Tensor, list[str]]]:
-    """Every parameter with all its names."""
-    names: dict[int, tuple[Tensor, list[str]]] = {}
+def names_of(model: nn.Module) -> dict[int, list[str]]:
+    """List all names of every parameter, by its identity."""
+    names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), (parameter, []))[1].append(name)
-    return list(names.values())
+        names.setdefault(id(parameter), []).append(name)
+    return names

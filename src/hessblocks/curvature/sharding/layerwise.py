@@ -70,13 +70,12 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
     """
     layers = set(_elements(model))
     parts = list(_beside(model, layers))
-    sizes = {id(part): sum(p.numel() for p in part.parameters()) for part in parts}
-    total = sum(p.numel() for p in model.parameters())
+    total = _size(model)
     for part in parts:
-        if part not in layers and _rows_of(part) is None and sizes[id(part)] > total / 2:
+        if part not in layers and _rows_of(part) is None and _size(part) > total / 2:
             raise ArgumentError(
                 f"model: found no list of layers; {type(part).__name__} holds "
-                f"{sizes[id(part)] / total:.0%} of the parameters and would be whole on every "
+                f"{_size(part) / total:.0%} of the parameters and would be whole on every "
                 "process; hold the layers in an nn.ModuleList"
             )
     return parts

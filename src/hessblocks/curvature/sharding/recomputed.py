@@ -67,7 +67,7 @@ class _Pullback(torch.autograd.Function):
         ctx.save_for_backward(*given)
         with part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(given, wanted)
-            return _pulled(part, tensors, cotangents, wanted, create_graph=False)
+            return _pulled_back(part(*tensors, again=True), cotangents, tensors, wanted)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -77,24 +77,10 @@ class _Pullback(torch.autograd.Function):
             tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
             # the backward pass has sent these sums already: here they are differentiated, not read
             with ctx.part.sums.only_differentiated():
-                pulled = _pulled(ctx.part, tensors, cotangents, ctx.wanted, create_graph=True)
-            pairs = [
-                (value, direction)
-                for value, direction in zip(pulled, directions, strict=True)
-                if value is not None and direction is not None and value.requires_grad
-            ]
-            inputs = [t for t, a in zip([*tensors, *cotangents], asked, strict=True) if a]
-            found = iter(
-                torch.autograd.grad(
-                    [value for value, _ in pairs],
-                    inputs,
-                    [direction for _, direction in pairs],
-                    allow_unused=True,
-                )
-                if pairs
-                else [None] * len(inputs)
-            )
-        return None, None, *(next(found) if one else None for one in asked)
+                results = ctx.part(*tensors, again=True)
+                pulled = _pulled_back(results, cotangents, tensors, ctx.wanted, create_graph=True)
+            found = _pulled_back(pulled, directions, [*tensors, *cotangents], asked)
+        return None, None, *found
 
 
 def _leaves(given: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
@@ -106,17 +92,21 @@ def _leaves(given: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tenso
     return tensors, [cotangent.requires_grad_() for cotangent in cotangents]
 
 
-def _pulled(
-    part: Part,
+def _pulled_back(
+    results: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
     tensors: Sequence[Tensor],
-    cotangents: Sequence[Tensor],
     wanted: Sequence[bool],
     *,
-    create_graph: bool,
+    create_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    results = part(*tensors, again=True)
+    """Jᵀ cotangents by the tensors that are wanted."""
     inputs = [tensor for tensor, one in zip(tensors, wanted, strict=True) if one]
-    pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
+    pairs = [
+        (result, cotangent)
+        for result, cotangent in zip(results, cotangents, strict=True)
+        if result is not None and cotangent is not None and result.requires_grad
+    ]
     found = iter(
         torch.autograd.grad(
             [result for result, _ in pairs],

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hessblocks.curvature.sharding.exchange import Cut
-from hessblocks.curvature.sharding.folder import WeightsFolder
+from hessblocks.curvature.sharding.folder import WeightsFolder, names_of
 from hessblocks.curvature.sharding.layerwise import parts_of
 from hessblocks.errors import ArgumentError
 
@@ -57,7 +57,7 @@ def sharded(
     place = torch.device(device or _place(None if folder else next(iter(named.values())).device))
     _check_alike(folder.digest() if folder else _sums(named))
     mesh = init_device_mesh(place.type, (count,))
-    names = _names(whole)
+    names = names_of(whole)
     new = {}
     for parameter in named.values():
         if not parameter.ndim and folder is None:
@@ -98,14 +98,6 @@ def _parameter(rows: Tensor, parameter: Tensor, mesh: Any) -> nn.Parameter:
         rows, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=strides
     )
     return nn.Parameter(made, requires_grad=parameter.requires_grad)
-
-
-def _names(model: nn.Module) -> dict[int, list[str]]:
-    """All names of every parameter, by its identity."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return names
 
 
 def _place(of: torch.device | None) -> torch.device:

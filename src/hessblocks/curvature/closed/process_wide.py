@@ -1,0 +1,126 @@
+"""Swap functions of the whole process while a graph is captured: eager attention, checkpoints.
+
+`torch.utils.checkpoint(use_reentrant=True)` hides its weights from autograd: the part runs without
+a graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. The form
+`use_reentrant=False` gives the same values and has derivatives of every order. Whoever calls
+`checkpoint`, by whatever name, ends at `CheckpointFunction.apply`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
+
+from hessblocks.curvature.attention import in_place_of
+from hessblocks.curvature.closed import softmax
+from hessblocks.curvature.closed.watch import Watch, note_derivative
+
+
+class Shared(AbstractContextManager[None]):
+    """Process-wide setting that the first thread makes and the last one undoes."""
+
+    def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Hold what makes the setting."""
+        self._setting, self._lock, self._inside = setting, threading.Lock(), 0
+        self._made: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> None:
+        """Make the setting, if nobody has."""
+        with self._lock:
+            if not self._inside:
+                self._made = self._setting()
+                self._made.__enter__()
+            # counted, since threads leave in another order than they came
+            self._inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        """Undo it, if nobody needs it any longer."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._made is not None:
+                self._made.__exit__(None, None, None)
+
+
+@contextmanager
+def _without_reentry() -> Iterator[None]:
+    before = vars(CheckpointFunction).get("apply")
+    CheckpointFunction.apply = staticmethod(_checkpoint)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del CheckpointFunction.apply  # the inherited one is found again
+        if before is not None:
+            CheckpointFunction.apply = before  # type: ignore[method-assign]
+
+
+def _checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    # calls no `CheckpointFunction`, so that the swap does not meet itself
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+
+
+# Of the whole process: a GPU's backward pass has a thread of its own.
+differentiable_checkpoints = Shared(_without_reentry)
+"""Runs parts under `checkpoint(use_reentrant=True)` as with `use_reentrant=False`."""
+
+_inside = threading.local()
+
+
+@contextmanager
+def swap_eager(watch: Watch) -> Iterator[None]:
+    """Give models of transformers that ask for eager attention tiles in long contexts.
+
+    In this thread.
+    """
+    registry = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
+    if registry is None:  # no model of transformers
+        yield
+        return
+    watches = vars(_inside).setdefault("watches", [])
+    watches.append(watch)
+    try:
+        with _choosing:
+            yield
+    finally:
+        watches.pop()
+
+
+@contextmanager
+def _our_choice() -> Iterator[None]:
+    """Our choice in the place of the registry's own."""
+    registry = sys.modules["transformers.modeling_utils"].AttentionInterface
+    own = registry.get_interface
+    registry.get_interface = lambda self, name, default: _chosen(own(self, name, default), default)
+    try:
+        yield
+    finally:
+        registry.get_interface = own
+
+
+_choosing = Shared(_our_choice)
+
+
+def _chosen(found: Callable[..., Any], default: Callable[..., Any]) -> Callable[..., Any]:
+    watches = getattr(_inside, "watches", None)
+    if not watches or found is not default:
+        return found
+    watch: Watch = watches[-1]
+
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, *args: Any, **keywords: Any
+    ) -> Any:
+        if key.shape[-2] >= softmax.LONG and len(args) < 2 and not watch.in_recomputed_part():
+            others = dict(keywords)
+            mask = args[0] if args else others.pop("attention_mask", None)
+            tiled = in_place_of(
+                default, module, query, key, value, mask, noticed=note_derivative, **others
+            )
+            if tiled is not None:
+                return tiled
+        return default(module, query, key, value, *args, **keywords)
+
+    return attention

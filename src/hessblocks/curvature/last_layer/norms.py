@@ -1,0 +1,96 @@
+"""Read the norms around the last attention: those of queries and keys, and the one in front.
+
+Letters: B sequences, L tokens, D width, K query-key width.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hessblocks.curvature.last_layer.forward_pass import Seen
+from hessblocks.curvature.last_layer.supported import uncovered
+from hessblocks.errors import ArgumentError
+from hessblocks.theory import HeadNorm
+
+
+def head_norms(
+    like: Float[Tensor, "rows K"], query: nn.Module | None = None, key: nn.Module | None = None
+) -> dict[str, HeadNorm]:
+    """Find the norms of queries and keys (QK norm) by their names, where there are any."""
+    found = {"query_norm": query, "key_norm": key}
+    return {
+        name: _head_norm(name, module, like)
+        for name, module in found.items()
+        if not isinstance(module, nn.Identity | None)
+    }
+
+
+def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
+    """The norm as a function of one vector and its trained parameters, as it is now."""
+    held = copy.deepcopy(module)
+    trained = {own: p for own, p in held.named_parameters() if p.requires_grad}
+
+    def normed(vector: Tensor, parameters: Tensor) -> Tensor:
+        pieces = parameters.split([p.numel() for p in trained.values()])
+        shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
+        found: Tensor = functional_call(held, dict(zip(trained, shaped, strict=True)), (vector,))
+        return found
+
+    flat = [p.detach().flatten().to(like) for p in trained.values()]
+    norm = HeadNorm(function=normed, parameters=torch.cat([like.new_zeros(0), *flat]))
+    try:
+        norm.check(like.shape[-1])
+    except ArgumentError as error:
+        raise uncovered(
+            f"expects {name} to act on each head's vector by itself ({error})"
+        ) from error
+    return norm
+
+
+def norm_multipliers(
+    model: nn.Module, stems: set[str], seen: Seen
+) -> dict[str, Float[Tensor, "B L D"]]:
+    """Compute what each trained parameter of the norm in front is multiplied with.
+
+    Args:
+        model: holds the norm, any module that acts on each token by itself.
+        stems: names of the modules between the layer's input and its attention.
+        seen: what the norm reads, and what the attention reads.
+
+    Returns:
+        By the parameter's name; without those that enter otherwise than entry by entry, and nothing
+        at all where there is more than one module, or the attention does not read its output as it
+        is.
+    """
+    if len(stems) != 1:
+        return {}
+    (stem,) = stems
+    norm, x, inputs = model.get_submodule(stem), seen.x, seen.inputs
+    found: dict[str, Tensor] = {}
+    if not inputs.isfinite().all() or not _close(norm(x), inputs, 1e-6):
+        return found
+    # of both signs, within ±1 and without
+    generic = 3 * torch.arange(1, x.shape[-1] + 1).to(x).sin()
+    for name, parameter in norm.named_parameters():
+        if not parameter.requires_grad or parameter.shape != x.shape[-1:]:
+            continue
+
+        def at(values: Tensor, name: str = name) -> Tensor:
+            normed: Tensor = functional_call(norm, {name: values}, (x,))
+            return normed
+
+        start = at(torch.zeros_like(generic))
+        slope = at(torch.ones_like(generic)) - start
+        tried = ((at(v), start + slope * v) for v in (generic, -generic, parameter.detach()))
+        if all(_close(one, expected, 1e-4) for one, expected in tried):
+            found[f"{stem}.{name}"] = slope
+    return found
+
+
+def _close(found: Tensor, expected: Tensor, share: float) -> bool:
+    return torch.allclose(found, expected, rtol=share, atol=share * float(expected.abs().max()))
