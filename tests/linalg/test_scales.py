@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import hessblocks as hb
-from hessblocks.curvature.exact.softmax_block import SoftmaxBlock
+from hessblocks.curvature.exact.unembedding import SoftmaxBlock
 from hessblocks.curvature.sampled.grams import _inner_products
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.linalg import BlockGrid, DenseOperator, KroneckerSum, norms_from_pairs, solve

@@ -33,12 +33,12 @@ def attention(
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
     """Compute O, with two derivatives by queries, keys, values and sinks."""
+    out: Tensor
     out, total, *_ = _Attention.apply(query, key, value, visibility)
     if sink is None:
         return out
     # a sink takes its share of the softmax, and adds nothing to O
-    mixed: Tensor = out * (total - sink[..., None]).sigmoid()[..., None]
-    return mixed
+    return out * (total - sink[..., None]).sigmoid()[..., None]
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Heads:
@@ -102,7 +102,7 @@ class _Attention(Function):
         g = torch.zeros_like(ctx.saved_tensors[3]) if g is None else g
 
         def pulled(*both: Tensor | None) -> tuple[Tensor, ...]:
-            found: Any = _Pullback.apply(*both, *ctx.saved_tensors, ctx.visibility)
+            found: tuple[Tensor, ...] = _Pullback.apply(*both, *ctx.saved_tensors, ctx.visibility)
             return found
 
         if not any(map(_batched, (g, raised))):
@@ -213,7 +213,11 @@ class _Tangent(Function):
         groups = key.shape[1]
         vectors = next(len(t) for t in (a, b, c) if t is not None)
         met = None if g is None or out is None else _met(g, raised, out)
-        kept = Rows(*(None if t is None else _rows(t, groups) for t in (top, rest, g, met)))
+        kept = Rows(
+            _rows(top, groups),
+            _rows(rest, groups),
+            *(None if t is None else _rows(t, groups) for t in (g, met)),
+        )
         tangents = Vectors(
             None if a is None else _rows(a, groups, 1),
             None if b is None else b.flatten(1, 2),

@@ -79,13 +79,13 @@ def push_forward(
     Cost: 12 products of queries × keys × width a tile, 2 of them for all K together.
     """
     likes = (heads.query, heads.key, heads.value)
-    into = [
+    q, k, v = (
         like.new_zeros(count, *like.shape) if one else None
         for like, one in zip(likes, wanted, strict=True)
-    ]
+    )
     shape = (count, *heads.query.shape[:3])
     out = heads.query.new_zeros(*shape, heads.value.shape[-1])
-    results = Vectors(*into, heads.query.new_zeros(shape), out)
+    results = Vectors(q, k, v, heads.query.new_zeros(shape), out)
     for tile in heads.tiles:
         work = _Work(heads, kept, tile)
         for which in range(count):
@@ -107,7 +107,7 @@ class _Work:
             self._g = rows(kept.cotangent, tile)
             self._centred = torch.baddbmm(-rows(kept.met, tile), self._g, self._v.mT)
             self._met = self._weights * self._centred
-            if bent is not None:
+            if bent is not None and self._slope is not None:
                 assert heads.visibility.softcap is not None
                 self._met.mul_(self._slope)
                 self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)

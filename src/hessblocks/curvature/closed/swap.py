@@ -20,8 +20,7 @@ from hessblocks.curvature.closed import corrected
 from hessblocks.curvature.closed import layer_norms as closed_norms
 from hessblocks.curvature.closed import pointwise as closed_pointwise
 from hessblocks.curvature.closed import softmax as closed_softmax
-from hessblocks.curvature.closed.linear import addmm, linear
-from hessblocks.curvature.closed.lookup import embedding
+from hessblocks.curvature.closed.in_place import addmm, embedding, linear
 from hessblocks.curvature.closed.softmax import DTYPES
 from hessblocks.curvature.closed.watch import Watch
 from hessblocks.errors import RunError

@@ -103,7 +103,8 @@ class LastBlockHessian(PiecewiseHessian):
         if group == UNEMBEDDING:
             shape = self._loss.shape
         elif self._norm is not None and group in self._norm.places:
-            shape = (1, len(self._norm.places[group]))
+            place = self._norm.places[group]
+            shape = (1, place.stop - place.start)
         else:
             shape = self._tail.parts[group].shape
         return [Piece(group=group, heads=(), shape=shape)]

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
@@ -34,7 +34,7 @@ class InputNorm:
         self,
         hessian: AttentionHessian,
         wide: AttentionHessian,
-        places: Mapping[str, Int[Tensor, " D"]],
+        places: Mapping[str, slice],
     ) -> None:
         """Combine the layer with the wider one.
 
@@ -44,15 +44,10 @@ class InputNorm:
             places: rows of each parameter's multipliers in the wider weights.
         """
         self._layer = hessian.layer
+        self._own = slice(self._layer.x.shape[-1])
         self._wide = wide
         self.places = places
         """Rows of the wider weights, by the name of the parameter."""
-
-    @cached_property
-    def _own(self) -> Int[Tensor, " rows"]:
-        """Rows of the wider weights that are the layer's own."""
-        width = self._layer.x.shape[-1]
-        return torch.arange(width, device=self._layer.x.device)
 
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
         """Compute ∂(output of the attention)/∂φ of every token."""
@@ -108,7 +103,7 @@ class InputNorm:
     def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
         """The rows of a wider weight as rows of φ."""
         at = self.places[name]
-        weight = _of_head(group, head, self._layer)[: len(at)]
+        weight = _of_head(group, head, self._layer)[: at.stop - at.start]
         whole = term.matrices.whole()
         if group == "key" and self._layer.joined:
             matrices = _contracted_rows(whole, weight, at)
@@ -136,7 +131,7 @@ class InputNorm:
         gradient = self._gradients[group, head][self.places[name]]
         rows = len(gradient)
         unit = torch.eye(rows, dtype=gradient.dtype, device=gradient.device)
-        own = gradient.new_zeros(rows, len(self._own))
+        own = gradient.new_zeros(rows, self._own.stop)
         own[:, :rows] = unit
         if group == "key" and self._layer.joined:
             right = (own[:, :, None] * gradient[:, None]).flatten(1)
@@ -164,7 +159,7 @@ class InputNorm:
 
 
 def _contracted_rows(
-    matrices: Float[Tensor, "N rows W"], weight: Float[Tensor, "D K"], at: Int[Tensor, " D"]
+    matrices: Float[Tensor, "N rows W"], weight: Float[Tensor, "D K"], at: slice
 ) -> Float[Tensor, "N D W"]:
     """Rows (d', r) of long vectors, those of φ picked and contracted with W."""
     picked = matrices.unflatten(1, (-1, weight.shape[1]))[:, at]
@@ -182,7 +177,7 @@ def _of_head(group: str, head: int, layer: AttentionLayer) -> Float[Tensor, "row
 
 def widened(
     layer: AttentionLayer, slopes: Mapping[str, Float[Tensor, "B L D"]]
-) -> tuple[AttentionLayer, dict[str, Int[Tensor, " D"]]]:
+) -> tuple[AttentionLayer, dict[str, slice]]:
     """Append multipliers to the inputs of the same layer.
 
     Args:
@@ -193,8 +188,8 @@ def widened(
         The layer, and where the rows of each parameter stand.
     """
     width, rows = layer.x.shape[-1], next(iter(slopes.values())).shape[-1]
-    starts = {name: width + number * rows for number, name in enumerate(slopes)}
     added = rows * len(slopes)
+    starts = range(width, width + added, rows)
 
     def padded(weight: Tensor) -> Tensor:
         return nn.functional.pad(weight, (0, 0, 0, added))
@@ -211,5 +206,6 @@ def widened(
         value=padded(layer.value),
         parameters=(*READ, "projection"),
     )
-    at = torch.arange(rows, device=layer.x.device)
-    return wide, {name: start + at for name, start in starts.items()}
+    return wide, {
+        name: slice(start, start + rows) for name, start in zip(slopes, starts, strict=True)
+    }

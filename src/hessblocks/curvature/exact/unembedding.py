@@ -1,4 +1,4 @@
-"""Curvature of the cross-entropy by the hidden state, where the vocabulary is large.
+"""Curvature of the cross-entropy by hidden states and unembedding, for large vocabularies.
 
 The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of
 the token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
@@ -7,13 +7,17 @@ So no derivative passes through the vocabulary. Two steps keep the digits that t
 lose: the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart;
 with q = 1 − p_c summed from the others and v = Σ_{i ≠ c} p_i w_i,
     Λ_h / ω = Σ_{i ≠ c} p_i w_i w_iᵀ + p_c q w_c w_cᵀ − v vᵀ − p_c (v w_cᵀ + w_c vᵀ).
+For W itself, in which the logits are linear (H_f = 0), no matrix of the vocabulary's square is made:
+    H_o = Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ),
+    ⟨diag p − ppᵀ, diag q − qqᵀ⟩ = p·q − Σ p²q − Σ pq² + (p·q)².
 
 Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (one more
-than D with a bias), S and T columns, F rows of a factor, M rows whose products are summed.
+than D with a bias), S, T and K columns, F rows of a factor, M rows whose products are summed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,8 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.exact.softmax_block import SoftmaxBlock
-from hessblocks.linalg import MEMORY_LIMIT, chunks
+from hessblocks.linalg import MEMORY_LIMIT, ExactOperator, chunks, unit_of
 
 FEW = 16
 """Tokens up to which each token's sum is one product of matrices."""
@@ -118,6 +121,82 @@ class Unembedding:
     @cached_property
     def _centred(self) -> Float[Tensor, "C D"]:
         return self.weight - self.weight.mean(0)
+
+
+class SoftmaxBlock(ExactOperator):
+    """Operator Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ), flattened (inputs, classes) row by row."""
+
+    def __init__(
+        self,
+        inputs: Float[Tensor, "N P"],
+        probabilities: Float[Tensor, "N C"],
+        weights: Float[Tensor, " N"],
+        memory_limit: int,
+    ) -> None:
+        """Hold hidden states, probabilities and weights.
+
+        Args:
+            inputs: h of each token, with a last column of ones for a bias.
+            probabilities: p.
+            weights: ω, not negative.
+            memory_limit: bytes of intermediate results.
+        """
+        size = inputs.shape[1] * probabilities.shape[1]
+        super().__init__(
+            (size, size),
+            dtype=inputs.dtype,
+            device=inputs.device,
+            symmetric=True,
+            positive_semidefinite=True,
+        )
+        self._inputs = inputs * weights.sqrt()[:, None]
+        self._p = probabilities
+        self._limit = memory_limit
+
+    @property
+    def nbytes(self) -> int:
+        """Count the bytes of the numbers held."""
+        return self._inputs.nbytes + self._p.nbytes
+
+    def adjoint(self) -> SoftmaxBlock:
+        """Return the block itself, which is symmetric."""
+        return self
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        """Cost: N P C K multiplications; N C K numbers, some tokens at a time."""
+        count, classes = columns.shape[1], self._p.shape[1]
+        out = columns.new_zeros(self._inputs.shape[1], classes * count)
+        step = max(1, self._limit // (4 * classes * count * columns.element_size()))
+        for some in chunks(len(self._p), step):
+            h, p = self._inputs[some], self._p[some, :, None]
+            seen = p * (h @ columns.view(h.shape[1], -1)).view(len(h), classes, count)
+            seen = seen - p * seen.sum(1, keepdim=True)
+            out += h.T @ seen.flatten(1)
+        return out.view(-1, count)
+
+    def diagonal(self) -> Float[Tensor, " size"]:
+        """Compute Σ_n ω_n h² ⊗ p (1 − p)."""
+        return (self._inputs.square().T @ (self._p * (1 - self._p))).flatten()
+
+    def frobenius_norm(self) -> float:
+        """Compute the norm by two N × N matrices. Cost: N² (C + P) multiplications."""
+        return unit_of(self._inputs) ** 2 * math.sqrt(self._square)
+
+    @cached_property
+    def _square(self) -> float:
+        p, squares = self._p.double(), self._p.double().square()
+        mixed, crossed = p @ p.T, squares @ p.T
+        inner = mixed - crossed - crossed.T + mixed.square()
+        h = self._inputs.double() / unit_of(self._inputs)
+        return max(0.0, float(((h @ h.T).square() * inner).sum()))
+
+    def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
+        """Add the assembled block; N P² C² multiplications."""
+        P, C = self._inputs.shape[1], self._p.shape[1]
+        grid = out.view(P, C, P, C)
+        for h, p in zip(self._inputs, self._p, strict=True):
+            matrix = p.diag() - p[:, None] * p
+            grid += h[:, None, None, None] * h[:, None] * matrix[:, None, :]
 
 
 class SeenLoss:

@@ -71,23 +71,21 @@ def forward_pass(
         ArgumentError: the last layer, or the output layer, runs more than once.
     """
     seen: dict[str, Any] = {"tried": _first_tokens(batch)}
-    met: set[int] = set()
 
-    def once(module: nn.Module) -> None:
-        if id(module) in met:
+    def once(module: nn.Module, key: str) -> None:
+        if key in seen:
             raise uncovered(
                 f"expects one use of the last layer, and {type(module).__name__} runs twice in a "
                 "forward pass"
             )
-        met.add(id(module))
 
     def enter_layer(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
-        once(module)
+        once(module, "x")
         seen["x"] = inputs[0] if inputs else keywords["hidden_states"]
         seen["layer_keywords"] = {k: v for k, v in keywords.items() if k != "hidden_states"}
 
     def enter_attention(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
-        once(module)
+        once(module, "inputs")
         seen["inputs"] = inputs[0] if inputs else keywords["hidden_states"]
         seen["arguments"], seen["keywords"] = inputs, keywords
 
@@ -95,7 +93,7 @@ def forward_pass(
         seen["attended"] = output[0] if isinstance(output, tuple) else output
 
     def enter_output(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        once(module)
+        once(module, "hidden")
         hidden = seen["hidden"] = inputs[0]
         tried = seen["tried"][seen["tried"] < hidden.shape[1]]
         return (hidden[:1, tried] if hidden.ndim == 3 else hidden[:1], *inputs[1:])

@@ -88,22 +88,18 @@ def check_linear(name: str, module: nn.Module | None) -> None:
     forward: Any = getattr(type(module), "forward", None)
     plain = forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
     if module is None or not plain or "weight" not in module._parameters:
-        raise ArgumentError(
-            f"model: the closed form expects {name} to be a plain linear layer, got "
-            f"{type(module).__name__} (adapters, pruned and reparametrised weights are none); "
-            f"{ELSEWHERE}"
+        raise uncovered(
+            f"expects {name} to be a plain linear layer, got {type(module).__name__} (adapters, "
+            "pruned and reparametrised weights are none)"
         )
     asked = {p.requires_grad for p in module.parameters(recurse=False)}
     if len(asked) > 1:
-        raise ArgumentError(
-            f"model: the closed form expects weight and bias of {name} to be trained both or "
-            f"neither; {ELSEWHERE}"
-        )
+        raise uncovered(f"expects weight and bias of {name} to be trained both or neither")
 
 
 def uncovered(limit: str) -> ArgumentError:
     """Make an error that says what the closed form covers or expects, and what to do."""
-    return ArgumentError(f"model: the closed form {limit}; use hessblocks.Hessian for this model")
+    return ArgumentError(f"model: the closed form {limit}; {ELSEWHERE}")
 
 
 @contextmanager

@@ -177,19 +177,11 @@ def _samples(
     """One batch of samples, (S, entries of all groups)."""
     shape = sampling.size, whole.size
     vectors = torch.zeros(shape, dtype=_dtype(problem), device=problem.device)
-    own = problem.processes.own_vectors(sampling.size)
+    own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
     try:
         for number, rows in enumerate(sampling.plan.passes):
-            _add_pass(
-                problem,
-                rows,
-                whole,
-                vectors,
-                own,
-                batch * sampling.size,
-                seed,
-                step if not number else None,
-            )
+            told = None if number else step
+            _add_pass(problem, rows, whole, vectors, own, before, seed, told)
     except Exception:
         if not problem.cuts:
             problem.processes.fail(vectors)
