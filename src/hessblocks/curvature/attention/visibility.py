@@ -76,11 +76,11 @@ class Visibility:
         counts = (*query.shape[:3], keys)
         if counts not in self._tiles:
             size = CPU if query.device.type == "cpu" else OTHERS
-            pairs, shared, queries = counts[:3]
-            self._tiles[counts] = list(self._cut(pairs, shared, queries, keys, size))
+            self._tiles[counts] = list(self._cut(counts, size))
         return self._tiles[counts]
 
-    def _cut(self, pairs: int, shared: int, queries: int, keys: int, size: Size) -> Iterator[Tile]:
+    def _cut(self, counts: tuple[int, ...], size: Size) -> Iterator[Tile]:
+        pairs, shared, queries, keys = counts
         rows = max(1, min(size.rows, size.scores // keys) // shared)
         together = max(1, size.scores // (8 * shared * min(rows, queries) * keys))
         for start in range(0, queries, rows):

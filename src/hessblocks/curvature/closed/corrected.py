@@ -49,11 +49,8 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     """By the statistics of the batch; by running ones torch is right."""
-    return (
-        _of_channels(x, 0, weight, bias, eps)
-        if training and running_mean is None
-        else NotImplemented
-    )
+    own = training and running_mean is None
+    return _of_channels(x, 0, weight, bias, eps) if own else NotImplemented
 
 
 def _instance_norm(

@@ -22,7 +22,7 @@ from torch.func import grad, jacrev, vjp, vmap
 
 from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.last_layer import HiddenNetwork
-from hessblocks.linalg import MEMORY_LIMIT, chunks
+from hessblocks.linalg import chunks
 from hessblocks.theory import TokenCurvature
 
 _AT_ONCE = 1 << 21
@@ -50,8 +50,6 @@ def token_derivatives(
     attended: Float[Tensor, "N D"],
     x: Float[Tensor, "N D"],
     loss: SeenLoss,
-    *,
-    memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
     """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, x_n)), labels_n).
 
@@ -59,8 +57,8 @@ def token_derivatives(
         network: acts on one token.
         attended: outputs of the attention sub-block.
         x: input of the layer at that token.
-        loss: from the network's results to the loss.
-        memory_limit: bytes of what is made together, about; what is returned is not counted.
+        loss: from the network's results to the loss; its memory limit is of what is made together,
+            what is returned not counted.
 
     Returns:
         g, Λ_o and Λ_f of each token.
@@ -70,17 +68,13 @@ def token_derivatives(
         classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
-        gradient, outer, found = _first(network, attended, x, loss, memory_limit)
-        functional = _functional(network, attended, x, loss.gradient, memory_limit)
+        gradient, outer, found = _first(network, attended, x, loss)
+        functional = _functional(network, attended, x, loss)
     return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=found)
 
 
 def _first(
-    network: HiddenNetwork,
-    attended: Tensor,
-    x: Tensor,
-    loss: SeenLoss,
-    memory_limit: int,
+    network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> tuple[Tensor, TokenCurvature, Tensor]:
     """Take Λ_o from the Jacobian of the logits, or from that of h where it has fewer rows.
 
@@ -98,7 +92,7 @@ def _first(
         return vmap(pull)(rows)[0], found
 
     gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)
-    for some in chunks(len(attended), _together(attended, memory_limit)):
+    for some in chunks(len(attended), _together(attended, loss.memory_limit)):
         J, hidden[some] = vmap(jacobian_of)(attended[some], x[some])
         gradient[some] = (slopes[some, None] @ J)[:, 0]
         outer[some] = loss.root(J, some) if few else J.mT @ outer[some] @ J
@@ -108,11 +102,7 @@ def _first(
 
 
 def _functional(
-    network: HiddenNetwork,
-    attended: Tensor,
-    x: Tensor,
-    pulled: Tensor,
-    memory_limit: int,
+    network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> TokenCurvature | None:
     """Λ_f of every token; None where it is zero along a random direction."""
     gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
@@ -120,7 +110,7 @@ def _functional(
     def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:
         return vjp(lambda point: gradient(point, u, x), a)[1](direction)[0]
 
-    step = _together(attended, memory_limit)
+    pulled, step = loss.gradient, _together(attended, loss.memory_limit)
     generic = torch.arange(1, attended.shape[-1] + 1).to(attended).sqrt().sin().expand_as(attended)
     if not vmap(times, chunk_size=step)(generic, attended, pulled, x).any():
         return None

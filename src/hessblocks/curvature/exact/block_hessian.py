@@ -138,11 +138,9 @@ class LastBlockHessian(PiecewiseHessian):
         return found
 
     def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
-        if row.group == column.group == UNEMBEDDING and part != "functional":
-            return self._loss.block()
-        if row.group == column.group == UNEMBEDDING:
-            return self._sum([], row, column, part)
-        return super()._made(row, column, part)
+        if not row.group == column.group == UNEMBEDDING:
+            return super()._made(row, column, part)
+        return self._sum([], row, column, part) if part == "functional" else self._loss.block()
 
     def _attends(self, piece: Piece) -> bool:
         return piece.group in self.attention.groups
@@ -181,13 +179,13 @@ class LastBlockHessian(PiecewiseHessian):
 
     def _within_attention(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
         """List terms of the attention's second derivative with the norm in front on one side."""
-        if self._norm is None or not (self._normed(row) or self._normed(column)):
+        if self._norm is None:
             return []
         if self._normed(row) and self._normed(column):
             return self._norm.functional_own(row.group, column.group)
-        if self._attends(column):
+        if self._normed(row) and self._attends(column):
             return self._norm.functional(row.group, column)
-        if self._attends(row):
+        if self._normed(column) and self._attends(row):
             return [term.adjoint() for term in self._norm.functional(column.group, row)]
         return []
 

@@ -30,28 +30,21 @@ READ = ("query", "key", "value")
 class InputNorm:
     """Gain and shift of the norm, treated as rows of a wider layer's weights."""
 
-    def __init__(
-        self,
-        hessian: AttentionHessian,
-        wide: AttentionHessian,
-        places: Mapping[str, slice],
-    ) -> None:
-        """Combine the layer with the wider one.
+    def __init__(self, wide: AttentionHessian, places: Mapping[str, slice]) -> None:
+        """Hold the wider layer.
 
         Args:
-            hessian: of the attention as it is.
             wide: of the layer that `widened` gives, with the same loss.
             places: rows of each parameter's multipliers in the wider weights.
         """
-        self._layer = hessian.layer
-        self._own = slice(self._layer.x.shape[-1])
         self._wide = wide
+        self._own = slice(min(place.start for place in places.values()))
         self.places = places
         """Rows of the wider weights, by the name of the parameter."""
 
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
         """Compute ∂(output of the attention)/∂φ of every token."""
-        total = self._layer.x.new_zeros(())
+        total = self._wide.layer.x.new_zeros(())
         for group, head, seen in self._reads():
             matrix, to_output = seen.matrix, seen.output_map
             if matrix is None:  # values: the identity
@@ -100,13 +93,19 @@ class InputNorm:
                         found.append(columns.adjoint())
         return found
 
+    def _weight(self, group: str, head: int) -> Float[Tensor, "rows K"]:
+        """W of one head on all inputs; the identity on its own for the keys of one matrix."""
+        weight: Tensor = getattr(self._wide.heads[head], f"w_{group}")
+        return weight
+
     def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
         """The rows of a wider weight as rows of φ."""
         at = self.places[name]
-        weight = _of_head(group, head, self._layer)[: at.stop - at.start]
+        weight = self._weight(group, head)[: at.stop - at.start]
         whole = term.matrices.whole()
-        if group == "key" and self._layer.joined:
-            matrices = _contracted_rows(whole, weight, at)
+        if group == "key" and self._wide.layer.joined:
+            picked = whole.unflatten(1, (-1, weight.shape[1]))[:, at]
+            matrices = (weight[None, :, :, None] * picked).sum(2)
         elif term.row_swapped:
             matrices = whole[:, at] * (term.row @ weight.T)[:, :, None]
         else:
@@ -117,7 +116,7 @@ class InputNorm:
     def _restricted(self, term: KroneckerTerm, group: str, head: HeadTokens) -> KroneckerTerm:
         """The columns of a wider weight that are the weight's own."""
         right = term.matrices.whole()
-        if group == "key" and self._layer.joined:
+        if group == "key" and self._wide.layer.joined:
             width = head.w_query.shape[1]
             right = right.unflatten(2, (-1, width))[:, :, self._own].flatten(2)
         elif term.column_swapped:
@@ -133,7 +132,7 @@ class InputNorm:
         unit = torch.eye(rows, dtype=gradient.dtype, device=gradient.device)
         own = gradient.new_zeros(rows, self._own.stop)
         own[:, :rows] = unit
-        if group == "key" and self._layer.joined:
+        if group == "key" and self._wide.layer.joined:
             right = (own[:, :, None] * gradient[:, None]).flatten(1)
             column, swapped = unit.new_ones(rows, 1), True
         else:
@@ -154,25 +153,8 @@ class InputNorm:
             if seen.matrix is not None:
                 along = (along[:, None] @ seen.matrix)[:, 0]
             summed = along.T @ seen.vector if seen.swapped else seen.vector.T @ along
-            found[group, head] = summed.reshape(_of_head(group, head, self._wide.layer).shape)
+            found[group, head] = summed.reshape(self._weight(group, head).shape)
         return found
-
-
-def _contracted_rows(
-    matrices: Float[Tensor, "N rows W"], weight: Float[Tensor, "D K"], at: slice
-) -> Float[Tensor, "N D W"]:
-    """Rows (d', r) of long vectors, those of φ picked and contracted with W."""
-    picked = matrices.unflatten(1, (-1, weight.shape[1]))[:, at]
-    found: Tensor = (weight[None, :, :, None] * picked).sum(2)
-    return found
-
-
-def _of_head(group: str, head: int, layer: AttentionLayer) -> Float[Tensor, "rows K"]:
-    """The weight that a head uses; the identity for the keys of one matrix."""
-    weight = {"query": layer.query, "key": layer.key, "value": layer.value}[group]
-    if weight is None:
-        return torch.eye(layer.x.shape[-1], dtype=layer.x.dtype, device=layer.x.device)
-    return weight[head * len(weight) // len(layer.query)]
 
 
 def widened(

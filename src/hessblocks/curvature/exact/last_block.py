@@ -156,7 +156,7 @@ def exact_last_block(
     norm = None
     if found.multipliers:
         wide, places = widened(attention.layer, found.multipliers)
-        norm = InputNorm(attention, hessian_of(wide, behind, valid), places)
+        norm = InputNorm(hessian_of(wide, behind, valid), places)
     return LastBlockHessian(
         attention,
         tail,
@@ -205,23 +205,18 @@ def hessian_of(
     """Build the Hessian of a layer from its labelled tokens; the others add nothing."""
     positions = valid.any(0).nonzero()[:, 0]
     labelled = valid[:, positions]
-    functional = None
-    if behind.functional is not None:
-        functional = _spread(behind.functional, labelled)
     return AttentionHessian(
         layer,
         gradient=_filled(behind.gradient, valid).view(*valid.shape, -1),
         curvature=_spread(behind.outer, labelled),
-        functional_curvature=functional,
+        functional_curvature=behind.functional and _spread(behind.functional, labelled),
         positions=positions,
     )
 
 
 def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
-    filled = _filled(curvature.numbers, labelled)
-    if curvature.factor is None:
-        return replace(curvature, matrix=filled)
-    return replace(curvature, factor=filled)
+    held = "matrix" if curvature.factor is None else "factor"
+    return replace(curvature, **{held: _filled(curvature.numbers, labelled)})
 
 
 def _filled(values: Tensor, labelled: Tensor) -> Tensor:
@@ -309,7 +304,6 @@ def behind_cross_entropy(
         found.seen.attended[valid],
         found.seen.x[valid],
         loss,
-        memory_limit=memory_limit,
     )
     found.check_behind(derivatives.hidden, valid)
     return derivatives

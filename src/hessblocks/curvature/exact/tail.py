@@ -84,7 +84,9 @@ class TokenTail:
             name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
         }
         self.width = found.seen.x.shape[-1]
-        hidden, self._inputs = self._at_once()
+        with undisturbed(model), torch.no_grad():
+            hidden, inputs = vmap(lambda *point: self._run({}, *point))(*self._points)
+        self._inputs: dict[str, Tensor] = inputs
         self.hidden: Float[Tensor, "N D"] = hidden
         """Final hidden state h of each token."""
 
@@ -188,13 +190,6 @@ class TokenTail:
                 "model: its weights have changed since the closed form was taken, or its parts; "
                 "take it again"
             )
-
-    def _at_once(self) -> tuple[Tensor, dict[str, Tensor]]:
-        with undisturbed(self._model), torch.no_grad():
-            found: tuple[Tensor, dict[str, Tensor]] = vmap(lambda *point: self._run({}, *point))(
-                *self._points
-            )
-        return found
 
     def _run(
         self, added: Mapping[str, Tensor], a: Tensor, x: Tensor

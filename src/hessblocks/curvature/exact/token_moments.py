@@ -104,10 +104,9 @@ def second_moment_figure(
 
     def shares(title: str, sums: Tensor) -> Heatmap:
         parts = sums / totals.clamp(min=torch.finfo(sums.dtype).tiny)[:, None]
-        values = tuple(map(tuple, parts.tolist()))
         return Heatmap(
             title=title,
-            values=values,
+            values=tuple(map(tuple, parts.tolist())),
             label="share of the head's Σ tr M_2",
             rows=heads,
             columns=shown,

@@ -224,7 +224,8 @@ class SeenLoss:
         self._hidden = hidden
         self._labels = labels
         self._weights = weights
-        self._limit = memory_limit
+        self.memory_limit = memory_limit
+        """Bytes of intermediate results."""
 
     @property
     def few_classes(self) -> bool:
@@ -246,7 +247,9 @@ class SeenLoss:
     @cached_property
     def gradient(self) -> Float[Tensor, "N D"]:
         """∂ℓ/∂h."""
-        return self.unembedding.gradient(self._hidden, self._labels, self._weights, self._limit)
+        return self.unembedding.gradient(
+            self._hidden, self._labels, self._weights, self.memory_limit
+        )
 
     @cached_property
     def residual(self) -> Float[Tensor, "N C"]:
@@ -265,8 +268,8 @@ class SeenLoss:
     ) -> tuple[Float[Tensor, "N F S"], Float[Tensor, "N F T"]]:
         """Factor rowᵀ Λ_h column in two, through C rows or D, whichever are fewer."""
         if self.few_classes:
-            return self._factor @ row, self._factor @ column
-        return row, self._matrix @ column
+            return self._half @ row, self._half @ column
+        return row, self._half @ column
 
     def padded(self, rows: Float[Tensor, "N D S"]) -> Float[Tensor, "N P S"]:
         """Append a row of zeros for a bias."""
@@ -274,7 +277,7 @@ class SeenLoss:
 
     def block(self) -> SoftmaxBlock:
         """Gauss-Newton block of the unembedding's own weight."""
-        return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self._limit)
+        return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self.memory_limit)
 
     @cached_property
     def _probabilities(self) -> Float[Tensor, "N C"]:
@@ -290,15 +293,11 @@ class SeenLoss:
 
     def curvature(self) -> Float[Tensor, "N D D"]:
         """Compute Λ_h of each token."""
-        return self.unembedding.curvature(self._hidden, self._weights, self._limit)
+        return self.unembedding.curvature(self._hidden, self._weights, self.memory_limit)
 
     @cached_property
-    def _matrix(self) -> Float[Tensor, "N D D"]:
-        return self.curvature()
-
-    @cached_property
-    def _factor(self) -> Float[Tensor, "N C D"]:
-        return self.root(self.unembedding.weight)
+    def _half(self) -> Float[Tensor, "N _ D"]:
+        return self.root(self.unembedding.weight) if self.few_classes else self.curvature()
 
 
 def summed_squares(

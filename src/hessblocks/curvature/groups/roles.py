@@ -10,8 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.groups.layouts import ARCHITECTURES, outside_rules, usual_rules
-from hessblocks.curvature.groups.name_rules import Rule
+from hessblocks.curvature.groups.layouts import (
+    ARCHITECTURES,
+    Rule,
+    outside_rules,
+    usual_rules,
+)
 from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.curvature.model_state import exclusive
@@ -133,11 +137,9 @@ def _pieces(
     axis = min(rule.axis, parameter.ndim - 1)
     found: list[tuple[str, str, ParameterView]] = []
     pieces = rule.packing(parameter.shape[axis], heads)
-    whole_heads = not by_head or all(piece.divides(heads.of(piece.role)) for piece in pieces)
-    if (
-        sum(piece.blocks * piece.length for piece in pieces) != parameter.shape[axis]
-        or not whole_heads
-    ):
+    if sum(piece.blocks * piece.length for piece in pieces) != parameter.shape[axis]:
+        return found
+    if by_head and not all(piece.divides(heads.of(piece.role)) for piece in pieces):
         return found
     for piece in pieces:
         title = rule.name.replace("{role}", piece.role)

@@ -6,7 +6,7 @@ Letters: K vectors multiplied together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +96,10 @@ class ParameterGroup:
         """Names of the parameters that the group touches, each once."""
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
+    def _by_view(self, vectors: Tensor) -> Iterator[tuple[ParameterView, Tensor]]:
+        pieces = vectors.split([view.size for view in self.views], dim=1)
+        return zip(self.views, pieces, strict=True)
+
     def collect(
         self,
         tensors: Mapping[str, Float[Tensor, "K ..."] | None],
@@ -111,8 +115,7 @@ class ParameterGroup:
             into: (K, size), changed in place.
             add: whether to add to it rather than to overwrite it.
         """
-        pieces = into.split([view.size for view in self.views], dim=1)
-        for view, piece in zip(self.views, pieces, strict=True):
+        for view, piece in self._by_view(into):
             if view.parameter not in tensors:
                 continue
             tensor = tensors[view.parameter]
@@ -136,8 +139,8 @@ class ParameterGroup:
         Returns:
             (K, *shape) by parameter name.
         """
-        pieces, found = vectors.split([view.size for view in self.views], dim=1), {}
-        for view, piece in zip(self.views, pieces, strict=True):
+        found = {}
+        for view, piece in self._by_view(vectors):
             own = like[view.parameter]
             alike = (own.dtype, own.device) == (vectors.dtype, vectors.device)
             if alike and view == whole(view.parameter, own):
@@ -157,9 +160,8 @@ class ParameterGroup:
             (K, *shape) by parameter name; those that are wholly in the group may share memory with
             `vectors`.
         """
-        pieces = vectors.split([view.size for view in self.views], dim=1)
         tensors: dict[str, Tensor] = {}
-        for view, piece in zip(self.views, pieces, strict=True):
+        for view, piece in self._by_view(vectors):
             parameter = like[view.parameter]
             shape = (vectors.shape[0], *parameter.shape)
             if view == whole(view.parameter, parameter):

@@ -118,7 +118,9 @@ def forward_pass(
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
     """Compute the logits of a batch."""
-    given: Any = model(*batch.arguments, **{**batch.keywords, **without_cache(batch)})
+    # keys and values of a language model are not kept; images have none
+    without = {} if batch.inputs.is_floating_point() else {"use_cache": False}
+    given = model(*batch.arguments, **{**batch.keywords, **without})
     found: Tensor = given[0] if isinstance(given, tuple) else given.logits
     return found
 
@@ -128,8 +130,3 @@ def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
     if batch.attention_mask is None:
         return torch.arange(min(_TRIED, batch.inputs.shape[1]), device=batch.inputs.device)
     return batch.attention_mask[0].nonzero()[:_TRIED, 0]
-
-
-def without_cache(batch: Batch) -> dict[str, bool]:
-    """List keywords that keep a language model from caching keys and values; none for images."""
-    return {} if batch.inputs.is_floating_point() else {"use_cache": False}

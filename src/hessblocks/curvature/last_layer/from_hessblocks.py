@@ -79,9 +79,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         ),
         scale=float(attention.scale),
         softmax=not attention.linear,
-        rotation=None
-        if turned is None
-        else Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], attention.head_width),
+        rotation=turned and Rotation.of_halves(*(t[:, 0] for t in turned), attention.head_width),
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
         projection_bias=bias is not None,

@@ -8,6 +8,7 @@ them are S × S inner products a group.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -250,7 +251,5 @@ def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def _dtype(problem: Problem) -> torch.dtype:
     """Choose the dtype of samples: at least float32."""
-    dtype = torch.float32
-    for parameter in problem.parameters.values():
-        dtype = torch.promote_types(dtype, parameter.dtype)
-    return dtype
+    dtypes = (parameter.dtype for parameter in problem.parameters.values())
+    return functools.reduce(torch.promote_types, dtypes, torch.float32)

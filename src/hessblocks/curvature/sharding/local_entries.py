@@ -87,7 +87,7 @@ class OwnEntries:
 def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Box]:
     """Boxes within `box` of the entries from `start` to `stop` of the flattened parameter."""
     steps = [(s.stop - 1 - s.start) * step for s, step in zip(box, view.stride, strict=True)]
-    first = view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))
+    first = _first(view, box)
     last = first + sum(steps)
     if not view.size or last < start or first >= stop:
         return
@@ -109,10 +109,13 @@ def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Bo
 
 def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:
     """The entries of a box, counted from entry `start` of the parameter."""
-    first = view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))
     return ParameterView(
         parameter=view.parameter,
         shape=tuple(s.stop - s.start for s in box),
         stride=view.stride,
-        offset=first - start,
+        offset=_first(view, box) - start,
     )
+
+
+def _first(view: ParameterView, box: Box) -> int:
+    return view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))

@@ -58,7 +58,10 @@ def sharded(
     whole: Any = model if folder is None else folder.empty_model()
     named = dict(whole.named_parameters())
     _check(whole, named, count)
-    place = torch.device(device or _place(None if folder else next(iter(named.values())).device))
+    if device is None and folder is None:
+        device = next(iter(named.values())).device
+    nccl = dist.get_backend() == "nccl"
+    place = torch.device(device or (f"cuda:{torch.cuda.current_device()}" if nccl else "cpu"))
     _check_alike(folder.digest() if folder else _sums(named))
     mesh = init_device_mesh(place.type, (count,))
     names = names_of(whole)
@@ -102,14 +105,6 @@ def _parameter(rows: Tensor, parameter: Tensor, mesh: Any) -> nn.Parameter:
         rows, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=strides
     )
     return nn.Parameter(made, requires_grad=parameter.requires_grad)
-
-
-def _place(of: torch.device | None) -> torch.device:
-    if of is not None:
-        return of
-    return torch.device(
-        f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
-    )
 
 
 def _sums(named: dict[str, Tensor]) -> str:
