@@ -39,6 +39,6 @@ FAULTS = (
           "$entries.get('position_ids') is not None or bool(($mask < 0).any())"
           " => bool(($mask < 0).any())", "test_padding.py"),
     fault("closed forms count positions from the edge",
-          "_TAKERS[$kind]($model, $told) => _TAKERS[$kind]($model, batch)", "test_padding.py",
+          "own.get($$a)($model, $told) => own.get($$a)($model, batch)", "test_padding.py",
           within="last_attention"),
 )

@@ -38,7 +38,8 @@ def attention(
     if sink is None:
         return out
     # a sink takes its share of the softmax, and adds nothing to O
-    return out * (total - sink[..., None]).sigmoid()[..., None]
+    mixed: Tensor = out * (total - sink[..., None]).sigmoid()[..., None]
+    return mixed
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Heads:

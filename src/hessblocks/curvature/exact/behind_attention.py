@@ -88,7 +88,7 @@ def _first(
     outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
 
     def jacobian_of(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        found, pull = vjp(lambda point: network(point, x), a)
+        found, pull, *_ = vjp(lambda point: network(point, x), a)
         return vmap(pull)(rows)[0], found
 
     gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)

@@ -215,8 +215,10 @@ def hessian_of(
 
 
 def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
-    held = "matrix" if curvature.factor is None else "factor"
-    return replace(curvature, **{held: _filled(curvature.numbers, labelled)})
+    filled = _filled(curvature.numbers, labelled)
+    if curvature.factor is None:
+        return replace(curvature, matrix=filled)
+    return replace(curvature, factor=filled)
 
 
 def _filled(values: Tensor, labelled: Tensor) -> Tensor:

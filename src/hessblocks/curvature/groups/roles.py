@@ -10,12 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.groups.layouts import (
-    ARCHITECTURES,
-    Rule,
-    outside_rules,
-    usual_rules,
-)
+from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule, outside_rules, usual_rules
 from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.curvature.model_state import exclusive

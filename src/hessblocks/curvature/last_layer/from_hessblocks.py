@@ -64,9 +64,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         trained = ["query_key" if name == "query" else name for name in trained]
     bias = getattr(attention.projection, "bias", None)
     gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
-    norms = head_norms(
-        inputs.new_zeros(1, attention.head_width), attention.query_norm, attention.key_norm
-    )
+    width = attention.head_width
+    norms = head_norms(inputs.new_zeros(1, width), attention.query_norm, attention.key_norm)
     trained += [name for name, norm in norms.items() if len(norm.parameters)]
     trained += [name for name, gain in gains.items() if gain.requires_grad]
     layer = cut_into_heads(
@@ -79,7 +78,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         ),
         scale=float(attention.scale),
         softmax=not attention.linear,
-        rotation=turned and Rotation.of_halves(*(t[:, 0] for t in turned), attention.head_width),
+        rotation=turned and Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], width),
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
         projection_bias=bias is not None,

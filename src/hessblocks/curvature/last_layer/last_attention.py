@@ -70,7 +70,9 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
     groups = int(getattr(config, "num_key_value_heads", None) or heads)
     head_width = weights["query"].shape[1] // heads
     turned = seen.keywords.get("position_embeddings")
-    rotation = turned and Rotation.of_halves(*(t.to(seen.inputs) for t in turned), head_width)
+    rotation = turned and Rotation.of_halves(
+        turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
+    )
     _check_rows(batch, seen)
     bias = written.bias
     norms = head_norms(

@@ -118,4 +118,5 @@ def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:
 
 
 def _first(view: ParameterView, box: Box) -> int:
-    return view.offset + sum(s.start * step for s, step in zip(box, view.stride, strict=True))
+    steps = zip(box, view.stride, strict=True)
+    return view.offset + sum(int(s.start) * step for s, step in steps)
