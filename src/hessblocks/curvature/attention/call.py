@@ -62,8 +62,8 @@ def second_order_attention(
         ArgumentError: shapes, heads, mask, window, softcap or sinks that do not fit, dropout, or a
             mask that needs a gradient.
 
-    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards (half of it if
-        causal); memory of the inputs' size and of one tile.
+    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards, 17 with sinks (half
+        of it if causal); memory of the inputs' size and of one tile.
 
     Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
     """
