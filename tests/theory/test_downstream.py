@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import PARTS
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification.cases import Case, arguments

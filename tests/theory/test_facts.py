@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.verification.cases import Case, arguments
 from hessblocks.theory.verification.reference import attention_output

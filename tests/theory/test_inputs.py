@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hessblocks.errors import ArgumentError
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.verification.cases import Case, arguments
 

@@ -36,7 +36,7 @@ from hessblocks.linalg import KroneckerTerm, TokenMatrices
 from hessblocks.theory.between_scores import bent_terms, terms_between
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
-from hessblocks.theory.pieces import GAINS
+from hessblocks.theory.piecewise import GAINS
 
 Terms = list[KroneckerTerm]
 Swapped = Literal["neither", "row", "column", "both"]

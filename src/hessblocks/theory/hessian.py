@@ -23,8 +23,7 @@ from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenJacobian
-from hessblocks.theory.pieces import GROUPS, Piece
-from hessblocks.theory.piecewise import PiecewiseHessian
+from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian
 from hessblocks.theory.token_curvature import TokenCurvature
 
 HELD = 8

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
-from hessblocks.theory.pieces import GAINS, NORMS, Piece
+from hessblocks.theory.piecewise import GAINS, NORMS, Piece
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

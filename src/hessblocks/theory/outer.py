@@ -29,7 +29,7 @@ from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
 from hessblocks.theory.heads import HeadTokens
-from hessblocks.theory.pieces import NORMS, Piece
+from hessblocks.theory.piecewise import NORMS, Piece
 from hessblocks.theory.token_curvature import TokenCurvature
 
 

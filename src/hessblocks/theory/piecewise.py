@@ -6,6 +6,7 @@ Letters: P all parameters.
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 from typing import Any
 
@@ -16,7 +17,29 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
-from hessblocks.theory.pieces import Piece
+
+GAINS = ("alpha", "beta", "gamma")
+NORMS = ("query_norm", "key_norm")
+GROUPS = ("query", "query_key", "key", "value", "projection", *NORMS, *GAINS)
+"""Every group that a layer can have, in the order of the whole matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Piece of a parameter group: the part of one head, or of heads that share it."""
+
+    group: str
+    """One of `GROUPS`, or a group behind the attention."""
+    heads: tuple[int, ...]
+    """Heads that use it: none for the projection's bias and behind the attention, several where
+    heads share it or are joined."""
+    shape: tuple[int, int]
+    """(in, out) of the weight; (1, 1) for a gain."""
+
+    @property
+    def length(self) -> int:
+        """Number of parameters."""
+        return self.shape[0] * self.shape[1]
 
 
 class PiecewiseHessian(abc.ABC):

@@ -24,7 +24,7 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.linalg import KroneckerSum, KroneckerTerm
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.pieces import Piece
+from hessblocks.theory.piecewise import Piece
 
 SPLIT: tuple[Part, ...] = ("outer", "functional")
 Terms = Sequence[KroneckerTerm]

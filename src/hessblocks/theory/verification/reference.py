@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from hessblocks.theory.heads import HeadNorm
-from hessblocks.theory.pieces import GROUPS, NORMS
+from hessblocks.theory.piecewise import GROUPS, NORMS
 
 Parameters = dict[str, Float[Tensor, "..."]]
 
