@@ -123,12 +123,9 @@ class OuterPart:
             vector = self._ones if group == "query_norm" else head.x_query
             turned = head.respond(self._directions(index), factor * head.carried_keys)
             matrix = head.toward_query(turned, group)
-        elif group in ("key", "key_norm") and head.joined:
-            vector = self._ones
+        elif group in ("key", "key_norm"):
+            vector = self._ones if head.joined else head.queries
             matrix = factor * head.respond(self._directions(index), head.key_slopes(group))
-        elif group == "key":
-            vector = head.queries
-            matrix = head.respond(self._directions(index), factor * head.carried_x)
         elif group == "value":
             vector = head.features
             matrix = None if self._factor is None else self._factor @ head.w_projection.mT

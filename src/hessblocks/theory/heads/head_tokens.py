@@ -21,10 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg import chunks
-from hessblocks.theory.heads.head_vectors import HeadVectors
-
-Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
-"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
+from hessblocks.theory.heads.head_vectors import Carried, HeadVectors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

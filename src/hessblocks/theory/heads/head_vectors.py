@@ -17,6 +17,9 @@ from torch import Tensor
 from hessblocks.theory.heads.head_norm import HeadNorm
 from hessblocks.theory.heads.rotation import Rotation
 
+Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
+"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadVectors:
@@ -124,15 +127,18 @@ class HeadVectors:
         slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
         return slope
 
-    def key_slopes(self, group: str) -> Callable[[slice], Float[Tensor, "B _ L E"]]:
+    def key_slopes(self, group: str) -> Carried:
         """Differentiate the products query · key in W_K, or in the key norm's parameters.
 
         Args:
             group: key or key_norm.
 
         Returns:
-            From some of the queries to what each of their keys carries.
+            From some of the queries to what each of their keys carries; of bilinear scores, whose
+            derivative is q ⊗ x_j, what key j carries beside any query.
         """
+        if not self.joined:
+            return self.carried_x
 
         def of_queries(some: slice) -> Tensor:
             along = self.final_queries[:, some, None]
