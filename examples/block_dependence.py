@@ -5,9 +5,51 @@ exact Frobenius norm of the block in the entry size of the input or of one weigh
 gradient and curvature behind the attention held fixed.
 """
 
-from hessblocks.theory import GROWTH, Growth, measured_power
+import math
+
+import torch
+
+import hessblocks as hb
+from hessblocks.theory import GROWTH, Growth
 
 QUANTITIES = {"x": "X", "query": "W_Q", "key": "W_K", "value": "W_V"}
+
+
+def measured_power(kind: str, growth: Growth, quantity: str) -> float | None:
+    """Log-log slope of a block's norm between two small sizes of one quantity; None: it is zero."""
+    small, large = (norm(kind, growth, quantity, factor) for factor in (1e-3, 2e-3))
+    return None if small == 0 else math.log2(large / small)
+
+
+def norm(kind: str, growth: Growth, quantity: str, factor: float) -> float:
+    """Norm of a block in a random causal layer with small inputs, one of its tensors scaled."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    one_matrix = "one matrix" in kind
+    curvature = draw(3, 6, 4, 4)
+    made = {
+        "x": draw(3, 6, 5),
+        "w_query": draw(5, 5 if one_matrix else 3),
+        "w_key": None if one_matrix else draw(5, 3),
+        "w_value": draw(5, 4),
+        "w_projection": draw(4, 4),
+    }
+    name = quantity if quantity == "x" else f"w_{quantity}"
+    if name != "x":  # small inputs keep the attention near uniform, as the powers ask
+        made["x"] = 0.05 * made["x"]
+    made[name] = factor * made[name]
+    hessian = hb.attention_hessian(
+        **made,
+        gradient=draw(3, 6, 4),
+        curvature=curvature + curvature.mT,
+        mask="causal",
+        scores="linear" if kind == "linear" else "softmax",
+        query_key="one-matrix" if one_matrix else "two-matrix",
+    )
+    return float(hessian.block(growth.row, growth.column, growth.part).dense().norm())
 
 
 def entry(kind: str, growth: Growth, quantity: str) -> str:

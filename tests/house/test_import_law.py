@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "linalg.spectra": {"operators", "estimators"},
     "theory.heads": set(),
     "theory.verification": {"heads"},
-    "theory.consequences": {"heads", "verification"},
+    "theory.consequences": set(),
     "curvature.attention": set(),
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hessblocks.theory.consequences.growth import GROWTH, Growth, Powers, measured_power
+from examples.block_dependence import measured_power
+from hessblocks.theory.consequences.growth import GROWTH, Growth, Powers
 
 WEIGHTS = {
     "softmax": ("query", "key", "value", "projection"),

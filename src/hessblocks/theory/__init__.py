@@ -8,7 +8,6 @@ from hessblocks.theory.consequences import (
     Growth,
     ScoreSplit,
     at_limit,
-    measured_power,
     rank_bound,
 )
 from hessblocks.theory.functional import functional_terms

@@ -5,26 +5,18 @@ the attention output held fixed. Under the squared loss H_f has the residual as 
 They are read off the table of docs/theory.md. Softmax moments bring M_1 one power of X, M_2 two and
 M_3 three. Linear scores bring M_1 three (A itself has two) and M_2 two.
 
-Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value; projection
-and one matrix follow from the same formulas.
+Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value and for the
+own blocks of one matrix. Those with a projection, and of one matrix with values, follow from the
+same formulas (docs/theory.md, token form).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from hessblocks.conventions import Part
-from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.verification import Case, arguments
-
-SOURCES = {
-    "paper": "Ormaniec et al. 2025, section 4",
-    "derived": "docs/theory.md, token form",
-}
-
 
 Powers = Mapping[str, int]
 """One term of a block: the power of each quantity it is made of, where that is not 0.
@@ -40,7 +32,7 @@ class Growth:
     """Growth of a block: its part, and the terms it is a sum of; no terms: it is zero.
 
     >>> terms = ({"x": 4}, {"x": 6})
-    >>> Growth(row="key", column="key", part="outer", terms=terms, source="").power("x")
+    >>> Growth(row="key", column="key", part="outer", terms=terms).power("x")
     4
     """
 
@@ -52,8 +44,6 @@ class Growth:
     """outer or functional."""
     terms: tuple[Powers, ...]
     """The term with the lowest power of X rules for small inputs."""
-    source: str
-    """Source of the powers."""
 
     def power(self, quantity: str) -> int | None:
         """Return the power of a quantity of `Powers` for small inputs; None for a zero block."""
@@ -63,15 +53,14 @@ class Growth:
 
 
 def _growth(line: str) -> Growth:
-    """Read a line: row column part | powers of each term, or 0 | where they come from."""
-    block, terms, source = (field.strip() for field in line.split("|"))
+    """Read a line: row column part | powers of each term, or 0."""
+    block, terms = (field.strip() for field in line.split("|"))
     row, column, part = block.split()
     return Growth(
         row=row,
         column=column,
         part=cast(Part, part),
         terms=tuple(_powers(term) for term in terms.split(" + ") if term != "0"),
-        source=SOURCES[source],
     )
 
 
@@ -81,91 +70,50 @@ def _powers(term: str) -> Powers:
 
 _LINES = {
     "softmax": """
-        value value outer | x2 projection2 first2 | paper
-        query query outer | x6 key2 value2 projection2 second2 | paper
-        key key outer | x6 query2 value2 projection2 second2 | paper
-        query key outer | x6 query1 key1 value2 projection2 second2 | paper
-        query value outer | x4 key1 value1 projection2 first1 second1 | paper
-        key value outer | x4 query1 value1 projection2 first1 second1 | paper
-        value value functional | 0 | paper
-        query query functional | x5 key2 value1 projection1 third1 | paper
-        key key functional | x5 query2 value1 projection1 third1 | paper
+        value value outer | x2 projection2 first2
+        query query outer | x6 key2 value2 projection2 second2
+        key key outer | x6 query2 value2 projection2 second2
+        query key outer | x6 query1 key1 value2 projection2 second2
+        query value outer | x4 key1 value1 projection2 first1 second1
+        key value outer | x4 query1 value1 projection2 first1 second1
+        value value functional | 0
+        query query functional | x5 key2 value1 projection1 third1
+        key key functional | x5 query2 value1 projection1 third1
         query key functional | x5 query1 key1 value1 projection1 third1 \
-            + x3 value1 projection1 second1 | paper
-        query value functional | x3 key1 projection1 second1 | paper
-        key value functional | x3 query1 projection1 second1 | paper
-        projection projection outer | x2 value2 first2 | derived
-        query projection outer | x4 key1 value2 projection1 first1 second1 | derived
-        key projection outer | x4 query1 value2 projection1 first1 second1 | derived
-        value projection outer | x2 value1 projection1 first2 | derived
-        projection projection functional | 0 | derived
-        query projection functional | x3 key1 value1 second1 | derived
-        key projection functional | x3 query1 value1 second1 | derived
-        value projection functional | x1 first1 | derived
+            + x3 value1 projection1 second1
+        query value functional | x3 key1 projection1 second1
+        key value functional | x3 query1 projection1 second1
+        projection projection outer | x2 value2 first2
+        query projection outer | x4 key1 value2 projection1 first1 second1
+        key projection outer | x4 query1 value2 projection1 first1 second1
+        value projection outer | x2 value1 projection1 first2
+        projection projection functional | 0
+        query projection functional | x3 key1 value1 second1
+        key projection functional | x3 query1 value1 second1
+        value projection functional | x1 first1
         """,
     "softmax, one matrix": """
-        query_key query_key outer | x6 value2 projection2 second2 | paper
-        query_key query_key functional | x5 value1 projection1 third1 | paper
-        query_key value outer | x4 value1 projection2 first1 second1 | derived
-        query_key value functional | x3 projection1 second1 | derived
+        query_key query_key outer | x6 value2 projection2 second2
+        query_key query_key functional | x5 value1 projection1 third1
+        query_key value outer | x4 value1 projection2 first1 second1
+        query_key value functional | x3 projection1 second1
         """,
     "linear": """
-        value value outer | x6 query2 key2 projection2 first2 | paper
-        query query outer | x6 key2 value2 projection2 second2 | paper
-        key key outer | x6 query2 value2 projection2 second2 | paper
-        query key outer | x6 query1 key1 value2 projection2 second2 | paper
-        query value outer | x6 query1 key2 value1 projection2 first1 second1 | paper
-        key value outer | x6 query2 key1 value1 projection2 first1 second1 | paper
-        value value functional | 0 | paper
-        query query functional | 0 | paper
-        key key functional | 0 | paper
-        query key functional | x3 value1 projection1 second1 | paper
-        query value functional | x3 key1 projection1 second1 | paper
-        key value functional | x3 query1 projection1 second1 | paper
+        value value outer | x6 query2 key2 projection2 first2
+        query query outer | x6 key2 value2 projection2 second2
+        key key outer | x6 query2 value2 projection2 second2
+        query key outer | x6 query1 key1 value2 projection2 second2
+        query value outer | x6 query1 key2 value1 projection2 first1 second1
+        key value outer | x6 query2 key1 value1 projection2 first1 second1
+        value value functional | 0
+        query query functional | 0
+        key key functional | 0
+        query key functional | x3 value1 projection1 second1
+        query value functional | x3 key1 projection1 second1
+        key value functional | x3 query1 projection1 second1
         """,
 }
 GROWTH: Mapping[str, tuple[Growth, ...]] = {
     kind: tuple(map(_growth, lines.strip().splitlines())) for kind, lines in _LINES.items()
 }
 """Blocks by kind of attention: W_Q and W_K apart, softmax or linear, or one matrix W_QK."""
-
-
-def measured_power(kind: str, growth: Growth, quantity: str, *, seed: int = 0) -> float | None:
-    """Measure the power of a quantity in a block: the log-log slope between two small sizes.
-
-    Args:
-        kind: a key of `GROWTH`.
-        growth: which block and part.
-        quantity: x, query, key, value or projection.
-        seed: of the random layer.
-
-    Returns:
-        The slope, or None for a block that is zero.
-    """
-    small, large = (_norm(kind, growth, quantity, factor, seed) for factor in (1e-3, 2e-3))
-    return None if small == 0 else math.log2(large / small)
-
-
-def _norm(kind: str, growth: Growth, quantity: str, factor: float, seed: int) -> float:
-    """Compute a block's norm in a random causal layer, small inputs, one of its tensors scaled."""
-    case = Case(
-        name=kind,
-        batch=3,
-        tokens=6,
-        width=5,
-        head=3,
-        value=4,
-        out=4,
-        mask="causal",
-        loss="matrix",
-        scores="linear" if kind == "linear" else "softmax",
-        query_key="one-matrix" if kind.endswith("one matrix") else "two-matrix",
-    )
-    made = arguments(case, seed=seed)
-    name = quantity if quantity == "x" else f"w_{quantity}"
-    if name != "x":
-        # small inputs keep the attention near uniform, as the powers ask
-        made["x"] = made["x"] * 0.05
-    made[name] = made[name] * factor
-    block = attention_hessian(**made).block(growth.row, growth.column, growth.part)
-    return float(block.dense().norm())
