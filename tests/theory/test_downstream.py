@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.conventions import PARTS
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.verification.cases import Case, arguments
 from hessblocks.theory.verification.reference import attention_output
 

@@ -1,15 +1,20 @@
-"""Token similarity: how alike, how large and how spiky the vectors of tokens are.
+"""Token similarity and rank collapse: how alike, how large and how spiky the tokens' vectors are.
 
 Letters: B sequences, T tokens, D width; x are the vectors, real is False at padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+COLLAPSED = 0.99
+"""Mean cosine between different tokens above which they count as one direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +71,22 @@ def _stable_ranks(x: Tensor) -> Float[Tensor, " B"]:
     spectral = torch.linalg.matrix_norm(x, ord=2).square()
     ranks: Tensor = x.square().sum(dim=(1, 2)) / spectral
     return ranks
+
+
+def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) -> int | None:
+    """Find the layer from which on the token similarity stays above a threshold.
+
+    Args:
+        similarities: mean cosine between tokens after each layer, in order.
+        above: the threshold.
+
+    Returns:
+        The layer, counted from 0; None where the last layer still tells tokens apart.
+
+    Source: rank collapse as in Dong et al. (2021), arXiv 2103.03404; the threshold is ours.
+
+    >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
+    3
+    """
+    collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
+    return len(similarities) - collapsed if collapsed else None

@@ -16,8 +16,8 @@ from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
 from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
+from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
-from hessblocks.theory.token_curvature import TokenCurvature
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [

@@ -19,7 +19,7 @@ from hessblocks.theory import validation as valid
 from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.outer import TokenCurvature
 
 
 def attention_hessian(

@@ -23,7 +23,7 @@ from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices, slice
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.outer import TokenCurvature
 
 
 class Blocks(Protocol):

@@ -22,9 +22,8 @@ from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
 from hessblocks.theory.moments import AttentionMoments
-from hessblocks.theory.outer import OuterPart, TokenJacobian
+from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
 from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian
-from hessblocks.theory.token_curvature import TokenCurvature
 
 HELD = 8
 """Memory that the matrices of one key block may take, in units of the memory limit."""

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory.heads import HeadNorm, Rotation
+from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS
-from hessblocks.theory.token_curvature import TokenCurvature
 
 
 def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:

@@ -15,12 +15,12 @@ from torch import Tensor
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
+    Stopping,
     assemble,
     check_probes,
     missed_by_signs,
     multiply,
 )
-from hessblocks.linalg.estimators.stopping import Stopping
 from hessblocks.linalg.operators import (
     LinearOperator,
     Operand,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.linalg.kronecker.distinct import distinct
 from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_product_cost
-from hessblocks.linalg.kronecker.terms import KroneckerTerm
+from hessblocks.linalg.kronecker.terms import KroneckerTerm, distinct
 from hessblocks.linalg.operators import LinearOperator, chunks, column_lengths, unit_of
 
 SEVERAL = 8
@@ -126,29 +125,13 @@ class KroneckerSum(ExactOperator):
                 out += term.select(tokens).product(columns)
         return out
 
-    def dense(self) -> Float[Tensor, "rows columns"]:
-        """Assemble the sum."""
-        if not self.terms:
-            return super().dense()
-        pieces = self._assembled_pieces()
-        out = next(pieces).reshape(self.shape)
-        grid = out.view(*self.row_shape, *self.column_shape)
-        for piece in pieces:
-            grid += piece
-        return out
-
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
         grid = out.view(*self.row_shape, *self.column_shape)
-        for piece in self._assembled_pieces():
-            grid += piece
-
-    def _assembled_pieces(self) -> Iterator[Tensor]:
-        """Yield sums over some tokens of one term, one axis for each of the four lengths."""
         for term in self.terms:
             P, R, T, W = term.sizes
             for tokens in self._token_chunks(term, P * T + R * W):
-                yield term.select(tokens).assembled()
+                grid += term.select(tokens).assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
         """Compute the main diagonal of a square sum. Cost: N P R multiplications."""
