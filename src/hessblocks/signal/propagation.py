@@ -65,8 +65,7 @@ class Signal(Tabular):
         first, last = self.inputs.token_similarity, self.layers[-1].tokens.token_similarity
         return (
             f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the "
-            "input, "
-            f"{last:.3g} at the output"
+            f"input, {last:.3g} at the output"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:

@@ -227,9 +227,8 @@ def _checked_loss(
     out = layer.projection.shape[2]
     if (target is None) == (gradient is None):
         raise ArgumentError(
-            "target, gradient: expected one of them: target= for the squared loss, "
-            "or gradient= with curvature= or curvature_factor=; got "
-            f"{'neither' if target is None else 'both'}"
+            "target, gradient: expected one of them: target= for the squared loss, or gradient= "
+            f"with curvature= or curvature_factor=; got {'neither' if target is None else 'both'}"
         )
     if target is not None:
         if curvature is not None or curvature_factor is not None:

@@ -99,9 +99,8 @@ class AttentionHessian(PiecewiseHessian):
         """
         if self.layer.joined:
             raise ArgumentError(
-                "query_key: with rotary positions or norms of queries and keys the scores are "
-                "not bilinear in the inputs through one matrix; "
-                "ask for the blocks of query and key"
+                "query_key: with rotary positions or norms of queries and keys the scores are not "
+                "bilinear in the inputs through one matrix; ask for the blocks of query and key"
             )
         assert self.layer.key is not None
         assert len(self.layer.query) == 1
@@ -218,11 +217,9 @@ class AttentionHessian(PiecewiseHessian):
         )
         if needed > limit:
             raise ArgumentError(
-                "key: rotary positions or norms of queries and keys make its blocks hold "
-                f"{tokens} × {held} × "
-                f"{key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); "
-                "raise "
-                "memory_limit, use fewer tokens or hessblocks.Hessian"
+                f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} "
+                f"× {held} × {key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are "
+                "allowed); raise memory_limit, use fewer tokens or hessblocks.Hessian"
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:

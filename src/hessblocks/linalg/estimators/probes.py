@@ -131,15 +131,13 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
     if largest > math.sqrt(torch.finfo(working_dtype(products.dtype)).max / len(products)):
         raise RunError(
             f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down "
-            "or "
-            "use a wider dtype."
+            "or use a wider dtype."
         )
     limits = torch.finfo(products.dtype)
     if 0 < largest < limits.tiny / limits.eps:
         warnings.warn(
             f"{name} gave values up to {largest:.1e} only, near the smallest numbers of the "
-            "dtype, where digits are "
-            "lost; scale the loss up or use a wider dtype.",
+            "dtype, where digits are lost; scale the loss up or use a wider dtype.",
             stacklevel=3,
         )
 

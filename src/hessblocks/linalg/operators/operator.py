@@ -126,9 +126,8 @@ class LinearOperator(abc.ABC):
             )
         if vectors.dtype != self.dtype or vectors.device != self.device:
             raise ArgumentError(
-                f"operator @ vectors: expected {self.dtype} on {self.device}, "
-                f"got {vectors.dtype} on {vectors.device}; use vectors.to(operator.device, "
-                "operator.dtype)"
+                f"operator @ vectors: expected {self.dtype} on {self.device}, got {vectors.dtype} "
+                f"on {vectors.device}; use vectors.to(operator.device, operator.dtype)"
             )
         if vectors.ndim == 1:
             return self._matmat(vectors[:, None])[:, 0]
@@ -257,8 +256,7 @@ class CombinedOperator(LinearOperator):
             if not isinstance(one, LinearOperator):
                 raise ArgumentError(
                     f"operator: expected another operator to add, got {type(one).__name__}; a "
-                    "multiple of the "
-                    "identity is c * linalg.identity_like(operator)"
+                    "multiple of the identity is c * linalg.identity_like(operator)"
                 )
             inner = one.terms if isinstance(one, CombinedOperator) else [(1.0, one)]
             flat += [(float(factor) * own, part) for own, part in inner]

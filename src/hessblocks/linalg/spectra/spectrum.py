@@ -112,8 +112,7 @@ class Spectrum(Tabular):
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
             f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to "
-            f"{float(seen.max()):.3g}, "
-            f"mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
+            f"{float(seen.max()):.3g}, mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -163,8 +162,7 @@ class Spectrum(Tabular):
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
                 f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues "
-                f"near {unit:.0e}; "
-                f"average(lambda values: (values / unit) ** {power}) stays in it",
+                f"near {unit:.0e}; average(lambda values: (values / unit) ** {power}) stays in it",
                 stacklevel=3,
             )
         return replace(

@@ -71,8 +71,7 @@ class HeadNorm:
         except Exception as error:  # whatever a foreign function raises
             raise ArgumentError(
                 f"it does not work on vectors of {width} entries with {len(self.parameters)} "
-                "parameters "
-                f"({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+                f"parameters ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             ) from error
         if found.dtype != vectors.dtype or slope.dtype != vectors.dtype:
             raise ArgumentError(f"it gives {found.dtype}, expected {vectors.dtype}")
