@@ -172,35 +172,28 @@ class PiecewiseHessian(abc.ABC):
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """Return the norm of a block, remembered longer than the block itself."""
-        if part == "full" and self._is_zero(row, column, "functional"):
-            part = "outer"  # the same block: its norm is computed once
+        if part == "full":
+            functional = self._piece_block(row, column, "functional")
+            if isinstance(functional, KroneckerSum) and not functional.terms:
+                part = "outer"  # the same block: its norm is computed once
         key = (row, column, part)
         if key not in self._norms:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
         return self._norms[key]
-
-    def _is_zero(self, row: Piece, column: Piece, part: Part) -> bool:
-        block = self._piece_block(row, column, part)
-        return isinstance(block, KroneckerSum) and not block.terms
 
     def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         """Build one part, or H_o + H_f; H_o itself where H_f is zero."""
         if part == "full":
             outer = self._piece_block(row, column, "outer")
             functional = self._piece_block(row, column, "functional")
-            if self._is_zero(row, column, "functional"):
-                return outer
             assert isinstance(outer, KroneckerSum)
             assert isinstance(functional, KroneckerSum)
+            if not functional.terms:
+                return outer
             # as one sum, whose terms with equal vectors are merged
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)
-        return self._sum(terms, row, column, part)
-
-    def _sum(
-        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
-    ) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,

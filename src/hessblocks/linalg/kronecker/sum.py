@@ -102,10 +102,17 @@ class KroneckerSum(ExactOperator):
         """Transpose each term; nothing is computed."""
         if self.symmetric:
             return self
+        terms = [term.adjoint() for term in self.terms]
+        return self._alike(terms, self.column_shape, self.row_shape)
+
+    def _alike(
+        self, terms: list[KroneckerTerm], row_shape: tuple[int, int], column_shape: tuple[int, int]
+    ) -> KroneckerSum:
+        """Collect terms of another shape in the same dtype, device and memory."""
         return KroneckerSum(
-            [term.adjoint() for term in self.terms],
-            row_shape=self.column_shape,
-            column_shape=self.row_shape,
+            terms,
+            row_shape=row_shape,
+            column_shape=column_shape,
             like=torch.empty(0, dtype=self.dtype, device=self.device),
             memory_limit=self.memory_limit,
         )
@@ -183,12 +190,11 @@ class KroneckerSum(ExactOperator):
         return [(a, b) for a, b in pairs if meet(a, b)]
 
     def _gram_square(self) -> float:
-        total = 0.0
-        for a, b in self._meeting:
-            weight = 1.0 if a is b else 2.0
-            inner = inner_product(a, b, unit=self._unit, memory_limit=self.memory_limit)
-            total += weight * inner
-        return total
+        return sum(
+            (1.0 if a is b else 2.0)
+            * inner_product(a, b, unit=self._unit, memory_limit=self.memory_limit)
+            for a, b in self._meeting
+        )
 
     def _assembled_square(self) -> float:
         """Sum the squares of the assembled matrix, some of its rows at a time."""
@@ -196,13 +202,9 @@ class KroneckerSum(ExactOperator):
         numbers = self.memory_limit // (3 * self.dtype.itemsize)
         total = 0.0
         for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
-            strip = KroneckerSum(
-                [term.narrow_rows(rows) for term in self.terms],
-                row_shape=(rows.stop - rows.start, self.row_shape[1]),
-                column_shape=self.column_shape,
-                like=torch.empty(0, dtype=self.dtype, device=self.device),
-                memory_limit=self.memory_limit,
-            )
+            terms = [term.narrow_rows(rows) for term in self.terms]
+            shape = (rows.stop - rows.start, self.row_shape[1])
+            strip = self._alike(terms, shape, self.column_shape)
             sizes = column_lengths(strip.dense()) / self._unit
             total += float(sizes.square().sum())
         return total
@@ -215,14 +217,8 @@ class KroneckerSum(ExactOperator):
 
 def _unit_of(term: KroneckerTerm) -> float:
     """Find a power of 4 near the size of a term; 0 for a zero one."""
-    matrices = term.matrices
-    factors = [
-        term.row,
-        term.column,
-        matrices.right,
-        *([matrices.left] if matrices.left is not None else ()),
-    ]
-    return math.prod(unit_of(one) for one in factors) if all(one.any() for one in factors) else 0.0
+    factors = (term.row, term.column, term.matrices.right, term.matrices.left)
+    return math.prod(unit_of(one) if one.any() else 0.0 for one in factors if one is not None)
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
@@ -145,21 +146,15 @@ class LinearOperator(abc.ABC):
         """Wrap the operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh`, ...)."""
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
-        def apply(operator: LinearOperator) -> Any:
-            def product(array: Any) -> Any:
-                columns = torch.as_tensor(array, dtype=self.dtype, device=self.device)
-                flat = columns.reshape(columns.shape[0], -1)
-                return operator._matmat(flat).reshape(-1, *columns.shape[1:]).cpu().numpy()
+        def product(operator: LinearOperator, array: Any) -> Any:
+            columns = torch.as_tensor(array, dtype=self.dtype, device=self.device)
+            flat = columns.reshape(columns.shape[0], -1)
+            return operator._matmat(flat).reshape(-1, *columns.shape[1:]).cpu().numpy()
 
-            return product
-
+        forth, back = partial(product, self), partial(product, self.adjoint())
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         return ScipyLinearOperator(
-            shape=self.shape,
-            dtype=torch.empty(0, dtype=self.dtype).numpy().dtype,
-            matvec=apply(self),
-            rmatvec=apply(self.adjoint()),
-            matmat=apply(self),
-            rmatmat=apply(self.adjoint()),
+            self.shape, matvec=forth, rmatvec=back, matmat=forth, rmatmat=back, dtype=dtype
         )
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
@@ -367,14 +362,12 @@ class DenseOperator(LinearOperator):
         Raises:
             ArgumentError: no matrix of floating-point numbers, or symmetric but not square.
         """
-        given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
-            kind = f" of {matrix.dtype}" if isinstance(matrix, Tensor) else ""
-            raise ArgumentError(
-                f"matrix: expected (M, N) floating-point numbers, got {given}{kind}"
-            )
+        tensor = isinstance(matrix, Tensor)
+        if not tensor or matrix.ndim != 2 or not matrix.is_floating_point():
+            got = f"{tuple(matrix.shape)} of {matrix.dtype}" if tensor else type(matrix).__name__
+            raise ArgumentError(f"matrix: expected (M, N) floating-point numbers, got {got}")
         if (symmetric or positive_semidefinite) and matrix.shape[0] != matrix.shape[1]:
-            raise ArgumentError(f"matrix: a symmetric one is square, got shape {given}")
+            raise ArgumentError(f"matrix: a symmetric one is square, got {tuple(matrix.shape)}")
         super().__init__(
             (matrix.shape[0], matrix.shape[1]),
             dtype=matrix.dtype,

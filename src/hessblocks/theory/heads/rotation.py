@@ -53,11 +53,8 @@ class Rotation:
 
     def at(self, positions: Int[Tensor, " I"]) -> Rotation:
         """Restrict the rotation to some of the tokens."""
-        return Rotation(
-            cosines=self.cosines[:, positions],
-            sines=self.sines[:, positions],
-            quarter=self.quarter,
-        )
+        cosines, sines = self.cosines[:, positions], self.sines[:, positions]
+        return Rotation(cosines=cosines, sines=sines, quarter=self.quarter)
 
     def turn(self, vectors: Float[Tensor, "B L K"]) -> Float[Tensor, "B L K"]:
         """Turn the vectors, R_j v_j."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from hessblocks.theory.heads import HeadNorm
-from hessblocks.theory.piecewise import GROUPS, NORMS
+from hessblocks.theory.piecewise import GAINS, GROUPS, NORMS
 
 Parameters = dict[str, Float[Tensor, "..."]]
 
@@ -69,15 +69,12 @@ def attention_output(
     out = []
     for h in range(heads):
         keys = x if one_matrix else x @ _of_head(parameters["key"], h, heads)
-        queries = x @ query[h]
-        for name in ("query_norm", "key_norm"):
+        sides = {"query_norm": x @ query[h], "key_norm": keys}
+        for name in NORMS:
             if (norm := arguments.get(name)) is not None:
                 each = vmap(vmap(norm.function, (0, None)), (0, None))
-                parameter = parameters.get(name, norm.parameters)
-                if name == "query_norm":
-                    queries = each(queries, parameter)
-                else:
-                    keys = each(keys, parameter)
+                sides[name] = each(sides[name], parameters.get(name, norm.parameters))
+        queries, keys = sides.values()
         if arguments.get("rotary") is not None:
             queries, keys = (_turned(each, *arguments["rotary"]) for each in (queries, keys))
         scale = (1.0 if one_matrix else head_width**0.5) * arguments.get("temperature", 1.0)
@@ -88,7 +85,7 @@ def attention_output(
             attention = scores * permitted
         if "alpha" in parameters:
             identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-            alpha, beta, gamma = (parameters[name][h] for name in ("alpha", "beta", "gamma"))
+            alpha, beta, gamma = (parameters[name][h] for name in GAINS)
             attention = alpha * identity + beta * attention - gamma * uniform
         if "value" in parameters:
             values = x @ _of_head(parameters["value"], h, heads)
@@ -151,16 +148,14 @@ def _parameters(arguments: Mapping[str, Any]) -> Parameters:
             found[name] = norm.parameters
     gains = arguments.get("gains")
     if gains is not None:
-        found |= dict(zip(("alpha", "beta", "gamma"), gains, strict=True))
+        found |= dict(zip(GAINS, gains, strict=True))
     return {group: found[group] for group in GROUPS if found.get(group) is not None}
 
 
 def _unflatten(theta: Tensor, like: Parameters) -> Parameters:
     pieces = theta.split([weight.numel() for weight in like.values()])
-    return {
-        name: piece.view(weight.shape)
-        for (name, weight), piece in zip(like.items(), pieces, strict=True)
-    }
+    shaped = (piece.view_as(weight) for weight, piece in zip(like.values(), pieces, strict=True))
+    return dict(zip(like, shaped, strict=True))
 
 
 def _double(value: Any) -> Any:
