@@ -52,7 +52,6 @@ ROOMS: dict[str, set[str]] = {
     "linalg.spectra": {"operators", "estimators"},
     "theory.heads": set(),
     "theory.verification": {"heads"},
-    "theory.consequences": set(),
     "curvature.attention": set(),
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),

@@ -12,7 +12,7 @@ from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.reference import attention_output
+from hessblocks.theory.verification.sweep import attention_output
 
 CASE = Case(
     name="two heads, causal, shaped",

@@ -2,8 +2,7 @@
 
 import pytest
 
-from examples.block_dependence import measured_power
-from hessblocks.theory.consequences.growth import GROWTH, Growth, Powers
+from examples.block_dependence import GROWTH, Growth, Powers, measured_power
 
 WEIGHTS = {
     "softmax": ("query", "key", "value", "projection"),

@@ -15,8 +15,12 @@ from hessblocks.errors import ArgumentError
 from hessblocks.signal.gradients import gradient_norms
 from hessblocks.signal.jacobian import Conditioning, conditioning
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
-from hessblocks.signal.mixing import attention_entropy, spectral_gap
-from hessblocks.signal.token_similarity import TokenSignal, token_signal
+from hessblocks.signal.token_similarity import (
+    TokenSignal,
+    attention_entropy,
+    spectral_gap,
+    token_signal,
+)
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:

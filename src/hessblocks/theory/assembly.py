@@ -13,6 +13,7 @@ Letters: D width of the input, K query-key width, X parameters of any other grou
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from jaxtyping import Float
@@ -47,6 +48,14 @@ def pays_off(layer: AttentionLayer) -> bool:
         return False
     heads, width, head_width = layer.query.shape
     return heads == 1 and width <= 2 * head_width
+
+
+def in_product(layer: AttentionLayer) -> AttentionLayer:
+    """Change variables to one matrix, W_Q W_Kᵀ: query_key in the place of query and key."""
+    assert layer.key is not None
+    others = [group for group in layer.parameters if group not in ("query", "key")]
+    query = layer.query @ layer.key.mT
+    return replace(layer, query=query, key=None, parameters=("query_key", *others))
 
 
 def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Float[Tensor, "P P"]:

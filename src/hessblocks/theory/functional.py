@@ -125,7 +125,8 @@ def _query_query(head: HeadTokens, row: str, column: str) -> Terms:
     if not head.softmax:
         return []
     carried = (head.carried_keys, head.scale**2 * head.beta * head.carried_keys)
-    if _few_keys(head) and not head.joined:
+    # a token's (K, K) matrix is at least twice its two factors over the keys
+    if 4 * head.x.shape[1] <= head.carried_keys.shape[2] and not head.joined:
         left, right = head.third_factors(*carried)
         thin = TokenMatrices(left=left, right=right, symmetric=True)
         return [_term(_beside(head, row), _beside(head, column), thin)]
@@ -241,11 +242,6 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens, str, str], Terms]] = {
 def _wide(head: HeadTokens) -> bool:
     """Tell whether a (D, D) matrix a token would outweigh the matrices a key."""
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
-
-
-def _few_keys(head: HeadTokens) -> bool:
-    """Tell whether a token's (K, K) matrix is at least twice its two factors over the keys."""
-    return 4 * head.x.shape[1] <= head.carried_keys.shape[2]
 
 
 def _identity(size: int, head: HeadTokens) -> Tensor:

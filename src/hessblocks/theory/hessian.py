@@ -17,11 +17,10 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator, KroneckerTerm
-from hessblocks.theory.assembly import assembled_through_product, pays_off
+from hessblocks.theory.assembly import assembled_through_product, in_product, pays_off
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
-from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.moments import AttentionMoments
+from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
 from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian
 
@@ -83,31 +82,9 @@ class AttentionHessian(PiecewiseHessian):
         """
         check_name("part", part, PARTS)
         if pays_off(self.layer):
-            return assembled_through_product(self, self.in_product(), part)
+            product = self.with_layer(in_product(self.layer))
+            return assembled_through_product(self, product, part)
         return super().dense(part)
-
-    def in_product(self) -> AttentionHessian:
-        """Change variables to one matrix, W_Q W_Kᵀ, instead of W_Q and W_K.
-
-        One head; the group is called query_key, and the scores keep their scale.
-
-        Returns:
-            A Hessian with the group query_key in the place of query and key.
-
-        Raises:
-            ArgumentError: rotary positions stand between the two.
-        """
-        if self.layer.joined:
-            raise ArgumentError(
-                "query_key: with rotary positions or norms of queries and keys the scores are not "
-                "bilinear in the inputs through one matrix; ask for the blocks of query and key"
-            )
-        assert self.layer.key is not None
-        assert len(self.layer.query) == 1
-        others = [group for group in self.groups if group not in ("query", "key")]
-        query = self.layer.query @ self.layer.key.mT
-        parameters = ("query_key", *others)
-        return self.with_layer(replace(self.layer, query=query, key=None, parameters=parameters))
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
         """Build the Hessian of another layer, loss gradient and curvature held."""
@@ -174,7 +151,6 @@ class AttentionHessian(PiecewiseHessian):
 
     def softmax_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
         """Collect the terms of H_f from first derivatives of the scores and from behind."""
-        self._check_reach(row, column)
         terms = self._of_heads(softmax_terms, row, column)
         if self._functional_outer is not None:
             terms += self._functional_outer.terms(row, column)
@@ -182,7 +158,6 @@ class AttentionHessian(PiecewiseHessian):
 
     def score_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
         """Collect the terms of H_f from second derivatives of the scores."""
-        self._check_reach(row, column)
         return self._of_heads(score_terms, row, column)
 
     @property
@@ -205,16 +180,10 @@ class AttentionHessian(PiecewiseHessian):
         tokens, (width, value_width) = len(head.x_query), head.w_value.shape
         key = row if row.group == "key" else column
         rows = key.length if row.group == column.group else 0
-        held = (
-            width
-            if "value" in (row.group, column.group)
-            else max(value_width, head.w_query.shape[1])
-        )
-        size = head.x.element_size()
-        needed, limit = (
-            (tokens * held + rows) * key.length * size,
-            max(ALWAYS, HELD * self.layer.memory_limit),
-        )
+        valued = "value" in (row.group, column.group)
+        held = width if valued else max(value_width, head.w_query.shape[1])
+        needed = (tokens * held + rows) * key.length * head.x.element_size()
+        limit = max(ALWAYS, HELD * self.layer.memory_limit)
         if needed > limit:
             raise ArgumentError(
                 f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} "
@@ -239,6 +208,7 @@ class AttentionHessian(PiecewiseHessian):
         column: Piece,
     ) -> list[KroneckerTerm]:
         """Collect the terms of every head that both pieces belong to."""
+        self._check_reach(row, column)
         shared = [head for head in row.heads if head in column.heads]
         return [term for h in shared for term in terms(self.heads[h], row.group, column.group)]
 

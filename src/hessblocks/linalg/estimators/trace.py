@@ -51,8 +51,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg.estimators.diagonal import EntryMoments
 from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.estimators.hutchinson import EntryMoments
 from hessblocks.linalg.estimators.probes import (
     Probes,
     Stopping,

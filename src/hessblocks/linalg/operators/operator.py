@@ -57,11 +57,9 @@ class LinearOperator(abc.ABC):
 
     def __repr__(self) -> str:
         """Print kind, shape and what it promises, on one line."""
-        kind = (
-            ", positive semi-definite"
-            if self.positive_semidefinite
-            else ", symmetric" * self.symmetric
-        )
+        kind = ", symmetric" * self.symmetric
+        if self.positive_semidefinite:
+            kind = ", positive semi-definite"
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"{type(self).__name__}({self.shape[0]:,} × {self.shape[1]:,}, {dtype}, "

@@ -32,8 +32,6 @@ class HeadTokens(HeadVectors):
     """Rows of A at those positions, (B, Q, L)."""
     permitted: Bool[Tensor, "#B Q L"]
     """True where a query may attend, (B | 1, Q, L)."""
-    scale: float
-    """s, the factor of the scores."""
     w_value: Float[Tensor, "D V"]
     """W_V of the head, (D, V)."""
     w_projection: Float[Tensor, "V O"]
@@ -46,8 +44,6 @@ class HeadTokens(HeadVectors):
     """Gain of A."""
     gamma: float = 0.0
     """Gain of the uniform attention that is subtracted."""
-    memory_limit: int
-    """Bytes that intermediate results may take."""
 
     @cached_property
     def mean(self) -> Float[Tensor, "N D"]:
