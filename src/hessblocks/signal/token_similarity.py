@@ -53,9 +53,10 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
     """
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
     squares = x.square().sum(dim=(0, 1)) / real.sum()
+    spectral = torch.linalg.matrix_norm(x, ord=2)
     return TokenSignal(
         token_similarity=float(_similarities(x, real).mean()),
-        stable_rank=float(_stable_ranks(x).mean()),
+        stable_rank=float((x.square().sum(dim=(1, 2)) / spectral.square()).mean()),
         norm=float(squares.mean().sqrt()),
         kurtosis=float(squares.square().mean() / squares.mean().square()),
     )
@@ -69,12 +70,6 @@ def _similarities(x: Tensor, real: Tensor) -> Float[Tensor, " B"]:
     own = directions.square().sum(dim=(1, 2))
     similarities: Tensor = (together - own) / (tokens * (tokens - 1)).clamp(min=1)
     return similarities
-
-
-def _stable_ranks(x: Tensor) -> Float[Tensor, " B"]:
-    spectral = torch.linalg.matrix_norm(x, ord=2).square()
-    ranks: Tensor = x.square().sum(dim=(1, 2)) / spectral
-    return ranks
 
 
 def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) -> int | None:

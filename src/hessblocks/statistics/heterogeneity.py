@@ -90,9 +90,7 @@ def ends(
         Both ends, no zero groups; None where no norm is positive and finite. Where an error is not known, there is
         no interval, and the ratio is that of the estimates as they are.
     """
-    positive = {
-        name: norm for name, norm in norms.items() if math.isfinite(norm[0]) and norm[0] > 0
-    }
+    positive = {name: norm for name, norm in norms.items() if 0 < norm[0] < math.inf}
     if not positive:
         return None
     largest = max(positive, key=lambda name: positive[name][0])

@@ -83,7 +83,7 @@ class AttentionHessian(PiecewiseHessian):
         check_name("part", part, PARTS)
         if pays_off(self.layer):
             product = self.with_layer(in_product(self.layer))
-            return assembled_through_product(self, product, part)
+            return assembled_through_product(self, product, self.heads[0], self.curvature, part)
         return super().dense(part)
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.estimates import Estimate
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.operators import LinearOperator, chunks, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
@@ -58,9 +58,8 @@ class Probes:
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
         """Yield the next `count` probes, at most `at_once` together; None: all of them."""
-        step = min(count, at_once or count)
-        for start in range(0, count, step):
-            yield self.draw(min(step, count - start))
+        for some in chunks(count, at_once or count):
+            yield self.draw(some.stop - some.start)
 
     def _draw_one(self) -> Tensor:
         size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device

@@ -127,10 +127,8 @@ class KroneckerTerm:
         """
         P, R, T, W = self.sizes
         if P == T == 1 and self.tokens > 1 and not self.matrices.shared:
-            if (
-                self.matrices.left is not None
-                and self.tokens * self.matrices.rank * (R + W) < R * W
-            ):
+            thin = self.matrices.left is not None
+            if thin and self.tokens * self.matrices.rank * (R + W) < R * W:
                 return self
             one = self.row.new_ones(1, 1)
             summed = self.matrices.summed((self.row * self.column)[:, 0])

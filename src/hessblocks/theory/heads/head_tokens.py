@@ -244,9 +244,8 @@ class HeadTokens(HeadVectors):
             return torch.cat(parts, dim=1).flatten(0, 1)
         chunks_of_queries = self._query_chunks(count)
         if len(chunks_of_queries) == 1:
-            return (weighting(slice(None)).flatten(1, 2) @ carried).view(
-                sequences * queries, count, -1
-            )
+            found = weighting(slice(None)).flatten(1, 2) @ carried
+            return found.view(sequences * queries, count, -1)
         out = carried.new_empty(sequences, queries, count, carried.shape[2])
         for some in chunks_of_queries:
             found = weighting(some).flatten(1, 2) @ carried

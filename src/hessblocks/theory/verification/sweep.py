@@ -77,9 +77,8 @@ def verify_closed_forms(
         if progress is not None:
             progress(case.name)
         made = arguments(case, dtype=dtype, device=device, seed=seed)
-        rows += compare(
-            case.name, attention_hessian(**made), reference_hessian(made), BOUNDS[dtype]
-        )
+        closed = attention_hessian(**made)
+        rows += compare(case.name, closed, reference_hessian(made), BOUNDS[dtype])
     return rows
 
 
@@ -108,9 +107,8 @@ def compare(
             expected = reference[part][places[row], places[column]]
             found = hessian.block(row, column, part).dense().to(expected.dtype)
             error = _error(found, expected, float(reference["full"].norm()))
-            rows.append(
-                Check(case=name, block=f"{row}, {column}", part=part, error=error, bound=bound)
-            )
+            block = f"{row}, {column}"
+            rows.append(Check(case=name, block=block, part=part, error=error, bound=bound))
     return rows
 
 
