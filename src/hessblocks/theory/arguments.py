@@ -127,17 +127,15 @@ def attention_hessian(
                 f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
                 f"got {tuple(key.shape[1:])}"
             )
-    if w_value is None:
-        value = _identity_values(heads, x)
-    else:
-        value = valid.check_weight("w_value", w_value, x, rows=width, heads=heads)
+    given = _identity_values(heads, x) if w_value is None else w_value
+    value = valid.check_weight("w_value", given, x, rows=width, heads=heads)
     projection = _checked_projection(w_projection, heads, value.shape[2], x)
     for name, norm in norms.items():
         valid.check_norm(name, norm, query)
     if query_norm is None and key_norm is None:  # normed vectors are short, whatever the inputs
         _check_scores(x, query / temperature, key)
     gain_tensors = valid.check_gains(gains, heads, x)
-    given = {
+    differentiated = {
         "query_key" if one_matrix else "query": True,
         "key": w_key is not None,
         "value": w_value is not None,
@@ -155,7 +153,7 @@ def attention_hessian(
         softmax=scores == "softmax",
         gains=gain_tensors,
         rotation=valid.check_rotary(rotary, head_width, x),
-        parameters=(*(name for name, there in given.items() if there), *gain_tensors),
+        parameters=(*(name for name, there in differentiated.items() if there), *gain_tensors),
         query_norm=query_norm,
         key_norm=key_norm,
         memory_limit=memory_limit,

@@ -188,8 +188,7 @@ def check_gains(
     for name, given in zip(GAINS, gains, strict=True):
         if isinstance(given, bool) or not isinstance(given, int | float | Tensor):
             raise ArgumentError(f"gains: expected {name} as a number or a tensor, got {given!r}")
-        number = not isinstance(given, Tensor)
-        gain = torch.tensor(given, dtype=like.dtype, device=like.device) if number else given
+        gain = given if isinstance(given, Tensor) else like.new_tensor(given)
         gain = check_tensor(f"gains: {name}", gain, like)
         check_shape(f"gains: {name}", gain, (), (1,), (heads,))
         out[name] = gain.reshape(-1).expand(heads)

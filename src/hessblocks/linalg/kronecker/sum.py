@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -127,9 +127,8 @@ class KroneckerSum(ExactOperator):
         out = columns.new_zeros(self.shape[0], columns.shape[1])
         for term in self.terms:
             _, R, _, W = term.sizes
-            numbers = (R + W + term.matrices.rank) * columns.shape[1]
-            for tokens in self._token_chunks(term, numbers):
-                out += term.select(tokens).product(columns)
+            for some in self._pieces(term, (R + W + term.matrices.rank) * columns.shape[1]):
+                out += some.product(columns)
         return out
 
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
@@ -137,16 +136,16 @@ class KroneckerSum(ExactOperator):
         grid = out.view(*self.row_shape, *self.column_shape)
         for term in self.terms:
             P, R, T, W = term.sizes
-            for tokens in self._token_chunks(term, P * T + R * W):
-                grid += term.select(tokens).assembled()
+            for some in self._pieces(term, P * T + R * W):
+                grid += some.assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
         """Compute the main diagonal of a square sum. Cost: N P R multiplications."""
         out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
         for term in self.terms:
             P, R, _, _ = term.sizes
-            for tokens in self._token_chunks(term, 2 * P * R):
-                out += term.select(tokens).diagonal()
+            for some in self._pieces(term, 2 * P * R):
+                out += some.diagonal()
         return out
 
     def frobenius_norm(self) -> float:
@@ -209,10 +208,10 @@ class KroneckerSum(ExactOperator):
             total += float(sizes.square().sum())
         return total
 
-    def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
-        """Slice the tokens: intermediate results, `numbers` a token, stay within the limit."""
+    def _pieces(self, term: KroneckerTerm, numbers: int) -> Iterator[KroneckerTerm]:
+        """Yield some tokens at a time: results, `numbers` a token, stay within the limit."""
         step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
-        return list(chunks(term.tokens, max(1, step)))
+        return map(term.select, chunks(term.tokens, max(1, step)))
 
 
 def _unit_of(term: KroneckerTerm) -> float:
