@@ -103,6 +103,7 @@ class AttentionLayer(AttentionSetting):
         if positions is None:
             positions = torch.arange(self.x.shape[1], device=self.x.device)
         for index in range(self.query.shape[0]):
+            gains: dict[str, Any] = {name: float(gain[index]) for name, gain in self.gains.items()}
             yield HeadTokens(
                 **self._given_to(index),
                 query_positions=positions,
@@ -111,7 +112,7 @@ class AttentionLayer(AttentionSetting):
                 w_value=self._shared(self.value, index),
                 w_projection=self.projection[index],
                 gradient=gradient[:, positions].flatten(0, 1),
-                **{name: float(gain[index]) for name, gain in self.gains.items()},
+                **gains,
             )
 
     def output(self, positions: Int[Tensor, " Q"] | None = None) -> Float[Tensor, "B Q O"]:

@@ -194,6 +194,11 @@ class PiecewiseHessian(abc.ABC):
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)
+        return self._sum(terms, row, column, part)
+
+    def _sum(
+        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
+    ) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,

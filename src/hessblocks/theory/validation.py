@@ -258,8 +258,9 @@ def check_temperature(temperature: object) -> None:
     Raises:
         ArgumentError: not a finite number above 0.
     """
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
-    if not number or not 0 < temperature < math.inf:  # nan fails the comparison, as it should
+    # nan fails the comparison, as it should
+    number = temperature if isinstance(temperature, int | float) else math.nan
+    if isinstance(temperature, bool) or not 0 < number < math.inf:
         raise ArgumentError(
             f"temperature: expected a finite number above 0, got {temperature!r}; "
             "its limits are `hessblocks.theory.at_limit`"
