@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hessblocks.linalg import Estimate
 from hessblocks.statistics import Heterogeneity, ends
@@ -32,4 +31,11 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         probes=max(end.probes for end in both),
         method="exact" if exact else "estimate",
     )
-    return replace(found, ratio=ratio, zero_groups=zero_groups)
+    return Heterogeneity(
+        ratio=ratio,
+        low=found.low,
+        high=found.high,
+        largest=found.largest,
+        smallest=found.smallest,
+        zero_groups=zero_groups,
+    )

@@ -45,9 +45,8 @@ from torch import Tensor
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
-from hessblocks.theory.piecewise import GAINS
+from hessblocks.theory.piecewise import GAINS, Terms
 
-Terms = list[KroneckerTerm]
 Vectors = tuple[Tensor, bool]
 """Vectors (N, E) beside the matrices, and whether their index comes after that of the matrices."""
 _KINDS = {"query_key": "query", "query_norm": "query", "key_norm": "key"}

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg import ExactOperator, KroneckerTerm
+from hessblocks.linalg import ExactOperator
 from hessblocks.theory.assembly import assembled_through_product, in_product, pays_off
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
-from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian
+from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian, Terms
 
 HELD = 8
 """Memory that the matrices of one key block may take, in units of the memory limit."""
@@ -142,21 +142,21 @@ class AttentionHessian(PiecewiseHessian):
             return self._piece_block(whole, whole, part)
         return super().block(row, column, part, head)
 
-    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+    def terms(self, row: Piece, column: Piece, part: Part) -> Terms:
         """Collect the terms of H_o or H_f between two pieces."""
         if part == "functional":
             return [*self.softmax_terms(row, column), *self.score_terms(row, column)]
         self._check_reach(row, column)
         return self._outer.terms(row, column)
 
-    def softmax_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+    def softmax_terms(self, row: Piece, column: Piece) -> Terms:
         """Collect the terms of H_f from first derivatives of the scores and from behind."""
         terms = self._of_heads(softmax_terms, row, column)
         if self._functional_outer is not None:
             terms += self._functional_outer.terms(row, column)
         return terms
 
-    def score_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+    def score_terms(self, row: Piece, column: Piece) -> Terms:
         """Collect the terms of H_f from second derivatives of the scores."""
         return self._of_heads(score_terms, row, column)
 
@@ -202,11 +202,8 @@ class AttentionHessian(PiecewiseHessian):
         return OuterPart(self.heads, TokenCurvature(matrix=none))
 
     def _of_heads(
-        self,
-        terms: Callable[[HeadTokens, str, str], list[KroneckerTerm]],
-        row: Piece,
-        column: Piece,
-    ) -> list[KroneckerTerm]:
+        self, terms: Callable[[HeadTokens, str, str], Terms], row: Piece, column: Piece
+    ) -> Terms:
         """Collect the terms of every head that both pieces belong to."""
         self._check_reach(row, column)
         shared = [head for head in row.heads if head in column.heads]

@@ -18,6 +18,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
 
+Terms = list[KroneckerTerm]
 GAINS = ("alpha", "beta", "gamma")
 NORMS = ("query_norm", "key_norm")
 GROUPS = ("query", "query_key", "key", "value", "projection", *NORMS, *GAINS)
@@ -77,7 +78,7 @@ class PiecewiseHessian(abc.ABC):
         """List the pieces of a group in the order in which it is flattened, or one head's."""
 
     @abc.abstractmethod
-    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+    def terms(self, row: Piece, column: Piece, part: Part) -> Terms:
         """Collect the terms of H_o (outer) or H_f (functional) between two pieces."""
 
     @abc.abstractmethod
@@ -196,9 +197,7 @@ class PiecewiseHessian(abc.ABC):
             terms = self.terms(row, column, part)
         return self._sum(terms, row, column, part)
 
-    def _sum(
-        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
-    ) -> KroneckerSum:
+    def _sum(self, terms: Terms, row: Piece, column: Piece, part: Part) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,
