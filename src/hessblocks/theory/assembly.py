@@ -43,7 +43,7 @@ def in_product(layer: AttentionLayer) -> AttentionLayer:
     return replace(layer, query=query, key=None, parameters=("query_key", *others))
 
 
-def assembled_through_product(
+def through_product(
     hessian: PiecewiseHessian,
     product: PiecewiseHessian,
     head: HeadTokens,

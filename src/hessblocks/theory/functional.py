@@ -47,8 +47,8 @@ from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.piecewise import GAINS, Terms
 
-Vectors = tuple[Tensor, bool]
-"""Vectors (N, E) beside the matrices, and whether their index comes after that of the matrices."""
+Vectors = tuple[Float[Tensor, "N _"], bool]
+"""Vectors beside the matrices, and whether their index comes after that of the matrices."""
 _KINDS = {"query_key": "query", "query_norm": "query", "key_norm": "key"}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator
-from hessblocks.theory.assembly import assembled_through_product, in_product, pays_off
+from hessblocks.theory.assembly import through_product, in_product, pays_off
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
@@ -83,7 +83,7 @@ class AttentionHessian(PiecewiseHessian):
         check_name("part", part, PARTS)
         if pays_off(self.layer):
             product = self.with_layer(in_product(self.layer))
-            return assembled_through_product(self, product, self.heads[0], self.curvature, part)
+            return through_product(self, product, self.heads[0], self.curvature, part)
         return super().dense(part)
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
@@ -169,8 +169,7 @@ class AttentionHessian(PiecewiseHessian):
         if not self.layer.joined:
             return 0
         assert self.layer.key is not None
-        queries = len(self.heads[0].x_query)
-        return queries * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
+        return len(self.heads[0].x_query) * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
 
     def _check_reach(self, row: Piece, column: Piece) -> None:
         """Refuse blocks of keys behind norms or rotary positions that do not fit into memory."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
@@ -77,7 +77,7 @@ def check_tensor(
     return tensor.detach()
 
 
-def check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
+def check_shape(name: str, tensor: Shaped[Tensor, "..."], *shapes: tuple[int, ...]) -> None:
     """Refuse a shape that is none of the given ones, in which -1 stands for any length.
 
     Raises:
@@ -92,7 +92,12 @@ def check_shape(name: str, tensor: Tensor, *shapes: tuple[int, ...]) -> None:
 
 
 def check_weight(
-    name: str, weight: Float[Tensor, "... D K"] | None, x: Tensor, *, rows: int, heads: int = 0
+    name: str,
+    weight: Float[Tensor, "... D K"] | None,
+    x: Float[Tensor, "..."],
+    *,
+    rows: int,
+    heads: int = 0,
 ) -> Float[Tensor, "H D K"]:
     """Check a weight of one head, or stacked by head; return it as (heads, rows, columns).
 
@@ -154,8 +159,7 @@ def check_mask(
         raise ArgumentError(
             f"mask: expected booleans, True = may attend, got {_kind(mask)}; use mask.bool()"
         )
-    square = (tokens, tokens)
-    check_shape("mask", mask, square, (sequences, *square), (1, *square))
+    check_shape("mask", mask, (tokens, tokens), (sequences, tokens, tokens), (1, tokens, tokens))
     if mask.device != x.device:
         raise ArgumentError(f"mask: expected device {x.device} as x is, got {mask.device}")
     mask = mask.view(-1, tokens, tokens)
