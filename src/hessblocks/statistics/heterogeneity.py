@@ -96,11 +96,7 @@ def ends(
     largest = max(positive, key=lambda name: positive[name][0])
     smallest = min(positive, key=lambda name: positive[name][0])
     ratio = positive[largest][0] / positive[smallest][0]
-    errors = [
-        error / norm
-        for norm, error in positive.values()
-        if error is not None and math.isfinite(error)
-    ]
+    errors = [e / norm for norm, e in positive.values() if e is not None and math.isfinite(e)]
     if len(errors) < len(positive):
         return Heterogeneity(ratio=ratio, largest=largest, smallest=smallest)
     logs = np.log([norm for norm, _ in positive.values()])

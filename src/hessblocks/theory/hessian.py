@@ -17,7 +17,7 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator
-from hessblocks.theory.assembly import through_product, in_product, pays_off
+from hessblocks.theory.assembly import in_product, pays_off, through_product
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
