@@ -30,7 +30,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.estimators.hutchinson import frobenius_norm
 from hessblocks.linalg.operators.operator import DenseOperator
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from tests.curvature.cases import VOCABULARY, Case, stir, tokens

@@ -8,7 +8,7 @@ from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.estimators.hutchinson import frobenius_norm
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import dense
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hessblocks.linalg.estimators.diagonal import diagonal
 from hessblocks.linalg.estimators.estimates import Estimate
-from hessblocks.linalg.estimators.norm import frobenius_norm
+from hessblocks.linalg.estimators.hutchinson import diagonal, frobenius_norm
 from hessblocks.linalg.estimators.trace import trace
 from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
 from hessblocks.linalg.spectra.quadrature import spectral_density

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg.estimators.diagonal import diagonal
-from hessblocks.linalg.estimators.norm import frobenius_norm, norm_from_squares
+from hessblocks.linalg.estimators.hutchinson import diagonal, frobenius_norm, norm_from_squares
 from hessblocks.linalg.estimators.probes import Probes
 from hessblocks.linalg.estimators.trace import trace
 from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from hessblocks.linalg.estimators.estimates import Estimate
-from hessblocks.linalg.estimators.norm import frobenius_norm
-from hessblocks.linalg.estimators.probes import Probes
-from hessblocks.linalg.estimators.stopping import Stopping
+from hessblocks.linalg.estimators.hutchinson import frobenius_norm
+from hessblocks.linalg.estimators.probes import Probes, Stopping
 from hessblocks.linalg.estimators.trace import trace
 from tests.linalg.matrices import operator
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessblocks.theory.pieces import GROUPS
+from hessblocks.theory.piecewise import GROUPS
 
 Weights = dict[str, Tensor]
 

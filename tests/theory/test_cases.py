@@ -10,11 +10,10 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.verification.cases import CASES, Case, arguments
-from hessblocks.theory.verification.reference import reference_hessian
-from hessblocks.theory.verification.sweep import BOUNDS, compare
+from hessblocks.theory.verification.sweep import BOUNDS, compare, reference_hessian
 
 MORE = (
     Case(name="values wider than input", width=2, value=5, loss="factor"),

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import PARTS
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.reference import attention_output
+from hessblocks.theory.verification.sweep import attention_output
 
 CASE = Case(
     name="two heads, causal, shaped",

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
+from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.reference import attention_output
+from hessblocks.theory.verification.sweep import attention_output
 
 
 def hessian(**fields: Any) -> tuple[AttentionHessian, dict[str, Any]]:

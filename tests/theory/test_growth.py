@@ -2,7 +2,7 @@
 
 import pytest
 
-from hessblocks.theory.consequences.growth import GROWTH, Growth, Powers, measured_power
+from examples.block_dependence import GROWTH, Growth, Powers, measured_power
 
 WEIGHTS = {
     "softmax": ("query", "key", "value", "projection"),

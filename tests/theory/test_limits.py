@@ -10,7 +10,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.linalg import slices
 from hessblocks.theory import AttentionHessian, ScoreSplit, at_limit, attention_hessian
 from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.reference import reference_hessian
+from hessblocks.theory.verification.sweep import reference_hessian
 from tests.theory.plain import permitted_of
 
 CASES = (

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, eye
 
-from hessblocks.theory.arguments.attention_hessian import attention_hessian
-from hessblocks.theory.verification.reference import reference_hessian
+from hessblocks.theory.arguments import attention_hessian
+from hessblocks.theory.verification.sweep import reference_hessian
 
 L, K, V = 3, 2, 2
 

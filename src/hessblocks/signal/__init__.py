@@ -8,11 +8,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hessblocks.signal.collapse import COLLAPSED, rank_collapse
 from hessblocks.signal.jacobian import Conditioning
 from hessblocks.signal.layers import layers_of
 from hessblocks.signal.propagation import LayerSignal, Signal, propagate
-from hessblocks.signal.token_similarity import TokenSignal
+from hessblocks.signal.token_similarity import COLLAPSED, TokenSignal, rank_collapse
 
 __all__ = [
     "Conditioning",

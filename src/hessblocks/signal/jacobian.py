@@ -57,18 +57,14 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
     Cost: N backward passes (batched) and an N³ decomposition, or `steps` passes forward and
     backward.
     """
-    size = x.numel()
+    size, exact = x.numel(), x.numel() <= dense_limit
     with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no second derivative
-        pull = _transposed(layer, x)
-        if size <= dense_limit:
-            units = torch.eye(size, dtype=x.dtype, device=x.device).view(size, *x.shape)
-            matrix = torch.func.vmap(pull)(units).flatten(1)
+        if exact:
+            matrix = torch.func.jacrev(layer)(x).reshape(size, size)
         else:
-            matrix = _restricted(pull, x, steps)
+            matrix = _restricted(_transposed(layer, x), x, steps)
     values = torch.linalg.svdvals(matrix.detach())
-    return Conditioning(
-        largest=float(values[0]), smallest=float(values[-1]), exact=size <= dense_limit
-    )
+    return Conditioning(largest=float(values[0]), smallest=float(values[-1]), exact=exact)
 
 
 def _transposed(function: Function, x: Vectors) -> Function:

@@ -15,8 +15,12 @@ from hessblocks.errors import ArgumentError
 from hessblocks.signal.gradients import gradient_norms
 from hessblocks.signal.jacobian import Conditioning, conditioning
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
-from hessblocks.signal.mixing import attention_entropy, spectral_gap
-from hessblocks.signal.token_similarity import TokenSignal, token_signal
+from hessblocks.signal.token_similarity import (
+    TokenSignal,
+    attention_entropy,
+    spectral_gap,
+    token_signal,
+)
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -65,8 +69,7 @@ class Signal(Tabular):
         first, last = self.inputs.token_similarity, self.layers[-1].tokens.token_similarity
         return (
             f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the "
-            "input, "
-            f"{last:.3g} at the output"
+            f"input, {last:.3g} at the output"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:

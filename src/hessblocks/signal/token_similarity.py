@@ -1,15 +1,24 @@
-"""Token similarity: how alike, how large and how spiky the vectors of tokens are.
+"""Token similarity and rank collapse: how alike, how large and how spiky the tokens' vectors are.
 
-Letters: B sequences, T tokens, D width; x are the vectors, real is False at padding.
+Attention mixing is looked at as the matrix that multiplies the values. For shaped attention that
+is αI + βA − γC, not the softmax A alone. It has negative entries, so its entropy is that of the
+absolute weights.
+
+Letters: B sequences, H heads, T tokens, D width; x are the vectors, real is False at padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+COLLAPSED = 0.99
+"""Mean cosine between different tokens above which they count as one direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +53,10 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
     """
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
     squares = x.square().sum(dim=(0, 1)) / real.sum()
+    spectral = torch.linalg.matrix_norm(x, ord=2)
     return TokenSignal(
         token_similarity=float(_similarities(x, real).mean()),
-        stable_rank=float(_stable_ranks(x).mean()),
+        stable_rank=float((x.square().sum(dim=(1, 2)) / spectral.square()).mean()),
         norm=float(squares.mean().sqrt()),
         kurtosis=float(squares.square().mean() / squares.mean().square()),
     )
@@ -62,7 +72,55 @@ def _similarities(x: Tensor, real: Tensor) -> Float[Tensor, " B"]:
     return similarities
 
 
-def _stable_ranks(x: Tensor) -> Float[Tensor, " B"]:
-    spectral = torch.linalg.matrix_norm(x, ord=2).square()
-    ranks: Tensor = x.square().sum(dim=(1, 2)) / spectral
-    return ranks
+def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) -> int | None:
+    """Find the layer from which on the token similarity stays above a threshold.
+
+    Args:
+        similarities: mean cosine between tokens after each layer, in order.
+        above: the threshold.
+
+    Returns:
+        The layer, counted from 0; None where the last layer still tells tokens apart.
+
+    Source: rank collapse as in Dong et al. (2021), arXiv 2103.03404; the threshold is ours.
+
+    >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
+    3
+    """
+    collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
+    return len(similarities) - collapsed if collapsed else None
+
+
+def attention_entropy(
+    matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]
+) -> Float[Tensor, ""]:
+    """Compute the mean entropy of a token's absolute weights |m_j| / Σ|m_j|, in nats.
+
+    0: each token takes from one token only, as with the identity. log i: token number i takes from
+    all i tokens alike. A token without any weight counts as 0.
+
+    Returns:
+        The mean over tokens, heads and sequences.
+    """
+    weights = matrix.abs()
+    shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    entropies = torch.special.entr(shares).sum(dim=-1)
+    mean: Tensor = (entropies * real[:, None]).sum() / (real.sum() * matrix.shape[1])
+    return mean
+
+
+def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) -> Float[Tensor, ""]:
+    """Compute 1 − s₂/s₁ of the two largest singular values, mean over sequences and heads.
+
+    1: one direction over tokens survives, which is rank collapse in one layer. 0: the first two
+    survive alike, as with the identity.
+
+    Returns:
+        The gap, 0 to 1.
+
+    Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
+    """
+    kept = matrix * (real[:, None, :, None] & real[:, None, None, :])
+    first, second = torch.linalg.svdvals(kept)[..., :2].unbind(dim=-1)
+    gap: Tensor = (1 - second / first.clamp(min=torch.finfo(matrix.dtype).tiny)).mean()
+    return gap

@@ -1,4 +1,4 @@
 """Statistics: means with their errors, and how uneven norms are; plain numbers in and out."""
 
-from hessblocks.statistics.heterogeneity import Ends, Heterogeneity, ends
+from hessblocks.statistics.heterogeneity import Heterogeneity, ends
 from hessblocks.statistics.means import Average, average, mean_and_error, variance

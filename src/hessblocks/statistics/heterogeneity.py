@@ -42,15 +42,20 @@ class Heterogeneity(Generic[Ratio]):
     ratio: Ratio
     """Largest over smallest norm; no unit, 1 is perfectly even, 0 where every norm is zero."""
     low: float | None = None
-    """Lower end of the 95 % interval, at least 1; None where there is none."""
+    """Lower end of the 95 % interval, at least 1; None where a norm has no error."""
     high: float | None = None
-    """Its upper end."""
+    """Its upper end; both are the ratio where it is known exactly."""
     largest: str
     """The group with the largest norm; empty where every norm is zero."""
     smallest: str
     """The group with the smallest norm that is not zero; empty where every norm is zero."""
-    zero_groups: tuple[str, ...]
+    zero_groups: tuple[str, ...] = ()
     """Groups whose norm is exactly 0, left out of the ratio."""
+
+    @property
+    def standard_error(self) -> float | None:
+        """Quarter of the interval's width, for those who ask for one number; 0 if exact."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 4
 
     def __str__(self) -> str:
         """Print the ratio, its interval, and between which groups."""
@@ -66,29 +71,12 @@ class Heterogeneity(Generic[Ratio]):
         return str(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ends:
-    """Extremes of one set of norms: the largest and the smallest."""
-
-    largest: str
-    """Name of the largest."""
-    smallest: str
-    """Name of the smallest that is not zero."""
-    ratio: float
-    """Largest over smallest, without the bias of choosing them; no unit, at least 1."""
-    low: float | None
-    """Lower end of the interval; None where a norm has no error."""
-    high: float | None
-    """Its upper end; both are the ratio where it is known exactly."""
-
-    @property
-    def standard_error(self) -> float | None:
-        """Quarter of the interval's width, for those who ask for one number; 0 if exact."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 4
-
-
-def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) -> Ends | None:
+def ends(
+    norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL
+) -> Heterogeneity[float] | None:
     """Find the largest and smallest positive finite norm, and their ratio with an interval.
+
+    The ratio has no bias from choosing them.
 
     A norm with a large error is not left out. A square that is not 0 shows that the norm is not 0,
     and the interval gets as wide as the error asks for.
@@ -99,30 +87,24 @@ def ends(norms: Mapping[str, tuple[float, float | None]], level: float = LEVEL) 
         level: share of cases in which the interval is to hold the true ratio.
 
     Returns:
-        Both ends; None where no norm is positive and finite. Where an error is not known, there is
+        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not known, there is
         no interval, and the ratio is that of the estimates as they are.
     """
-    positive = {
-        name: norm for name, norm in norms.items() if math.isfinite(norm[0]) and norm[0] > 0
-    }
+    positive = {name: norm for name, norm in norms.items() if 0 < norm[0] < math.inf}
     if not positive:
         return None
     largest = max(positive, key=lambda name: positive[name][0])
     smallest = min(positive, key=lambda name: positive[name][0])
     ratio = positive[largest][0] / positive[smallest][0]
-    errors = [
-        error / norm
-        for norm, error in positive.values()
-        if error is not None and math.isfinite(error)
-    ]
+    errors = [e / norm for norm, e in positive.values() if e is not None and math.isfinite(e)]
     if len(errors) < len(positive):
-        return Ends(largest=largest, smallest=smallest, ratio=ratio, low=None, high=None)
+        return Heterogeneity(ratio=ratio, largest=largest, smallest=smallest)
     logs = np.log([norm for norm, _ in positive.values()])
-    found = tuple(float(end) for end in np.exp(log_ratio(logs, np.array(errors), level)))
+    found, low, high = map(float, np.exp(log_ratio(logs, np.array(errors), level)))
     # exact norms count as off by ROUNDING, and this is all that is left of it
-    if found[2] < found[1] * (1 + 10 * ROUNDING):
-        found = ratio, ratio, ratio
-    return Ends(largest=largest, smallest=smallest, ratio=found[0], low=found[1], high=found[2])
+    if high < low * (1 + 10 * ROUNDING):
+        found = low = high = ratio
+    return Heterogeneity(ratio=found, low=low, high=high, largest=largest, smallest=smallest)
 
 
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:

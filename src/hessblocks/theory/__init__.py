@@ -2,24 +2,16 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.consequences import (
-    GROWTH,
-    LIMITS,
-    Growth,
-    ScoreSplit,
-    at_limit,
-    measured_power,
-    rank_bound,
-)
 from hessblocks.theory.functional import functional_terms
 from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.moments import AttentionMoments
+from hessblocks.theory.layer import AttentionLayer, AttentionMoments
+from hessblocks.theory.limits import LIMITS, at_limit
 from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
-from hessblocks.theory.pieces import GAINS, NORMS, Piece
-from hessblocks.theory.piecewise import PiecewiseHessian
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.outer import TokenCurvature
+from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
+from hessblocks.theory.rank_bounds import rank_bound
+from hessblocks.theory.score_split import ScoreSplit
 from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [

@@ -13,32 +13,18 @@ Letters: D width of the input, K query-key width, X parameters of any other grou
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import Part
-from hessblocks.linalg import ExactOperator, KroneckerTerm, TokenMatrices, slices
+from hessblocks.linalg import KroneckerTerm, TokenMatrices, slices
 from hessblocks.theory.functional import product_gradient
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.token_curvature import TokenCurvature
-
-
-class Blocks(Protocol):
-    """Blocks of a layer's Hessian, one at a time."""
-
-    layer: AttentionLayer
-    groups: tuple[str, ...]
-    curvature: TokenCurvature
-
-    @property
-    def heads(self) -> list[HeadTokens]:
-        """Heads, each with the tokens that enter the loss."""
-
-    def block(self, row: str, column: str, part: Part) -> ExactOperator:
-        """Return the block of two groups."""
+from hessblocks.theory.outer import TokenCurvature
+from hessblocks.theory.piecewise import PiecewiseHessian
 
 
 def pays_off(layer: AttentionLayer) -> bool:
@@ -49,12 +35,28 @@ def pays_off(layer: AttentionLayer) -> bool:
     return heads == 1 and width <= 2 * head_width
 
 
-def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> Float[Tensor, "P P"]:
+def in_product(layer: AttentionLayer) -> AttentionLayer:
+    """Change variables to one matrix, W_Q W_Kᵀ: query_key in the place of query and key."""
+    assert layer.key is not None
+    others = [group for group in layer.parameters if group not in ("query", "key")]
+    query = layer.query @ layer.key.mT
+    return replace(layer, query=query, key=None, parameters=("query_key", *others))
+
+
+def through_product(
+    hessian: PiecewiseHessian,
+    product: PiecewiseHessian,
+    head: HeadTokens,
+    curvature: TokenCurvature,
+    part: Part,
+) -> Float[Tensor, "P P"]:
     """Assemble the Hessian (P, P) of a layer with one head, in the order of `hessian.groups`.
 
     Args:
         hessian: in W_Q and W_K.
         product: of the same layer in the one matrix W_Q W_Kᵀ.
+        head: the layer's head.
+        curvature: Λ at the attention output.
         part: outer, functional or full.
 
     Returns:
@@ -63,14 +65,14 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
     Cost: N D² (D² / 4 + X) multiplications for the blocks of W, X the parameters of the other
         groups, then K D² (D² + X) for each contraction.
     """
-    assert hessian.layer.key is not None
-    w_query, w_key = hessian.layer.query[0], hessian.layer.key[0]
+    w_query, w_key = head.w_query, head.w_key
+    assert w_key is not None
     others = [group for group in hessian.groups if group not in ("query", "key")]
     blocks = _score_blocks(product.block("query_key", "query_key", part).dense(), w_query, w_key)
     if part != "outer":
-        _add_to_diagonals(blocks["query", "key"], product_gradient(hessian.heads[0]))
+        _add_to_diagonals(blocks["query", "key"], product_gradient(head))
     for i, row in enumerate(others):
-        mixed = _mixed(product, row, part)
+        mixed = _mixed(product, head, curvature, row, part)
         blocks[row, "query"] = _rows_on_keys(mixed, w_key)
         blocks[row, "key"] = _rows_on_queries(mixed, w_query)
         for column in others[i:]:
@@ -78,7 +80,9 @@ def assembled_through_product(hessian: Blocks, product: Blocks, part: Part) -> F
     return _placed(blocks, hessian.groups)
 
 
-def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
+def _mixed(
+    product: PiecewiseHessian, head: HeadTokens, curvature: TokenCurvature, row: str, part: Part
+) -> Tensor:
     """Assemble the block of another group and W, (X, D·D).
 
     Where all tokens share Λ, the block of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2. The second
@@ -87,10 +91,8 @@ def _mixed(product: Blocks, row: str, part: Part) -> Tensor:
     Returns:
         Rows of the other group, columns of W.
     """
-    curvature = product.curvature
     if row != "value" or part == "functional" or not curvature.shared:
         return product.block(row, "query_key", part).dense()
-    head = product.heads[0]
     term = KroneckerTerm(
         row=head.features,
         column=head.x_query,

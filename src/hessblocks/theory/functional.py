@@ -19,27 +19,37 @@ g is the loss gradient at the head's values (value rows) or at the output (proje
 wide inputs no (D, D) matrix a token is held: the sum over keys is taken outside the one over
 tokens. Σ_n then gives one small matrix for each key, beside x_j x_jᵀ.
 
+Where norms or rotary positions stand between the weights and the scores, a score is y_i · z_j of
+final queries and keys, y = R norm(W_Qᵀ x), z likewise. Their derivatives y' and z' stand in the
+place of x and W, and blocks of both norms' parameters are like those of queries and keys:
+
+| query, query | s²β y' N_3(z, z) y' + sβ Σ_j ρ_j z_j·y'' | second term |
+| key, key | s²β N_3(y·z', y·z') + sβ Σ_j ρ_j y·z_j'' | second term |
+| query, key | s²β y' N_3(z, y·z') + sβ y'·Σ_j ρ_j z_j' | second term |
+
+For queries y' is a vector times a matrix each. For keys y·z' is one long vector a pair (i, j).
+
 Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K
-query-key width, V value width, E and U any widths.
+query-key width, V value width, R and W rows and columns of matrices, E and U any widths; S entries
+of a query or key and of its norm's parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.linalg import KroneckerTerm, TokenMatrices
-from hessblocks.theory.between_scores import bent_terms, terms_between
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
-from hessblocks.theory.pieces import GAINS
+from hessblocks.theory.piecewise import GAINS, Terms
 
-Terms = list[KroneckerTerm]
-Swapped = Literal["neither", "row", "column", "both"]
+Vectors = tuple[Float[Tensor, "N _"], bool]
+"""Vectors beside the matrices, and whether their index comes after that of the matrices."""
+_KINDS = {"query_key": "query", "query_norm": "query", "key_norm": "key"}
 
 
 def functional_terms(head: HeadTokens, row: str, column: str) -> Terms:
@@ -67,13 +77,11 @@ def softmax_terms(head: HeadTokens, row: str, column: str) -> Terms:
     Returns:
         Terms.
     """
-    row, column = _named(row), _named(column)
-    if head.joined and (found := terms_between(head, row, column)) is not None:
-        return found
-    if (row, column) in _BLOCKS:
-        return _BLOCKS[row, column](head)
-    if (column, row) in _BLOCKS:
-        return [term.adjoint() for term in _BLOCKS[column, row](head)]
+    kinds = (_KINDS.get(row, row), _KINDS.get(column, column))
+    if kinds in _BLOCKS:
+        return _BLOCKS[kinds](head, row, column)
+    if kinds[::-1] in _BLOCKS:
+        return [term.adjoint() for term in _BLOCKS[kinds[::-1]](head, column, row)]
     return []
 
 
@@ -88,84 +96,90 @@ def score_terms(head: HeadTokens, row: str, column: str) -> Terms:
     Returns:
         Terms; with bilinear scores between query and key alone.
     """
-    row, column = _named(row), _named(column)
-    if head.joined:
-        return bent_terms(head, row, column)
-    if (row, column) == ("key", "query"):
+    kinds = (_KINDS.get(row, row), _KINDS.get(column, column))
+    if kinds == ("key", "query"):
         return [term.adjoint() for term in score_terms(head, column, row)]
-    if (row, column) != ("query", "key"):
+    if kinds == ("query", "query") and head.bent_query is not None:
+        bent = head.bent_query[:, head.place(row), head.place(column)]
+        return [_between(head, row, column, bent, symmetric=row == column)]
+    if kinds == ("key", "key") and head.bent_key is not None:
+        return [_one_matrix(_bent_keys(head, head.bent_key, row, column), row == column)]
+    if kinds != ("query", "key"):
         return []
+    if head.joined:
+        mixed = head.scale * head.beta * head.key_slope_by_query(column)
+        return [_between(head, row, column, _toward_rows(head, mixed, row))]
     width, head_width = head.w_query.shape
-    identity = _identity(head_width, head)[None]
-    return [_term(_identity(width, head), product_gradient(head), identity)]
-
-
-def _named(group: str) -> str:
-    return "query" if group == "query_key" else group
-
-
-def _query_query(head: HeadTokens) -> Terms:
-    if not head.softmax:
-        return []
-    factor = head.scale**2 * head.beta
-    carried = (head.carried_keys, factor * head.carried_keys)
-    if _few_keys(head):
-        left, right = head.third_factors(*carried)
-        third = TokenMatrices(left=left, right=right, symmetric=True)
-    else:
-        third = TokenMatrices(right=head.third_moment(*carried), symmetric=True)
-    return [_term(head.x_query, head.x_query, third)]
-
-
-def _key_key(head: HeadTokens) -> Terms:
-    if not head.softmax:
-        return []
-    factor = head.scale**2 * head.beta
-    if not _wide(head):
-        third = head.third_moment(head.carried_x, factor * head.carried_x)
-        matrices = TokenMatrices(right=third, symmetric=True)
-        return [_term(head.queries, head.queries, matrices, swapped="both")]
-    by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
-    mean = head.average(head.carried_x)
-    first = factor * _score_response(head)
-    # the moment is central: what the mean adds is of rank two a token
-    centring = TokenMatrices(
-        left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
-    )
-    queries = _term(head.queries, head.queries, centring, swapped="both")
-    return [_by_key(head, by_key), queries]
+    matrices = TokenMatrices(right=_identity(head_width, head)[None])
+    unit = (_identity(width, head), False)
+    return [_term(unit, (product_gradient(head), False), matrices)]
 
 
 def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
     """Compute Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
-    return head.x_query.T @ (head.scale * head.beta * _score_response(head))
+    return head.x_query.T @ (head.scale * head.beta * head.respond_along(head.carried_x))
 
 
-def _query_key(head: HeadTokens) -> Terms:
+def _query_query(head: HeadTokens, row: str, column: str) -> Terms:
     if not head.softmax:
         return []
-    third = head.third_moment(head.carried_keys, head.scale**2 * head.beta * head.carried_x)
-    return [_term(head.x_query, head.queries, third, swapped="column")]
+    carried = (head.carried_keys, head.scale**2 * head.beta * head.carried_keys)
+    # a token's (K, K) matrix is at least twice its two factors over the keys
+    if 4 * head.x.shape[1] <= head.carried_keys.shape[2] and not head.joined:
+        left, right = head.third_factors(*carried)
+        thin = TokenMatrices(left=left, right=right, symmetric=True)
+        return [_term(_beside(head, row), _beside(head, column), thin)]
+    half = head.toward_query(head.third_moment(*carried), column)
+    return [_between(head, row, column, _toward_rows(head, half, row), symmetric=row == column)]
 
 
-def _value_query(head: HeadTokens) -> Terms:
-    if head.w_key is None:
-        second = TokenMatrices(right=head.second_moment, symmetric=True)
-    else:
-        carried = head.scale * head.beta * head.carried_keys
-        second = TokenMatrices(right=head.covariance(head.carried_x, carried))
-    return [_term(head.value_gradient, head.x_query, second, swapped="row")]
-
-
-def _value_key(head: HeadTokens) -> Terms:
+def _key_key(head: HeadTokens, row: str, column: str) -> Terms:
+    if not head.softmax:
+        return []
+    factor = head.scale**2 * head.beta
+    if head.joined:
+        total = head.third_total(head.key_slopes(row), head.key_slopes(column))
+        return [_one_matrix(factor * total, row == column)]
     if not _wide(head):
-        second = TokenMatrices(right=head.second_moment, symmetric=True)
-        return [_term(head.value_gradient, head.queries, second, swapped="both")]
+        third = head.third_moment(head.carried_x, factor * head.carried_x)
+        return [_between(head, row, column, third, symmetric=True)]
+    by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
+    mean = head.average(head.carried_x)
+    first = factor * head.respond_along(head.carried_x)
+    # the moment is central: what the mean adds is of rank two a token
+    centring = TokenMatrices(
+        left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
+    )
+    queries = _beside(head, "key")
+    return [_by_key(head, by_key), _term(queries, queries, centring)]
+
+
+def _query_key(head: HeadTokens, row: str, column: str) -> Terms:
+    if not head.softmax:
+        return []
+    keys = head.scale**2 * head.beta * head.carried_keys
+    third = head.third_moment(keys, head.key_slopes(column))
+    return [_between(head, row, column, _toward_rows(head, third, row))]
+
+
+def _value_query(head: HeadTokens, row: str, column: str) -> Terms:
+    if head.w_key is None:
+        return [_between(head, row, column, head.second_moment, symmetric=True)]
+    second = head.covariance(head.carried_x, head.scale * head.beta * head.carried_keys)
+    return [_between(head, row, column, head.toward_query(second, column))]
+
+
+def _value_key(head: HeadTokens, row: str, column: str) -> Terms:
     factor = head.scale * head.beta
+    if head.joined:
+        second = head.covariance(factor * head.carried_x, head.key_slopes(column))
+        return [_between(head, row, column, second)]
+    if not _wide(head):
+        return [_between(head, row, column, head.second_moment, symmetric=True)]
     by_key = factor * _sum_by_key(head, head.slope, head.value_gradient, head.queries)
     terms = [_by_key(head, by_key)]
     if head.softmax:
-        mean = head.average(head.carried_x)
+        mean = (head.average(head.carried_x), False)
         rank_one = TokenMatrices(
             left=-factor * head.value_gradient[:, None], right=head.queries[:, None]
         )
@@ -173,38 +187,42 @@ def _value_key(head: HeadTokens) -> Terms:
     return terms
 
 
-def _value_projection(head: HeadTokens) -> Terms:
-    identity = _identity(head.w_value.shape[1], head)
-    return [_term(head.features, head.gradient, identity[None], swapped="column")]
+def _value_projection(head: HeadTokens, row: str, column: str) -> Terms:
+    matrices = TokenMatrices(right=_identity(head.w_value.shape[1], head)[None])
+    return [_term((head.features, False), _beside(head, column), matrices)]
 
 
-def _query_projection(head: HeadTokens) -> Terms:
+def _query_projection(head: HeadTokens, row: str, column: str) -> Terms:
     response = head.respond(None, head.scale * head.beta * head.carried_keys)
-    return [_term(head.x_query, head.gradient, response.mT, swapped="column")]
+    return [_between(head, row, column, head.toward_query(response, row).mT)]
 
 
-def _key_projection(head: HeadTokens) -> Terms:
-    response = head.respond(None, head.scale * head.beta * head.carried_x)
-    return [_term(head.queries, head.gradient, response.mT, swapped="both")]
+def _key_projection(head: HeadTokens, row: str, column: str) -> Terms:
+    response = head.scale * head.beta * head.respond(None, head.key_slopes(row))
+    return [_between(head, row, column, response.mT)]
 
 
-def _beta_query(head: HeadTokens) -> Terms:
-    return [_gain_row(head.x_query, head.scale * head.respond_along(head.carried_keys))]
+def _beta_query(head: HeadTokens, row: str, column: str) -> Terms:
+    along = head.toward_query(head.scale * head.respond_along(head.carried_keys), column)
+    return [_between(head, row, column, along[:, None])]
 
 
-def _beta_key(head: HeadTokens) -> Terms:
-    return [_gain_row(head.queries, head.scale * _score_response(head), swapped="column")]
+def _beta_key(head: HeadTokens, row: str, column: str) -> Terms:
+    along = head.scale * head.respond_along(head.key_slopes(column))
+    return [_between(head, row, column, along[:, None])]
 
 
-def _gain_value(gain: str) -> Callable[[HeadTokens], Terms]:
-    return lambda head: [_gain_row(gain_feature(head, gain), head.value_gradient)]
+def _gain_value(head: HeadTokens, row: str, column: str) -> Terms:
+    matrices = TokenMatrices(right=head.value_gradient[:, None])
+    return [_term(_beside(head, row), (gain_feature(head, row), False), matrices)]
 
 
-def _gain_projection(gain: str) -> Callable[[HeadTokens], Terms]:
-    return lambda head: [_gain_row(gain_feature(head, gain) @ head.w_value, head.gradient)]
+def _gain_projection(head: HeadTokens, row: str, column: str) -> Terms:
+    matrices = TokenMatrices(right=head.gradient[:, None])
+    return [_term(_beside(head, row), (gain_feature(head, row) @ head.w_value, False), matrices)]
 
 
-_BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
+_BLOCKS: dict[tuple[str, str], Callable[[HeadTokens, str, str], Terms]] = {
     ("query", "query"): _query_query,
     ("key", "key"): _key_key,
     ("query", "key"): _query_key,
@@ -215,8 +233,8 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens], Terms]] = {
     ("key", "projection"): _key_projection,
     ("beta", "query"): _beta_query,
     ("beta", "key"): _beta_key,
-    **{(gain, "value"): _gain_value(gain) for gain in GAINS},
-    **{(gain, "projection"): _gain_projection(gain) for gain in GAINS},
+    **{(gain, "value"): _gain_value for gain in GAINS},
+    **{(gain, "projection"): _gain_projection for gain in GAINS},
 }
 
 
@@ -225,18 +243,27 @@ def _wide(head: HeadTokens) -> bool:
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
 
 
-def _few_keys(head: HeadTokens) -> bool:
-    """Tell whether a token's (K, K) matrix is at least twice its two factors over the keys."""
-    return 4 * head.x.shape[1] <= head.carried_keys.shape[2]
-
-
 def _identity(size: int, head: HeadTokens) -> Tensor:
     return torch.eye(size, dtype=head.x.dtype, device=head.x.device)
 
 
-def _score_response(head: HeadTokens) -> Tensor:
-    """Compute E = Σ_j ρ_j x_j = M_2 u, (N, D)."""
-    return head.respond_along(head.carried_x)
+def _ones(like: Float[Tensor, "N ..."]) -> Float[Tensor, "N 1"]:
+    return like.new_ones(len(like), 1)
+
+
+def _toward_rows(
+    head: HeadTokens, matrices: Float[Tensor, "N K W"], group: str
+) -> Float[Tensor, "N R W"]:
+    """Pull rows in the final query back to the query or to its norm's parameters."""
+    return head.toward_query(matrices.mT, group).mT
+
+
+def _bent_keys(head: HeadTokens, bent: Float[Tensor, "keys S S"], row: str, column: str) -> Tensor:
+    """Sum x_j ⊗ (second derivative at key j) ⊗ x_j; no x_j for the norm's own parameters."""
+    left, right = (head.x.flatten(0, 1) if name == "key" else _ones(bent) for name in (row, column))
+    entries = bent[:, head.place(row), head.place(column)]
+    total: Tensor = torch.einsum("ja,jrs,jb->arbs", left, entries, right)
+    return total.flatten(2).flatten(0, 1)
 
 
 def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -252,23 +279,42 @@ def _sum_by_key(head: HeadTokens, weights: Tensor, left: Tensor, right: Tensor) 
 
 def _by_key(head: HeadTokens, matrices: Tensor) -> KroneckerTerm:
     """Build the term Σ_j x_j x_jᵀ ⊗ (a matrix for each key)."""
-    carried = head.carried_x.flatten(0, 1)
-    return _term(carried, carried, matrices)
+    carried = (head.carried_x.flatten(0, 1), False)
+    return _term(carried, carried, TokenMatrices(right=matrices))
 
 
-def _gain_row(vector: Tensor, other: Tensor, *, swapped: Swapped = "neither") -> KroneckerTerm:
-    """Build a row of the block of one gain: Σ_n vector_n ⊗ other_n."""
-    return _term(vector.new_ones(len(vector), 1), vector, other[:, None], swapped=swapped)
+def _one_matrix(total: Float[Tensor, "R W"], symmetric: bool) -> KroneckerTerm:
+    """Wrap a matrix between two long vectors as one term."""
+    one = (total.new_ones(1, 1), True)
+    return _term(one, one, TokenMatrices(right=total[None], symmetric=symmetric))
 
 
-def _term(
-    row: Tensor, column: Tensor, matrices: TokenMatrices | Tensor, *, swapped: Swapped = "neither"
+def _between(
+    head: HeadTokens, row: str, column: str, matrices: Tensor, *, symmetric: bool = False
 ) -> KroneckerTerm:
-    """Build a term; `swapped` says whose matrix index comes first: row, column or both."""
+    """Put the vectors of two groups beside matrices of each token."""
+    right = TokenMatrices(right=matrices, symmetric=symmetric)
+    return _term(_beside(head, row), _beside(head, column), right)
+
+
+def _beside(head: HeadTokens, group: str) -> Vectors:
+    """Choose the vector beside the matrices of a group."""
+    if group in ("query", "query_key"):
+        return head.x_query, False
+    if group == "key" and not head.joined:
+        return head.queries, True
+    if group == "value":
+        return head.value_gradient, True
+    if group == "projection":
+        return head.gradient, True
+    return _ones(head.x_query), group not in GAINS
+
+
+def _term(row: Vectors, column: Vectors, matrices: TokenMatrices) -> KroneckerTerm:
     return KroneckerTerm(
-        row=row,
-        column=column,
-        matrices=TokenMatrices(right=matrices) if isinstance(matrices, Tensor) else matrices,
-        row_swapped=swapped in ("row", "both"),
-        column_swapped=swapped in ("column", "both"),
+        row=row[0],
+        column=column[0],
+        matrices=matrices,
+        row_swapped=row[1],
+        column_swapped=column[1],
     )

@@ -16,16 +16,13 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg import ExactOperator, KroneckerTerm
-from hessblocks.theory.assembly import assembled_through_product, pays_off
+from hessblocks.linalg import ExactOperator
+from hessblocks.theory.assembly import in_product, pays_off, through_product
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
-from hessblocks.theory.layer import AttentionLayer
-from hessblocks.theory.moments import AttentionMoments
-from hessblocks.theory.outer import OuterPart, TokenJacobian
-from hessblocks.theory.pieces import GROUPS, Piece
-from hessblocks.theory.piecewise import PiecewiseHessian
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.layer import AttentionLayer, AttentionMoments
+from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
+from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian, Terms
 
 HELD = 8
 """Memory that the matrices of one key block may take, in units of the memory limit."""
@@ -85,32 +82,9 @@ class AttentionHessian(PiecewiseHessian):
         """
         check_name("part", part, PARTS)
         if pays_off(self.layer):
-            return assembled_through_product(self, self.in_product(), part)
+            product = self.with_layer(in_product(self.layer))
+            return through_product(self, product, self.heads[0], self.curvature, part)
         return super().dense(part)
-
-    def in_product(self) -> AttentionHessian:
-        """Change variables to one matrix, W_Q W_Kᵀ, instead of W_Q and W_K.
-
-        One head; the group is called query_key, and the scores keep their scale.
-
-        Returns:
-            A Hessian with the group query_key in the place of query and key.
-
-        Raises:
-            ArgumentError: rotary positions stand between the two.
-        """
-        if self.layer.joined:
-            raise ArgumentError(
-                "query_key: with rotary positions or norms of queries and keys the scores are "
-                "not bilinear in the inputs through one matrix; "
-                "ask for the blocks of query and key"
-            )
-        assert self.layer.key is not None
-        assert len(self.layer.query) == 1
-        others = [group for group in self.groups if group not in ("query", "key")]
-        query = self.layer.query @ self.layer.key.mT
-        parameters = ("query_key", *others)
-        return self.with_layer(replace(self.layer, query=query, key=None, parameters=parameters))
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
         """Build the Hessian of another layer, loss gradient and curvature held."""
@@ -168,24 +142,22 @@ class AttentionHessian(PiecewiseHessian):
             return self._piece_block(whole, whole, part)
         return super().block(row, column, part, head)
 
-    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+    def terms(self, row: Piece, column: Piece, part: Part) -> Terms:
         """Collect the terms of H_o or H_f between two pieces."""
         if part == "functional":
             return [*self.softmax_terms(row, column), *self.score_terms(row, column)]
         self._check_reach(row, column)
         return self._outer.terms(row, column)
 
-    def softmax_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+    def softmax_terms(self, row: Piece, column: Piece) -> Terms:
         """Collect the terms of H_f from first derivatives of the scores and from behind."""
-        self._check_reach(row, column)
         terms = self._of_heads(softmax_terms, row, column)
         if self._functional_outer is not None:
             terms += self._functional_outer.terms(row, column)
         return terms
 
-    def score_terms(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
+    def score_terms(self, row: Piece, column: Piece) -> Terms:
         """Collect the terms of H_f from second derivatives of the scores."""
-        self._check_reach(row, column)
         return self._of_heads(score_terms, row, column)
 
     @property
@@ -197,8 +169,7 @@ class AttentionHessian(PiecewiseHessian):
         if not self.layer.joined:
             return 0
         assert self.layer.key is not None
-        queries = len(self.heads[0].x_query)
-        return queries * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
+        return len(self.heads[0].x_query) * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
 
     def _check_reach(self, row: Piece, column: Piece) -> None:
         """Refuse blocks of keys behind norms or rotary positions that do not fit into memory."""
@@ -208,23 +179,15 @@ class AttentionHessian(PiecewiseHessian):
         tokens, (width, value_width) = len(head.x_query), head.w_value.shape
         key = row if row.group == "key" else column
         rows = key.length if row.group == column.group else 0
-        held = (
-            width
-            if "value" in (row.group, column.group)
-            else max(value_width, head.w_query.shape[1])
-        )
-        size = head.x.element_size()
-        needed, limit = (
-            (tokens * held + rows) * key.length * size,
-            max(ALWAYS, HELD * self.layer.memory_limit),
-        )
+        valued = "value" in (row.group, column.group)
+        held = width if valued else max(value_width, head.w_query.shape[1])
+        needed = (tokens * held + rows) * key.length * head.x.element_size()
+        limit = max(ALWAYS, HELD * self.layer.memory_limit)
         if needed > limit:
             raise ArgumentError(
-                "key: rotary positions or norms of queries and keys make its blocks hold "
-                f"{tokens} × {held} × "
-                f"{key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are allowed); "
-                "raise "
-                "memory_limit, use fewer tokens or hessblocks.Hessian"
+                f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} "
+                f"× {held} × {key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are "
+                "allowed); raise memory_limit, use fewer tokens or hessblocks.Hessian"
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:
@@ -238,12 +201,10 @@ class AttentionHessian(PiecewiseHessian):
         return OuterPart(self.heads, TokenCurvature(matrix=none))
 
     def _of_heads(
-        self,
-        terms: Callable[[HeadTokens, str, str], list[KroneckerTerm]],
-        row: Piece,
-        column: Piece,
-    ) -> list[KroneckerTerm]:
+        self, terms: Callable[[HeadTokens, str, str], Terms], row: Piece, column: Piece
+    ) -> Terms:
         """Collect the terms of every head that both pieces belong to."""
+        self._check_reach(row, column)
         shared = [head for head in row.heads if head in column.heads]
         return [term for h in shared for term in terms(self.heads[h], row.group, column.group)]
 

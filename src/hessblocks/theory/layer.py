@@ -1,4 +1,7 @@
-"""Self-attention layer with its input: the numbers from which every block follows.
+"""Self-attention layer with its input, and the moments of the inputs under its attention.
+
+Every block of the Hessian follows from these numbers. One-hot attention and identical tokens (rank
+collapse) make the second and third moment vanish, and with them every query and key block.
 
 Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key width, V value
 width, O width of the output, Q positions whose output is asked for.
@@ -6,28 +9,26 @@ width, O width of the output, Q positions whose output is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
-from hessblocks.theory.pieces import GAINS, NORMS, Piece
+from hessblocks.theory.heads import AttentionSetting, HeadTokens, HeadVectors
+from hessblocks.theory.piecewise import GAINS, NORMS, Piece
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionLayer:
+class AttentionLayer(AttentionSetting):
     """Self-attention layer F(X) = Σ_h (α_h X + β_h A_h X − γ_h C X) W_V^h W_O^h, row by row.
 
     The projection may have a bias: (1, O) more parameters in that group. Biases of the other
     weights are rows of the weights themselves, met by a column of ones in `x`.
     """
 
-    x: Float[Tensor, "B L D"]
-    """Input of the layer."""
     query: Float[Tensor, "H D K"]
     """W_Q of each head; W_QK (K = D) where there is one matrix."""
     key: Float[Tensor, "G D K"] | None
@@ -38,24 +39,12 @@ class AttentionLayer:
     """W_O of each head; rows of the identity where heads stand side by side."""
     permitted: Bool[Tensor, "#B L L"]
     """True where a query (row) may attend to a key (column)."""
-    scale: float
-    """s, the factor of the scores."""
-    softmax: bool = True
-    """Whether A is a softmax of the scores, or the scores themselves, 0 where not permitted."""
     gains: Mapping[str, Float[Tensor, " H"]] = field(default_factory=dict)
     """alpha, beta and gamma of each head; empty for plain attention."""
     parameters: tuple[str, ...]
     """The groups to differentiate, names of `pieces.GROUPS`."""
-    rotation: Rotation | None = None
-    """Rotary positions, where queries and keys are turned."""
-    query_norm: HeadNorm | None = None
-    """Norm between W_Q and rotary positions."""
-    key_norm: HeadNorm | None = None
-    """Norm between W_K and rotary positions."""
     projection_bias: bool = False
     """Whether the output has a bias that belongs to the projection."""
-    memory_limit: int = MEMORY_LIMIT
-    """Bytes that intermediate results of one operation may take."""
 
     def pieces(self, group: str) -> list[Piece]:
         """List the pieces of a group, in the order in which its parameters are flattened."""
@@ -83,15 +72,6 @@ class AttentionLayer:
             pieces.append(Piece(group=group, heads=(), shape=(1, shape[1])))
         return pieces
 
-    @property
-    def joined(self) -> bool:
-        """True where a norm or rotation stands between keys and scores.
-
-        W_K is one long vector in the sums then.
-        """
-        between = (self.rotation, self.query_norm, self.key_norm)
-        return any(each is not None for each in between)
-
     def joined_projection(self) -> Piece:
         """Join all pieces of the projection in one, in the same order."""
         pieces = self.pieces("projection")
@@ -101,15 +81,9 @@ class AttentionLayer:
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """Compute A of one head."""
-        queries = self.x @ self.query[head]
-        keys = self.x if self.key is None else self.x @ self._shared(self.key, head)
-        if self.query_norm is not None:
-            queries = self.query_norm.output(queries)
-        if self.key_norm is not None:
-            keys = self.key_norm.output(keys)
-        if self.rotation is not None:
-            queries, keys = self.rotation.turn(queries), self.rotation.turn(keys)
-        scores = self.scale * queries @ keys.mT
+        positions = torch.arange(self.x.shape[1], device=self.x.device)
+        vectors = HeadVectors(query_positions=positions, **self._given_to(head))
+        scores = self.scale * vectors.final_queries @ vectors.carried_keys.mT
         if not self.softmax:  # a score of 0 adds nothing; −∞ would be an entry of A
             return scores.masked_fill(~self.permitted, 0.0)
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
@@ -129,23 +103,16 @@ class AttentionLayer:
         if positions is None:
             positions = torch.arange(self.x.shape[1], device=self.x.device)
         for index in range(self.query.shape[0]):
+            gains: dict[str, Any] = {name: float(gain[index]) for name, gain in self.gains.items()}
             yield HeadTokens(
-                x=self.x,
+                **self._given_to(index),
                 query_positions=positions,
                 attention=self.attention(index)[:, positions],
                 permitted=self.permitted[:, positions],
-                softmax=self.softmax,
-                scale=self.scale,
-                w_query=self.query[index],
-                w_key=None if self.key is None else self._shared(self.key, index),
                 w_value=self._shared(self.value, index),
                 w_projection=self.projection[index],
                 gradient=gradient[:, positions].flatten(0, 1),
-                rotation=self.rotation,
-                query_norm=self.query_norm,
-                key_norm=self.key_norm,
-                memory_limit=self.memory_limit,
-                **{name: float(gain[index]) for name, gain in self.gains.items()},
+                **gains,
             )
 
     def output(self, positions: Int[Tensor, " Q"] | None = None) -> Float[Tensor, "B Q O"]:
@@ -155,6 +122,81 @@ class AttentionLayer:
         total = torch.stack([head.values @ head.w_projection for head in heads]).sum(0)
         return total.view(self.x.shape[0], -1, self.projection.shape[2])
 
+    def _given_to(self, head: int) -> dict[str, Any]:
+        """Collect what a head's queries and keys are made of."""
+        in_common = {each.name: getattr(self, each.name) for each in fields(AttentionSetting)}
+        w_key = None if self.key is None else self._shared(self.key, head)
+        return {**in_common, "w_query": self.query[head], "w_key": w_key}
+
     def _shared(self, weight: Tensor, head: int) -> Tensor:
         """Pick the weight of the key-value head that this head uses."""
         return weight[head * weight.shape[0] // self.query.shape[0]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionMoments:
+    """Attention moments M_1, M_2 and M_3 for every sequence, head and token.
+
+    With linear scores the second moment is Σ x_j x_jᵀ over the permitted keys and the third is
+    zero.
+
+    Source: Ormaniec et al. 2025, section 4 (their first, second and third attention moment
+    matrices).
+    """
+
+    layer: AttentionLayer
+    """The attention layer."""
+    gradient: Float[Tensor, "B L O"]
+    """∂ℓ/∂F, the direction along which the third moment is contracted."""
+
+    @property
+    def first(self) -> Float[Tensor, "B H L D"]:
+        """Mean m = Σ_j a_j x_j; over one sequence the rows of M_1 = A X."""
+        return self._stacked(lambda head: head.mean)
+
+    @property
+    def second(self) -> Float[Tensor, "B H L D D"]:
+        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers a token and head."""
+        return self._stacked(_second)
+
+    @property
+    def third(self) -> Float[Tensor, "B H L D D"]:
+        """Third central moment contracted with u = W_V W_O g; D² numbers a token and head."""
+        return self._stacked(_third)
+
+    @property
+    def second_by_key(self) -> Float[Tensor, "B H L L"]:
+        """Share a_ij ‖x_j − m_i‖² of key j (last axis) in tr M_2; ‖x_j‖² for linear scores."""
+        return self._stacked(_second_by_key)
+
+    def norms(self) -> dict[str, Float[Tensor, "B H L"]]:
+        """Compute the Frobenius norm of each moment of every token: first, second, third."""
+        return {
+            "first": self._stacked(lambda head: head.mean.norm(dim=-1)),
+            "second": self._stacked(lambda head: _second(head).flatten(1).norm(dim=-1)),
+            "third": self._stacked(lambda head: _third(head).flatten(1).norm(dim=-1)),
+        }
+
+    def _stacked(self, of_head: Callable[[HeadTokens], Tensor]) -> Tensor:
+        """Stack one quantity of every head, (B, H, L, ...)."""
+        heads = self.layer.heads(self.gradient)
+        per_head = [of_head(head).unflatten(0, self.layer.x.shape[:2]) for head in heads]
+        return torch.stack(per_head, dim=1)
+
+
+def _second(head: HeadTokens) -> Tensor:
+    return head.covariance(head.carried_x, head.carried_x)
+
+
+def _second_by_key(head: HeadTokens) -> Tensor:
+    """Take distances by differences: ‖x_j‖² − 2 x_j·m_i + ‖m_i‖² would cancel."""
+    carried = head.carried_x
+    centres = head.slope @ carried if head.softmax else torch.zeros_like(carried)
+    distances = torch.cdist(centres, carried, compute_mode="donot_use_mm_for_euclid_dist")
+    return (head.slope * distances.square()).flatten(0, 1)
+
+
+def _third(head: HeadTokens) -> Tensor:
+    if not head.softmax:
+        return head.x.new_zeros(head.x_query.shape[0], head.x.shape[2], head.x.shape[2])
+    return head.third_moment(head.carried_x, head.carried_x)

@@ -15,7 +15,7 @@ keys and y' the slope of the final query. The keys' weights are then one long ve
 Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j). So are the parameters of both norms.
 
 Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of
-Λ (V where Λ is whole), P entries of a Jacobian's vector, R columns of its matrix.
+Λ (V where Λ is whole), V and U widths of two heads' values, P entries of a Jacobian's vector, R columns of its matrix.
 """
 
 from __future__ import annotations
@@ -29,8 +29,51 @@ from torch import Tensor
 
 from hessblocks.linalg import BoundedCache, KroneckerTerm, TokenMatrices
 from hessblocks.theory.heads import HeadTokens
-from hessblocks.theory.pieces import NORMS, Piece
-from hessblocks.theory.token_curvature import TokenCurvature
+from hessblocks.theory.piecewise import NORMS, Piece
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenCurvature:
+    """Loss curvature Λ_n = ∂²ℓ/∂F_n²: a symmetric matrix, or a factor R_n with R_nᵀ R_n = Λ_n."""
+
+    matrix: Float[Tensor, "#N O O"] | None = None
+    """(N | 1, O, O), symmetric; may be indefinite."""
+    factor: Float[Tensor, "#N C O"] | None = None
+    """(N | 1, C, O); exactly one of `matrix` and `factor` is given."""
+    positive_semidefinite: bool = False
+    """Whether every Λ_n is known to be positive semi-definite; a factor always is."""
+
+    def __post_init__(self) -> None:
+        assert (self.matrix is None) != (self.factor is None)
+        if self.factor is not None:
+            object.__setattr__(self, "positive_semidefinite", True)
+
+    @property
+    def numbers(self) -> Float[Tensor, "#N rows O"]:
+        """Numbers held: those of the matrix or of the factor."""
+        held = self.matrix if self.factor is None else self.factor
+        assert held is not None
+        return held
+
+    @property
+    def shared(self) -> bool:
+        """True where all tokens have one Λ."""
+        return self.numbers.shape[0] == 1
+
+    def low_rank(self, value_width: int) -> bool:
+        """Tell whether Jacobians are best held in the C directions of the factor."""
+        factor = self.factor
+        return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
+
+    def between(
+        self, left: Float[Tensor, "V O"] | None, right: Float[Tensor, "U O"] | None
+    ) -> Float[Tensor, "#N rows columns"]:
+        """Multiply A Λ_n Bᵀ, maps A (V, O) and B (U, O), None: identity; (N | 1, V, U)."""
+        if self.factor is not None:
+            return _apply(self.factor, left).mT @ _apply(self.factor, right)
+        assert self.matrix is not None
+        product = _apply(self.matrix, right)
+        return product if left is None else left @ product
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,12 +166,9 @@ class OuterPart:
             vector = self._ones if group == "query_norm" else head.x_query
             turned = head.respond(self._directions(index), factor * head.carried_keys)
             matrix = head.toward_query(turned, group)
-        elif group in ("key", "key_norm") and head.joined:
-            vector = self._ones
+        elif group in ("key", "key_norm"):
+            vector = self._ones if head.joined else head.queries
             matrix = factor * head.respond(self._directions(index), head.key_slopes(group))
-        elif group == "key":
-            vector = head.queries
-            matrix = head.respond(self._directions(index), factor * head.carried_x)
         elif group == "value":
             vector = head.features
             matrix = None if self._factor is None else self._factor @ head.w_projection.mT
@@ -150,6 +190,11 @@ class OuterPart:
     def _directions(self, index: int) -> Tensor | None:
         """Map the factor R of a low-rank Λ to this head's value space: R W_Oᵀ, (N, C, V)."""
         return self._jacobian("value", index).matrix if self._factor is not None else None
+
+
+def _apply(rows: Tensor, weight: Tensor | None) -> Tensor:
+    """Multiply rows by the transposed map."""
+    return rows if weight is None else rows @ weight.mT
 
 
 def gain_feature(head: HeadTokens, gain: str) -> Float[Tensor, "N D"]:

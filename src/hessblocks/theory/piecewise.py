@@ -6,6 +6,7 @@ Letters: P all parameters.
 from __future__ import annotations
 
 import abc
+from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 from typing import Any
 
@@ -16,7 +17,30 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import BlockGrid, BoundedCache, ExactOperator, KroneckerSum, KroneckerTerm
-from hessblocks.theory.pieces import Piece
+
+Terms = list[KroneckerTerm]
+GAINS = ("alpha", "beta", "gamma")
+NORMS = ("query_norm", "key_norm")
+GROUPS = ("query", "query_key", "key", "value", "projection", *NORMS, *GAINS)
+"""Every group that a layer can have, in the order of the whole matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Piece of a parameter group: the part of one head, or of heads that share it."""
+
+    group: str
+    """One of `GROUPS`, or a group behind the attention."""
+    heads: tuple[int, ...]
+    """Heads that use it: none for the projection's bias and behind the attention, several where
+    heads share it or are joined."""
+    shape: tuple[int, int]
+    """(in, out) of the weight; (1, 1) for a gain."""
+
+    @property
+    def length(self) -> int:
+        """Number of parameters."""
+        return self.shape[0] * self.shape[1]
 
 
 class PiecewiseHessian(abc.ABC):
@@ -54,7 +78,7 @@ class PiecewiseHessian(abc.ABC):
         """List the pieces of a group in the order in which it is flattened, or one head's."""
 
     @abc.abstractmethod
-    def terms(self, row: Piece, column: Piece, part: Part) -> list[KroneckerTerm]:
+    def terms(self, row: Piece, column: Piece, part: Part) -> Terms:
         """Collect the terms of H_o (outer) or H_f (functional) between two pieces."""
 
     @abc.abstractmethod
@@ -149,35 +173,31 @@ class PiecewiseHessian(abc.ABC):
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
         """Return the norm of a block, remembered longer than the block itself."""
-        if part == "full" and self._is_zero(row, column, "functional"):
-            part = "outer"  # the same block: its norm is computed once
+        if part == "full":
+            functional = self._piece_block(row, column, "functional")
+            if isinstance(functional, KroneckerSum) and not functional.terms:
+                part = "outer"  # the same block: its norm is computed once
         key = (row, column, part)
         if key not in self._norms:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()
         return self._norms[key]
-
-    def _is_zero(self, row: Piece, column: Piece, part: Part) -> bool:
-        block = self._piece_block(row, column, part)
-        return isinstance(block, KroneckerSum) and not block.terms
 
     def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         """Build one part, or H_o + H_f; H_o itself where H_f is zero."""
         if part == "full":
             outer = self._piece_block(row, column, "outer")
             functional = self._piece_block(row, column, "functional")
-            if self._is_zero(row, column, "functional"):
-                return outer
             assert isinstance(outer, KroneckerSum)
             assert isinstance(functional, KroneckerSum)
+            if not functional.terms:
+                return outer
             # as one sum, whose terms with equal vectors are merged
             terms = [*outer.terms, *functional.terms]
         else:
             terms = self.terms(row, column, part)
         return self._sum(terms, row, column, part)
 
-    def _sum(
-        self, terms: list[KroneckerTerm], row: Piece, column: Piece, part: Part
-    ) -> KroneckerSum:
+    def _sum(self, terms: Terms, row: Piece, column: Piece, part: Part) -> KroneckerSum:
         return KroneckerSum(
             terms,
             row_shape=row.shape,

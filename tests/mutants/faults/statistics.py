@@ -4,7 +4,7 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("a norm of zero is the smallest", "$norm[0] > 0 => $norm[0] >= 0", "test_ends.py",
+    fault("a norm of zero is the smallest", "0 < $norm[0] < math.inf => 0 <= $norm[0] < math.inf", "test_ends.py",
           within="ends"),
     fault("the sample variance divides by n", "len($values) - 1 => len($values)", "test_means.py",
           within="variance"),

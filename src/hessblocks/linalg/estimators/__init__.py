@@ -1,6 +1,5 @@
 """Randomised estimators of norm, trace (Hutchinson, Hutch++, XTrace) and diagonal, with errors."""
 
-from hessblocks.linalg.estimators.diagonal import diagonal
 from hessblocks.linalg.estimators.estimates import (
     ConditionNumber,
     DiagonalEstimate,
@@ -8,14 +7,18 @@ from hessblocks.linalg.estimators.estimates import (
     Estimate,
     Method,
 )
-from hessblocks.linalg.estimators.norm import FEWEST_PROBES, frobenius_norm, norm_from_squares
+from hessblocks.linalg.estimators.hutchinson import (
+    FEWEST_PROBES,
+    diagonal,
+    frobenius_norm,
+    norm_from_squares,
+)
 from hessblocks.linalg.estimators.pairs import FEWEST_SAMPLES, PairNorms, norms_from_pairs
 from hessblocks.linalg.estimators.probes import (
     Probes,
     assemble,
     check_probes,
     check_square,
-    missed_by_signs,
     multiply,
 )
 from hessblocks.linalg.estimators.trace import trace

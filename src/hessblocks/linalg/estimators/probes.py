@@ -1,4 +1,7 @@
-"""Random probe vectors, and the products (matvecs) that every estimator asks of an operator.
+"""Random probe vectors, the products (matvecs) that estimators ask for, and when they stop.
+
+The standard error is looked at after whole blocks of probes only. It has to be small enough at two
+looks in a row, so that one lucky block does not end the run.
 
 Letters: M rows, N columns, K probes.
 """
@@ -7,7 +10,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,11 +19,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg.operators import LinearOperator, working_dtype
+from hessblocks.linalg.estimators.estimates import Estimate
+from hessblocks.linalg.operators import LinearOperator, chunks, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
 """Two products differ by more than so many roundings of their largest entry, or not at all."""
+LOOKS_IN_A_ROW = 2
 
 
 class Probes:
@@ -52,9 +58,8 @@ class Probes:
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
         """Yield the next `count` probes, at most `at_once` together; None: all of them."""
-        step = min(count, at_once or count)
-        for start in range(0, count, step):
-            yield self.draw(min(step, count - start))
+        for some in chunks(count, at_once or count):
+            yield self.draw(some.stop - some.start)
 
     def _draw_one(self) -> Tensor:
         size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device
@@ -125,15 +130,13 @@ def _check_range(operator: LinearOperator, products: Tensor) -> None:
     if largest > math.sqrt(torch.finfo(working_dtype(products.dtype)).max / len(products)):
         raise RunError(
             f"{name} gave values up to {largest:.1e}, whose squares overflow; scale the loss down "
-            "or "
-            "use a wider dtype."
+            "or use a wider dtype."
         )
     limits = torch.finfo(products.dtype)
     if 0 < largest < limits.tiny / limits.eps:
         warnings.warn(
             f"{name} gave values up to {largest:.1e} only, near the smallest numbers of the "
-            "dtype, where digits are "
-            "lost; scale the loss up or use a wider dtype.",
+            "dtype, where digits are lost; scale the loss up or use a wider dtype.",
             stacklevel=3,
         )
 
@@ -173,3 +176,54 @@ def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False
             f"{name}: expected a symmetric operator; if it is, say so when it is made: "
             "symmetric=True"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """Number of probes to draw: one block, or blocks until a tolerance is met."""
+
+    block: int
+    """Probes of one block; without a tolerance, all there are."""
+    tolerance: float | None = None
+    """Largest standard error wanted, as a share of |value|; None draws one block."""
+    max_probes: int = 1024
+    """Probes after which a run ends whether or not the tolerance is met."""
+
+    def __post_init__(self) -> None:
+        if self.tolerance is None:
+            return
+        if not self.tolerance > 0:
+            raise ArgumentError(f"tolerance: expected a share above 0, got {self.tolerance}")
+        if self.max_probes < LOOKS_IN_A_ROW * self.block:
+            raise ArgumentError(
+                f"max_probes: expected at least {LOOKS_IN_A_ROW} blocks of probes "
+                f"({LOOKS_IN_A_ROW * self.block}), got {self.max_probes}"
+            )
+
+    def run(self, name: str, add_block: Callable[[int], Estimate]) -> Estimate:
+        """Draw blocks until it is time to stop.
+
+        Args:
+            name: the estimator, for the warning.
+            add_block: draws that many further probes and returns the estimate from all so far.
+
+        Returns:
+            The last estimate, with what stopped it.
+        """
+        estimate = add_block(self.block)
+        if self.tolerance is None:
+            return estimate
+        drawn, good_looks = self.block, int(estimate.relative_error <= self.tolerance)
+        while good_looks < LOOKS_IN_A_ROW:
+            if drawn + self.block > self.max_probes:
+                warnings.warn(
+                    f"{name}: relative standard error {estimate.relative_error:.2g} after {drawn} "
+                    f"probes, tolerance {self.tolerance:.2g} not met; raise max_probes or "
+                    "tolerance",
+                    stacklevel=4,
+                )
+                return replace(estimate, stopped_by="limit")
+            estimate = add_block(self.block)
+            drawn += self.block
+            good_looks = good_looks + 1 if estimate.relative_error <= self.tolerance else 0
+        return replace(estimate, stopped_by="tolerance")

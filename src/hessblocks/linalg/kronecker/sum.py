@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.linalg.kronecker.distinct import distinct
 from hessblocks.linalg.kronecker.gram import aligned, inner_product, inner_product_cost
-from hessblocks.linalg.kronecker.terms import KroneckerTerm
+from hessblocks.linalg.kronecker.terms import KroneckerTerm, distinct
 from hessblocks.linalg.operators import LinearOperator, chunks, column_lengths, unit_of
 
 SEVERAL = 8
@@ -103,10 +102,17 @@ class KroneckerSum(ExactOperator):
         """Transpose each term; nothing is computed."""
         if self.symmetric:
             return self
+        terms = [term.adjoint() for term in self.terms]
+        return self._alike(terms, self.column_shape, self.row_shape)
+
+    def _alike(
+        self, terms: list[KroneckerTerm], row_shape: tuple[int, int], column_shape: tuple[int, int]
+    ) -> KroneckerSum:
+        """Collect terms of another shape in the same dtype, device and memory."""
         return KroneckerSum(
-            [term.adjoint() for term in self.terms],
-            row_shape=self.column_shape,
-            column_shape=self.row_shape,
+            terms,
+            row_shape=row_shape,
+            column_shape=column_shape,
             like=torch.empty(0, dtype=self.dtype, device=self.device),
             memory_limit=self.memory_limit,
         )
@@ -121,42 +127,25 @@ class KroneckerSum(ExactOperator):
         out = columns.new_zeros(self.shape[0], columns.shape[1])
         for term in self.terms:
             _, R, _, W = term.sizes
-            numbers = (R + W + term.matrices.rank) * columns.shape[1]
-            for tokens in self._token_chunks(term, numbers):
-                out += term.select(tokens).product(columns)
-        return out
-
-    def dense(self) -> Float[Tensor, "rows columns"]:
-        """Assemble the sum."""
-        if not self.terms:
-            return super().dense()
-        pieces = self._assembled_pieces()
-        out = next(pieces).reshape(self.shape)
-        grid = out.view(*self.row_shape, *self.column_shape)
-        for piece in pieces:
-            grid += piece
+            for some in self._pieces(term, (R + W + term.matrices.rank) * columns.shape[1]):
+                out += some.product(columns)
         return out
 
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
         """Add the assembled sum to `out`. Cost: N P T R W multiplications."""
         grid = out.view(*self.row_shape, *self.column_shape)
-        for piece in self._assembled_pieces():
-            grid += piece
-
-    def _assembled_pieces(self) -> Iterator[Tensor]:
-        """Yield sums over some tokens of one term, one axis for each of the four lengths."""
         for term in self.terms:
             P, R, T, W = term.sizes
-            for tokens in self._token_chunks(term, P * T + R * W):
-                yield term.select(tokens).assembled()
+            for some in self._pieces(term, P * T + R * W):
+                grid += some.assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
         """Compute the main diagonal of a square sum. Cost: N P R multiplications."""
         out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
         for term in self.terms:
             P, R, _, _ = term.sizes
-            for tokens in self._token_chunks(term, 2 * P * R):
-                out += term.select(tokens).diagonal()
+            for some in self._pieces(term, 2 * P * R):
+                out += some.diagonal()
         return out
 
     def frobenius_norm(self) -> float:
@@ -200,12 +189,11 @@ class KroneckerSum(ExactOperator):
         return [(a, b) for a, b in pairs if meet(a, b)]
 
     def _gram_square(self) -> float:
-        total = 0.0
-        for a, b in self._meeting:
-            weight = 1.0 if a is b else 2.0
-            inner = inner_product(a, b, unit=self._unit, memory_limit=self.memory_limit)
-            total += weight * inner
-        return total
+        return sum(
+            (1.0 if a is b else 2.0)
+            * inner_product(a, b, unit=self._unit, memory_limit=self.memory_limit)
+            for a, b in self._meeting
+        )
 
     def _assembled_square(self) -> float:
         """Sum the squares of the assembled matrix, some of its rows at a time."""
@@ -213,33 +201,23 @@ class KroneckerSum(ExactOperator):
         numbers = self.memory_limit // (3 * self.dtype.itemsize)
         total = 0.0
         for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
-            strip = KroneckerSum(
-                [term.narrow_rows(rows) for term in self.terms],
-                row_shape=(rows.stop - rows.start, self.row_shape[1]),
-                column_shape=self.column_shape,
-                like=torch.empty(0, dtype=self.dtype, device=self.device),
-                memory_limit=self.memory_limit,
-            )
+            terms = [term.narrow_rows(rows) for term in self.terms]
+            shape = (rows.stop - rows.start, self.row_shape[1])
+            strip = self._alike(terms, shape, self.column_shape)
             sizes = column_lengths(strip.dense()) / self._unit
             total += float(sizes.square().sum())
         return total
 
-    def _token_chunks(self, term: KroneckerTerm, numbers: int) -> list[slice]:
-        """Slice the tokens: intermediate results, `numbers` a token, stay within the limit."""
+    def _pieces(self, term: KroneckerTerm, numbers: int) -> Iterator[KroneckerTerm]:
+        """Yield some tokens at a time: results, `numbers` a token, stay within the limit."""
         step = self.memory_limit // (2 * self.dtype.itemsize * max(1, numbers))
-        return list(chunks(term.tokens, max(1, step)))
+        return map(term.select, chunks(term.tokens, max(1, step)))
 
 
 def _unit_of(term: KroneckerTerm) -> float:
     """Find a power of 4 near the size of a term; 0 for a zero one."""
-    matrices = term.matrices
-    factors = [
-        term.row,
-        term.column,
-        matrices.right,
-        *([matrices.left] if matrices.left is not None else ()),
-    ]
-    return math.prod(unit_of(one) for one in factors) if all(one.any() for one in factors) else 0.0
+    factors = (term.row, term.column, term.matrices.right, term.matrices.left)
+    return math.prod(unit_of(one) if one.any() else 0.0 for one in factors if one is not None)
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:

@@ -14,11 +14,8 @@ from hessblocks.linalg.operators.inner import (
 from hessblocks.linalg.operators.operand import Operand, operator_of
 from hessblocks.linalg.operators.operator import (
     AdjointOperator,
-    CombinedOperator,
-    ComposedOperator,
     DenseOperator,
-    IdentityOperator,
     LinearOperator,
     identity_like,
 )
-from hessblocks.linalg.operators.solving import InverseOperator, Solution, inverse, solve
+from hessblocks.linalg.operators.solving import Solution, inverse, solve

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
@@ -56,11 +57,9 @@ class LinearOperator(abc.ABC):
 
     def __repr__(self) -> str:
         """Print kind, shape and what it promises, on one line."""
-        kind = (
-            ", positive semi-definite"
-            if self.positive_semidefinite
-            else ", symmetric" * self.symmetric
-        )
+        kind = ", symmetric" * self.symmetric
+        if self.positive_semidefinite:
+            kind = ", positive semi-definite"
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"{type(self).__name__}({self.shape[0]:,} × {self.shape[1]:,}, {dtype}, "
@@ -126,9 +125,8 @@ class LinearOperator(abc.ABC):
             )
         if vectors.dtype != self.dtype or vectors.device != self.device:
             raise ArgumentError(
-                f"operator @ vectors: expected {self.dtype} on {self.device}, "
-                f"got {vectors.dtype} on {vectors.device}; use vectors.to(operator.device, "
-                "operator.dtype)"
+                f"operator @ vectors: expected {self.dtype} on {self.device}, got {vectors.dtype} "
+                f"on {vectors.device}; use vectors.to(operator.device, operator.dtype)"
             )
         if vectors.ndim == 1:
             return self._matmat(vectors[:, None])[:, 0]
@@ -146,21 +144,15 @@ class LinearOperator(abc.ABC):
         """Wrap the operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh`, ...)."""
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
-        def apply(operator: LinearOperator) -> Any:
-            def product(array: Any) -> Any:
-                columns = torch.as_tensor(array, dtype=self.dtype, device=self.device)
-                flat = columns.reshape(columns.shape[0], -1)
-                return operator._matmat(flat).reshape(-1, *columns.shape[1:]).cpu().numpy()
+        def product(operator: LinearOperator, array: Any) -> Any:
+            columns = torch.as_tensor(array, dtype=self.dtype, device=self.device)
+            flat = columns.reshape(columns.shape[0], -1)
+            return operator._matmat(flat).reshape(-1, *columns.shape[1:]).cpu().numpy()
 
-            return product
-
+        forth, back = partial(product, self), partial(product, self.adjoint())
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         return ScipyLinearOperator(
-            shape=self.shape,
-            dtype=torch.empty(0, dtype=self.dtype).numpy().dtype,
-            matvec=apply(self),
-            rmatvec=apply(self.adjoint()),
-            matmat=apply(self),
-            rmatmat=apply(self.adjoint()),
+            self.shape, matvec=forth, rmatvec=back, matmat=forth, rmatmat=back, dtype=dtype
         )
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
@@ -257,8 +249,7 @@ class CombinedOperator(LinearOperator):
             if not isinstance(one, LinearOperator):
                 raise ArgumentError(
                     f"operator: expected another operator to add, got {type(one).__name__}; a "
-                    "multiple of the "
-                    "identity is c * linalg.identity_like(operator)"
+                    "multiple of the identity is c * linalg.identity_like(operator)"
                 )
             inner = one.terms if isinstance(one, CombinedOperator) else [(1.0, one)]
             flat += [(float(factor) * own, part) for own, part in inner]
@@ -369,14 +360,12 @@ class DenseOperator(LinearOperator):
         Raises:
             ArgumentError: no matrix of floating-point numbers, or symmetric but not square.
         """
-        given = tuple(matrix.shape) if isinstance(matrix, Tensor) else type(matrix).__name__
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
-            kind = f" of {matrix.dtype}" if isinstance(matrix, Tensor) else ""
-            raise ArgumentError(
-                f"matrix: expected (M, N) floating-point numbers, got {given}{kind}"
-            )
+        tensor = isinstance(matrix, Tensor)
+        if not tensor or matrix.ndim != 2 or not matrix.is_floating_point():
+            got = f"{tuple(matrix.shape)} of {matrix.dtype}" if tensor else type(matrix).__name__
+            raise ArgumentError(f"matrix: expected (M, N) floating-point numbers, got {got}")
         if (symmetric or positive_semidefinite) and matrix.shape[0] != matrix.shape[1]:
-            raise ArgumentError(f"matrix: a symmetric one is square, got shape {given}")
+            raise ArgumentError(f"matrix: a symmetric one is square, got {tuple(matrix.shape)}")
         super().__init__(
             (matrix.shape[0], matrix.shape[1]),
             dtype=matrix.dtype,

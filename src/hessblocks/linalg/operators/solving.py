@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -56,8 +57,7 @@ class Solution(Tabular):
         ended = ", ".join(sorted(set(self.reasons)))
         return (
             f"solutions of {len(self.reasons)} systems, residuals up to "
-            f"{float(self.residuals.max()):.1g} "
-            f"({ended}, {self.products} products)"
+            f"{float(self.residuals.max()):.1g} ({ended}, {self.products} products)"
         )
 
 
@@ -106,8 +106,9 @@ def solve(
     unit = torch.tensor(units, dtype=columns.dtype, device=columns.device)
     columns = columns / unit
     values, reasons, products = _conjugate_gradients(damped, columns, tolerance, max_products)
+    sizes = columns.norm(dim=0)
     # measured: the residual of the iteration drifts away from the true one by rounding
-    rest = (columns - damped @ values).norm(dim=0) / _sizes(columns)
+    rest = (columns - damped @ values).norm(dim=0) / torch.where(sizes > 0, sizes, 1.0)
     values = values * unit
     if not (torch.isfinite(rest).all() and torch.isfinite(values).all()):
         raise RunError(
@@ -174,11 +175,6 @@ def _unconverged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Ten
     return going[~done]
 
 
-def _sizes(columns: Tensor) -> Tensor:
-    sizes = columns.norm(dim=0)
-    return torch.where(sizes > 0, sizes, 1.0)
-
-
 class InverseOperator(LinearOperator):
     """Inverse (A + damping · I)⁻¹ by conjugate gradients; see `inverse`."""
 
@@ -194,22 +190,16 @@ class InverseOperator(LinearOperator):
             symmetric=True,
             positive_semidefinite=operator.positive_semidefinite,
         )
-        self._of, self._damping = operator, damping
-        self._tolerance, self._most = tolerance, max_products
+        self._solve = partial(
+            solve, operator, damping=damping, tolerance=tolerance, max_products=max_products
+        )
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        found = solve(
-            self._of,
-            columns,
-            damping=self._damping,
-            tolerance=self._tolerance,
-            max_products=self._most,
-        )
+        found = self._solve(columns)
         if not found.converged:
             raise RunError(
                 f"inverse: {found}; use more damping, a larger tolerance or max_products, or "
-                "linalg.solve, which "
-                "gives what was reached"
+                "linalg.solve, which gives what was reached"
             )
         return found.values
 

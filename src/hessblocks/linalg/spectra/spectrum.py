@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,10 +48,16 @@ class Spectrum(Tabular):
     """Standard deviation of the normal density on each eigenvalue, in their unit."""
     grid: Float[Tensor, " points"]
     """Points of the density, rising, in the unit of the eigenvalues."""
-    density: Float[Tensor, " points"]
-    """Share of eigenvalues per unit; integrates to 1."""
-    standard_error: Float[Tensor, " points"]
-    """Standard error of the density; 0 for exact spectra."""
+
+    @cached_property
+    def density(self) -> Float[Tensor, " points"]:
+        """Share of eigenvalues per unit; integrates to 1."""
+        return self.density_on(self.grid)[0]
+
+    @cached_property
+    def standard_error(self) -> Float[Tensor, " points"]:
+        """Standard error of the density; 0 for exact spectra."""
+        return self.density_on(self.grid)[1]
 
     @classmethod
     def from_nodes(
@@ -82,18 +89,9 @@ class Spectrum(Tabular):
         width, grid = _width_and_grid(nodes[weights > NO_WEIGHT], broadening, points)
         if not width > 0:
             raise ArgumentError(f"broadening: expected a width above 0, got {width}")
-        spectrum = cls(
-            nodes=nodes,
-            weights=weights,
-            size=size,
-            method=method,
-            broadening=width,
-            grid=grid,
-            density=grid,
-            standard_error=grid,
+        return cls(
+            nodes=nodes, weights=weights, size=size, method=method, broadening=width, grid=grid
         )
-        density, error = spectrum.density_on(grid)
-        return replace(spectrum, density=density, standard_error=error)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List eigenvalue, density, standard_error and method at each point of the grid."""
@@ -112,8 +110,7 @@ class Spectrum(Tabular):
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
             f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to "
-            f"{float(seen.max()):.3g}, "
-            f"mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
+            f"{float(seen.max()):.3g}, mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -163,8 +160,7 @@ class Spectrum(Tabular):
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
                 f"moments: the mean of λ^{power} leaves the range of float64, with eigenvalues "
-                f"near {unit:.0e}; "
-                f"average(lambda values: (values / unit) ** {power}) stays in it",
+                f"near {unit:.0e}; average(lambda values: (values / unit) ** {power}) stays in it",
                 stacklevel=3,
             )
         return replace(

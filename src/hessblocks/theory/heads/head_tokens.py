@@ -21,10 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hessblocks.linalg import chunks
-from hessblocks.theory.heads.head_vectors import HeadVectors
-
-Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
-"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
+from hessblocks.theory.heads.head_vectors import Carried, HeadVectors
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,8 +32,6 @@ class HeadTokens(HeadVectors):
     """Rows of A at those positions, (B, Q, L)."""
     permitted: Bool[Tensor, "#B Q L"]
     """True where a query may attend, (B | 1, Q, L)."""
-    scale: float
-    """s, the factor of the scores."""
     w_value: Float[Tensor, "D V"]
     """W_V of the head, (D, V)."""
     w_projection: Float[Tensor, "V O"]
@@ -49,8 +44,6 @@ class HeadTokens(HeadVectors):
     """Gain of A."""
     gamma: float = 0.0
     """Gain of the uniform attention that is subtracted."""
-    memory_limit: int
-    """Bytes that intermediate results may take."""
 
     @cached_property
     def mean(self) -> Float[Tensor, "N D"]:
@@ -251,9 +244,8 @@ class HeadTokens(HeadVectors):
             return torch.cat(parts, dim=1).flatten(0, 1)
         chunks_of_queries = self._query_chunks(count)
         if len(chunks_of_queries) == 1:
-            return (weighting(slice(None)).flatten(1, 2) @ carried).view(
-                sequences * queries, count, -1
-            )
+            found = weighting(slice(None)).flatten(1, 2) @ carried
+            return found.view(sequences * queries, count, -1)
         out = carried.new_empty(sequences, queries, count, carried.shape[2])
         for some in chunks_of_queries:
             found = weighting(some).flatten(1, 2) @ carried

@@ -14,31 +14,53 @@ from functools import cached_property
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.theory.heads.head_norm import HeadNorm
-from hessblocks.theory.heads.rotation import Rotation
+from hessblocks.linalg import MEMORY_LIMIT
+from hessblocks.theory.heads.between_scores import HeadNorm, Rotation
+
+Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
+"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadVectors:
-    """Inputs, queries and keys of one head. What follows from the fields is computed once."""
+class AttentionSetting:
+    """Input and scores of self-attention: what all heads of a layer have in common."""
 
     x: Float[Tensor, "B L D"]
     """Input of the layer, (B, L, D); a last column of ones makes the biases rows of the weights."""
+    scale: float
+    """s, the factor of the scores."""
+    softmax: bool = True
+    """Whether A is a softmax of the scores, or the scores themselves, 0 where not permitted."""
+    rotation: Rotation | None = None
+    """Rotary positions of all tokens, where queries and keys are turned."""
+    query_norm: HeadNorm | None = None
+    """Norm between W_Q and rotary positions."""
+    key_norm: HeadNorm | None = None
+    """Norm between W_K and rotary positions."""
+    memory_limit: int = MEMORY_LIMIT
+    """Bytes that intermediate results of one operation may take."""
+
+    @property
+    def joined(self) -> bool:
+        """True where norms or rotary positions stand between the weights and the scores.
+
+        W_K is one long vector in the sums then.
+        """
+        between = (self.rotation, self.query_norm, self.key_norm)
+        return any(each is not None for each in between)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadVectors(AttentionSetting):
+    """Inputs, queries and keys of one head. What follows from the fields is computed once."""
+
     query_positions: Int[Tensor, " Q"]
     """Positions whose output enters the loss, (Q,)."""
-    softmax: bool
-    """Whether A is a softmax of the scores (else the scores themselves)."""
     w_query: Float[Tensor, "D K"]
     """W_Q of the head, (D, K)."""
     w_key: Float[Tensor, "D K"] | None
     """W_K of the head, (D, K), or None where the keys are the inputs themselves (one matrix;
     K = D)."""
-    rotation: Rotation | None = None
-    """Rotary positions of all tokens."""
-    query_norm: HeadNorm | None = None
-    """Norm between W_Q and the rotation."""
-    key_norm: HeadNorm | None = None
-    """Norm between W_K and the rotation."""
 
     @cached_property
     def x_query(self) -> Float[Tensor, "N D"]:
@@ -75,12 +97,6 @@ class HeadVectors:
         keys = self.keys if self.key_norm is None else self.key_norm.output(self.keys)
         keys = keys.view(*self.x.shape[:2], -1)
         return self._carried(keys if self.rotation is None else self.rotation.turn(keys))
-
-    @property
-    def joined(self) -> bool:
-        """True where norms or rotary positions stand between the weights and the scores."""
-        between = (self.rotation, self.query_norm, self.key_norm)
-        return any(each is not None for each in between)
 
     @cached_property
     def final_queries(self) -> Float[Tensor, "B Q K"]:
@@ -124,15 +140,18 @@ class HeadVectors:
         slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
         return slope
 
-    def key_slopes(self, group: str) -> Callable[[slice], Float[Tensor, "B _ L E"]]:
+    def key_slopes(self, group: str) -> Carried:
         """Differentiate the products query · key in W_K, or in the key norm's parameters.
 
         Args:
             group: key or key_norm.
 
         Returns:
-            From some of the queries to what each of their keys carries.
+            From some of the queries to what each of their keys carries; of bilinear scores, whose
+            derivative is q ⊗ x_j, what key j carries beside any query.
         """
+        if not self.joined:
+            return self.carried_x
 
         def of_queries(some: slice) -> Tensor:
             along = self.final_queries[:, some, None]

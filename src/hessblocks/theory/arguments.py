@@ -6,7 +6,7 @@ width, O output width, C rank of a curvature factor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -15,19 +15,11 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory.arguments.loss import checked_loss
-from hessblocks.theory.arguments.validation import (
-    check_gains,
-    check_input,
-    check_mask,
-    check_norm,
-    check_rotary,
-    check_temperature,
-    check_tensor,
-)
+from hessblocks.theory import validation as valid
 from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer
+from hessblocks.theory.outer import TokenCurvature
 
 
 def attention_hessian(
@@ -115,98 +107,88 @@ def attention_hessian(
     (functional), there for one head, softmax and squared loss. Token form and the rest:
     docs/theory.md.
     """
-    x = check_input(x)
+    x = valid.check_input(x)
     check_memory_limit(memory_limit)
     check_name("scores", scores, ("softmax", "linear"))
     check_name("query_key", query_key, ("two-matrix", "one-matrix"))
-    one_matrix = query_key == "one-matrix"
-    query = _check_weight("w_query", w_query, x.shape[2], x)
-    heads = query.shape[0]
-    key = _check_key(query, w_key, x, one_matrix=one_matrix)
-    value = _value_or_identity(w_value, heads, x)
-    projection = _projection_or_identity(w_projection, heads, value.shape[2], x)
-    gain_tensors = check_gains(gains, heads, x)
-    check_temperature(temperature)
-    # normed vectors are short, whatever the inputs
-    if query_norm is None and key_norm is None:
-        _check_scores(x, query / temperature, key)
-    optional = (("key", w_key), ("value", w_value), ("projection", w_projection))
+    valid.check_temperature(temperature)
+    width, one_matrix = x.shape[2], query_key == "one-matrix"
     norms = {"query_norm": query_norm, "key_norm": key_norm}
+    query = valid.check_weight("w_query", w_query, x, rows=width)
+    heads, _, head_width = query.shape
+    key = None
+    if one_matrix:
+        _refuse_with_one_matrix({"w_key": w_key, "rotary": rotary, **norms})
+        valid.check_shape("w_query: one matrix", query[0], (width, width))
+    else:
+        key = valid.check_weight("w_key", w_key, x, rows=width, heads=heads)
+        if key.shape[2] != head_width:
+            raise ArgumentError(
+                f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
+                f"got {tuple(key.shape[1:])}"
+            )
+    given = _identity_values(heads, x) if w_value is None else w_value
+    value = valid.check_weight("w_value", given, x, rows=width, heads=heads)
+    projection = _checked_projection(w_projection, heads, value.shape[2], x)
     for name, norm in norms.items():
-        check_norm(name, norm, query, one_matrix=one_matrix)
+        valid.check_norm(name, norm, query)
+    if query_norm is None and key_norm is None:  # normed vectors are short, whatever the inputs
+        _check_scores(x, query / temperature, key)
+    gain_tensors = valid.check_gains(gains, heads, x)
+    differentiated = {
+        "query_key" if one_matrix else "query": True,
+        "key": w_key is not None,
+        "value": w_value is not None,
+        "projection": w_projection is not None,
+        **{name: norm is not None and len(norm.parameters) > 0 for name, norm in norms.items()},
+    }
     layer = AttentionLayer(
         x=x,
         query=query,
         key=key,
         value=value,
         projection=projection,
-        permitted=check_mask(mask, x.shape[0], x),
-        scale=(1.0 if one_matrix else query.shape[2] ** -0.5) / temperature,
+        permitted=valid.check_mask(mask, x),
+        scale=(1.0 if one_matrix else head_width**-0.5) / temperature,
         softmax=scores == "softmax",
         gains=gain_tensors,
-        rotation=check_rotary(rotary, query, x, one_matrix=one_matrix),
-        parameters=(
-            "query_key" if one_matrix else "query",
-            *(name for name, weight in optional if weight is not None),
-            *(name for name, norm in norms.items() if norm is not None and len(norm.parameters)),
-            *gain_tensors,
-        ),
+        rotation=valid.check_rotary(rotary, head_width, x),
+        parameters=(*(name for name, there in differentiated.items() if there), *gain_tensors),
         query_norm=query_norm,
         key_norm=key_norm,
         memory_limit=memory_limit,
     )
-    gradient, token_curvature = checked_loss(layer, target, gradient, curvature, curvature_factor)
+    gradient, token_curvature = _checked_loss(layer, target, gradient, curvature, curvature_factor)
     return AttentionHessian(layer, gradient=gradient, curvature=token_curvature)
 
 
-def _check_key(
-    query: Tensor, w_key: Tensor | None, x: Tensor, *, one_matrix: bool
-) -> Tensor | None:
-    """Check W_K and return it as (G, D, K); None with one matrix."""
-    heads, width, head_width = query.shape
-    if one_matrix:
-        if w_key is not None:
-            raise ArgumentError("w_key: expected None with query_key='one-matrix', got a tensor")
-        if head_width != width:
+def _refuse_with_one_matrix(given: Mapping[str, object]) -> None:
+    """Refuse what acts on queries or keys, which one matrix between the inputs does not make."""
+    for name, value in given.items():
+        if value is not None:
             raise ArgumentError(
-                f"w_query: expected (width, width) = ({width}, {width}) with "
-                "query_key='one-matrix', "
-                f"got ({width}, {head_width})"
+                f"{name}: expected None with one matrix (query_key='one-matrix'), which has no "
+                f"queries and keys, got {type(value).__name__}"
             )
-        return None
-    if w_key is None:
-        raise ArgumentError("w_key: expected a tensor with query_key='two-matrix', got None")
-    key = _check_weight("w_key", w_key, width, x)
-    _check_heads("w_key", key, heads)
-    if key.shape[2] != head_width:
-        raise ArgumentError(
-            f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
-            f"got {tuple(w_key.shape)}"
-        )
-    return key
 
 
-def _check_scores(x: Tensor, query: Tensor, key: Tensor | None) -> None:
+def _check_scores(
+    x: Float[Tensor, "B L D"], query: Float[Tensor, "H D K"], key: Float[Tensor, "G D K"] | None
+) -> None:
     """Refuse finite inputs and weights so large that scores may overflow."""
-    width = x.shape[2]
-    sides = (query, torch.eye(width, dtype=x.dtype, device=x.device)[None] if key is None else key)
-    longest = [float((x.flatten(0, 1) @ side).norm(dim=-1).amax()) for side in sides]
+    sides = (x @ query[:, None], x if key is None else x @ key[:, None])
+    longest = [float(side.norm(dim=-1).amax()) for side in sides]
     # by Cauchy and Schwarz no score is larger; of nan the comparison is false, which refuses it
     if not longest[0] * longest[1] <= torch.finfo(x.dtype).max:
         raise ArgumentError(
             f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: "
-            f"{float(x.abs().amax()):.0e}); "
-            "scale the input or the weights down"
+            f"{float(x.abs().amax()):.0e}); scale the input or the weights down"
         )
 
 
-def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
-    """Check W_V and return it as (G, D, V); identity values are the identity's column blocks."""
+def _identity_values(heads: int, x: Float[Tensor, "B L D"]) -> Float[Tensor, "H D V"]:
+    """Build the W_V that passes the h-th column block of x on: column blocks of the identity."""
     width = x.shape[2]
-    if w_value is not None:
-        value = _check_weight("w_value", w_value, width, x)
-        _check_heads("w_value", value, heads)
-        return value
     if width % heads:
         raise ArgumentError(
             f"w_value: identity values need a width divisible by the heads, got width {width} and "
@@ -216,15 +198,15 @@ def _value_or_identity(w_value: Tensor | None, heads: int, x: Tensor) -> Tensor:
     return identity.view(width, heads, -1).transpose(0, 1)
 
 
-def _projection_or_identity(
-    w_projection: Tensor | None, heads: int, value_width: int, x: Tensor
-) -> Tensor:
-    """Check W_O and return it as (H, V, O); without it, the row blocks of the identity."""
+def _checked_projection(
+    w_projection: Float[Tensor, "... V O"] | None, heads: int, value_width: int, x: Tensor
+) -> Float[Tensor, "H V O"]:
+    """Check W_O and return it by head; without it, the row blocks of the identity."""
     if w_projection is None:
         identity = torch.eye(heads * value_width, dtype=x.dtype, device=x.device)
         return identity.view(heads, value_width, -1)
-    projection = _check_weight("w_projection", w_projection, value_width, x)
-    if projection.shape[0] != heads:
+    projection = valid.check_weight("w_projection", w_projection, x, rows=value_width)
+    if len(projection) != heads:
         raise ArgumentError(
             f"w_projection: expected one (value width, out) matrix for each of the {heads} heads, "
             f"got {tuple(w_projection.shape)}; use w_projection.view(heads, value_width, out)"
@@ -232,26 +214,57 @@ def _projection_or_identity(
     return projection
 
 
-def _check_heads(name: str, weight: Tensor, heads: int) -> None:
-    if heads % weight.shape[0]:
+def _checked_loss(
+    layer: AttentionLayer,
+    target: Float[Tensor, "... L O"] | None,
+    gradient: Float[Tensor, "... L O"] | None,
+    curvature: Float[Tensor, "... L O O"] | None,
+    curvature_factor: Float[Tensor, "... L C O"] | None,
+) -> tuple[Float[Tensor, "B L O"], TokenCurvature]:
+    """Check the loss; return its gradient and the curvature Λ of each token, or of all."""
+    out = layer.projection.shape[2]
+    if (target is None) == (gradient is None):
         raise ArgumentError(
-            f"{name}: expected {heads} heads as w_query has, or a divisor of that, got "
-            f"{weight.shape[0]}"
+            "target, gradient: expected one of them: target= for the squared loss, or gradient= "
+            f"with curvature= or curvature_factor=; got {'neither' if target is None else 'both'}"
         )
+    if target is not None:
+        if curvature is not None or curvature_factor is not None:
+            raise ArgumentError(
+                "curvature: expected None with target= (the squared loss has its own), got a tensor"
+            )
+        return _squared_loss(layer, valid.check_per_token("target", target, layer.x, out))
+    assert gradient is not None
+    if (curvature is None) == (curvature_factor is None):
+        raise ArgumentError(
+            "curvature, curvature_factor: expected one of them with gradient=, got "
+            f"{'neither' if curvature is None else 'both'}"
+        )
+    gradient = valid.check_per_token("gradient", gradient, layer.x, out)
+    if curvature is not None:
+        curvature = valid.check_per_token("curvature", curvature, layer.x, out, out)
+        return gradient, valid.check_curvature(curvature.flatten(0, 1))
+    assert curvature_factor is not None
+    factor = valid.check_per_token("curvature_factor", curvature_factor, layer.x, -1, out)
+    if factor.shape[2] == 0:
+        raise ArgumentError(
+            "curvature_factor: expected a rank of at least 1, got 0; give a row of zeros "
+            "where the loss is linear"
+        )
+    return gradient, TokenCurvature(factor=factor.flatten(0, 1))
 
 
-def _check_weight(name: str, weight: Tensor, rows: int, like: Tensor) -> Tensor:
-    """Check a weight of one head, or stacked by head; return it as (heads, rows, columns)."""
-    weight = check_tensor(name, weight, like)
-    if weight.ndim not in (2, 3) or weight.numel() == 0:
+def _squared_loss(
+    layer: AttentionLayer, target: Float[Tensor, "B L O"]
+) -> tuple[Float[Tensor, "B L O"], TokenCurvature]:
+    """Differentiate mean (F − Y)² twice: gradient of every token, one Λ for all of them."""
+    difference = layer.output() - target
+    if not difference.isfinite().all():
         raise ArgumentError(
-            f"{name}: expected (in, out) or (heads, in, out), none of them 0, got "
-            f"{tuple(weight.shape)}"
+            f"x, w_value: the layer's output overflows {target.dtype}; scale the input or the "
+            "weights down"
         )
-    if weight.shape[-2] != rows:
-        hint = f"; did you mean {name}.mT?" if weight.shape[-1] == rows else ""
-        raise ArgumentError(
-            f"{name}: expected {rows} rows (x @ w convention), got shape "
-            f"{tuple(weight.shape)}{hint}"
-        )
-    return weight if weight.ndim == 3 else weight[None]
+    factor = 2.0 / target.numel()
+    identity = torch.eye(target.shape[2], dtype=target.dtype, device=target.device)
+    curvature = TokenCurvature(matrix=factor * identity[None], positive_semidefinite=True)
+    return factor * difference, curvature

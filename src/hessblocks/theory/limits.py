@@ -91,7 +91,6 @@ class _LimitLayer(AttentionLayer):
         if (ties & apart).any():
             raise ArgumentError(
                 f"limit: one-hot attention is not defined, a row of head {head} has two largest "
-                "scores at different "
-                "tokens (W_Q or W_K zero?); ask for the limit 'uniform'"
+                "scores at different tokens (W_Q or W_K zero?); ask for the limit 'uniform'"
             )
         return first

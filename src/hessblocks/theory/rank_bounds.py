@@ -24,7 +24,7 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.linalg import KroneckerSum, KroneckerTerm
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.pieces import Piece
+from hessblocks.theory.piecewise import Piece
 
 SPLIT: tuple[Part, ...] = ("outer", "functional")
 Terms = Sequence[KroneckerTerm]
@@ -96,7 +96,7 @@ def _rows(terms: Terms) -> int:
     if not terms:
         return 0
     spans = [_spans(term)[:: -1 if term.row_swapped else 1] for term in terms]
-    return math.prod(_rank(torch.cat(vectors)) for vectors in zip(*spans, strict=True))
+    return math.prod(_ranks(torch.cat(vectors)[None]) for vectors in zip(*spans, strict=True))
 
 
 def _spans(
@@ -112,13 +112,9 @@ def _spans(
 def _of_tokens(term: KroneckerTerm) -> int:
     """Sum the ranks of all D_n, or take the one rank where all tokens share D."""
     if term.matrices.shared:
-        return _rank(term.row.T @ term.column) * _rank(term.matrices.whole()[0])
+        return _ranks((term.row.T @ term.column)[None]) * _ranks(term.matrices.whole())
     left, right = term.matrices.left, term.matrices.right
     return _ranks(right) if left is None else min(_ranks(left), _ranks(right))
-
-
-def _rank(matrix: Float[Tensor, "rows columns"]) -> int:
-    return _ranks(matrix[None])
 
 
 def _ranks(matrices: Float[Tensor, "N rows columns"]) -> int:

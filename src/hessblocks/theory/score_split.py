@@ -24,8 +24,7 @@ from __future__ import annotations
 from hessblocks.conventions import Part
 from hessblocks.linalg import KroneckerTerm
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.pieces import Piece
-from hessblocks.theory.piecewise import PiecewiseHessian
+from hessblocks.theory.piecewise import Piece, PiecewiseHessian
 
 
 class ScoreSplit(PiecewiseHessian):
