@@ -13,6 +13,7 @@ from cyclopts import Argument
 from hessblocks.cli import main
 from hessblocks.cli.app import app
 from hessblocks.report.command_line import command_line
+from hessblocks.settings.field_marks import said_again
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
@@ -22,9 +23,7 @@ from hessblocks.settings.run_settings import (
     ModelSettings,
     PresetSizes,
     RunSettings,
-    with_defaults,
 )
-from hessblocks.settings.said_again import said_again
 from hessblocks.storage.folder_results import load_results
 from tests.cli.helpers import CURVATURE, Shell, sentence
 
@@ -161,14 +160,6 @@ def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
     assert "other settings (model.position" in sentence(shell.train(out))
     measured = shell("curvature", out / "model", "--tokens", 8, *words[2:6])
     assert "--set: a saved model" in sentence(measured)
-
-
-def test_a_run_from_before_slots_had_none() -> None:
-    settings = json.loads(json.dumps(asdict(RunSettings(preset="sas"))))
-    older = {**settings, "model": {**settings["model"]}}
-    for name in ("position", "slots", "embedding_std"):
-        del older["model"][name]
-    assert with_defaults(older) == settings
 
 
 @pytest.mark.parametrize(

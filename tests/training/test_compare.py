@@ -152,7 +152,7 @@ def test_a_damaged_table_is_named(corpus: Corpus, tmp_path: Path) -> None:
         ),
         (lambda: RunSettings(preset="sas", seed=-1), "--seed: expected 0 or more, got -1"),
         (lambda: TrainingSettings(steps=0), "--steps: expected a whole number of at least 1"),
-        (lambda: TrainingSettings(learning_rate=math.nan), "learning_rate: .* above 0, got nan"),
+        (lambda: TrainingSettings(learning_rate=math.nan), "--learning-rate: .* above 0, got nan"),
         (lambda: TrainingSettings(learning_rate=-1.0), "learning_rate"),
         (lambda: TrainingSettings(warmup=1.5), "warmup"),
         (lambda: TrainingSettings(weight_decay=-0.1), "weight_decay"),

@@ -19,15 +19,16 @@ from hessblocks.cli.completion import completer
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import (
     SEED,
-    AtLeast,
     ByOptimiser,
     Kind,
     NoOption,
     OneOf,
+    Range,
     Repeated,
     kinds,
     make,
     option,
+    prefix,
     words,
 )
 
@@ -43,12 +44,13 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
     return int(tokens[-1].value)
 
 
-def within(mark: AtLeast, help_text: str) -> Parameter:
+def within(help_text: str, *ranges: Range) -> Parameter:
     """Describe a whole number that is no field of settings."""
 
     def check(_: Any, value: int) -> None:
-        if refusal := mark.refusal(value):
-            raise ValueError(refusal)
+        for mark in ranges:
+            if refusal := mark.refusal(value):
+                raise ValueError(refusal)
 
     return Parameter(converter=whole, validator=check, help=help_text)
 
@@ -78,7 +80,7 @@ OF_OURS = ("python-code", "random")
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, Parameter(help=GOES_ON)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
-Seed = Annotated[int, within(SEED, "Random seed of weights and data order.")]
+Seed = Annotated[int, within("Random seed of weights and data order.", *SEED)]
 Tracker = Annotated[
     str,
     Parameter(
@@ -119,21 +121,21 @@ def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
     return parameter.replace(annotation=taken, default=make(settings, {}))
 
 
-def _described(settings: Any, place: float, prefix: str = "") -> Any:
-    """Make a class that has the fields of settings with their `Parameter`, and whose instances are settings."""
+def _described(settings: Any, place: float) -> Any:
+    """Make a class that has the fields of settings with their `Parameter` and makes settings."""
     fields = {}
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            inner = _described(kind.type, place + 0.5, kind.prefix)
+            inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place, prefix)]
+            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place)]
 
     def from_options(_: type, **given: Any) -> Any:
         return make(settings, given)
 
     def unused(self: Any, **_: Any) -> None:
-        """Hide the settings' own: cyclopts cannot resolve the annotations that it has from other modules."""
+        """Hide the settings' own, whose annotations cyclopts cannot resolve from here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
     return _Described(settings.__name__, (settings,), body)
@@ -147,7 +149,7 @@ class _Described(type):
         return isinstance(instance, cls.__mro__[1])
 
 
-def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) -> Parameter:
+def _parameter(settings: Any, name: str, kind: Kind, place: float) -> Parameter:
     """Tell what type, default and line of a field do not say."""
     if kind.mark(NoOption):
         return Parameter(parse=False)
@@ -162,7 +164,7 @@ def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) 
     return Parameter.combine(
         told,
         Parameter(
-            name=option(repeated.name if repeated else prefix + name),
+            name=option(repeated.name if repeated else prefix(settings) + name),
             group=_group(settings, name, place),
             choices=choices.names if choices else None,
         ),

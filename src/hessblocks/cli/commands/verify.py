@@ -29,7 +29,7 @@ def verify(
     out: Annotated[
         Path | None, Parameter(help="Folder to write every error to, as verify.json.")
     ] = None,
-    seed: Annotated[int, options.within(SEED, "Random seed of the inputs.")] = 0,
+    seed: Annotated[int, options.within("Random seed of the inputs.", *SEED)] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
