@@ -119,7 +119,7 @@ def test_the_demo_compares_three_blocks_as_the_trial_found_them_best(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hessblocks.training, "compare", remember)
-    monkeypatch.setattr("hessblocks.cli.terminal.work.load_corpus", lambda *_: None)
+    monkeypatch.setattr("hessblocks.cli.commands.work.load_corpus", lambda *_: None)
     outcome = shell("demo", "--out", tmp_path / "out")
     assert outcome.status == 130
     assert "interrupted; the same command goes on" in sentence(outcome)

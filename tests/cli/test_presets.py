@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hessblocks as hb
 from hessblocks.blocks.shaped import CHUNK
-from hessblocks.cli.terminal.sizes import block_sizes
+from hessblocks.cli.commands.presets import block_sizes
 from hessblocks.settings.run_settings import PresetSizes
 from tests.cli.helpers import Shell
 

@@ -137,7 +137,8 @@ def test_seeds_are_counted_from_the_one_that_is_given(
 ) -> None:
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "hessblocks.cli.terminal.carry_out", lambda run, settings, *_, **__: asked.append(settings)
+        "hessblocks.cli.commands.work.carry_out",
+        lambda run, settings, *_, **__: asked.append(settings),
     )
     assert shell("compare", "--presets", "sas", "--seed", 3, "--seeds", 2).status == 0
     assert asked[0].seeds == (3, 4)
@@ -157,7 +158,7 @@ def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
     assert block["position"]["kind"] == "rotary-position"
     assert block["attention"]["query"]["init"] == "zeros"
     assert block["mlp"]["activation"] == "gelu"
-    assert "other settings (model.position" in sentence(shell.train(out))
+    assert "model.position is None" in sentence(shell.train(out))
     measured = shell("curvature", out / "model", "--tokens", 8, *words[2:6])
     assert "--set: a saved model" in sentence(measured)
 

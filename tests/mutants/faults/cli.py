@@ -39,8 +39,4 @@ FAULTS = (
     fault("settings are none of their stand-ins' instances", "isinstance(instance, $c.__mro__[1])"
           " => type.__instancecheck__($c, instance)",
           "test_settings_are_read_where_pydantic_was_imported", within="__instancecheck__"),
-    fault("groups of other blocks are named",
-          "if $ratio.zero_groups: $$named => if $ratio: $$named",
-          "test_zero_groups_are_named_once_for_all_blocks_that_share_them",
-          within="zero_group_lines"),
 )

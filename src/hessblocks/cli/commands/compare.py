@@ -55,7 +55,7 @@ def compare(
     """
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     settings = ComparisonSettings(
         presets=_known(presets),

@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """Train three blocks on Python code, map their curvature before and after, write the report."""
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     settings = ComparisonSettings(
         presets=PRESETS,

@@ -48,7 +48,7 @@ def train(
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     folder = out or Path("runs", preset)
     settings = RunSettings(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,10 +33,13 @@ def verify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Compare closed forms with autodiff on this machine: layers, and last layers of tiny models of every kind."""
+    """Compare closed forms with autodiff on this machine.
+
+    Layers, and last layers of tiny models of every kind.
+    """
     import torch
 
-    from hessblocks.cli.terminal import counter, show
+    from hessblocks.cli.terminal import make_progress, show
     from hessblocks.curvature import verify_last_blocks
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
@@ -45,7 +48,12 @@ def verify(
     chosen = resolve_device(device)
     precision = getattr(torch, dtype)
     models = _models() if dtype == "float64" else {}
-    with counter(len(CASES) + len(models)) as step:
+    progress, count = make_progress(), itertools.count(1)
+    with progress.stage("comparing", total=len(CASES) + len(models)):
+
+        def step(_: str) -> None:
+            progress.step(next(count), None)
+
         checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
         checks += verify_last_blocks(models, seed=seed, progress=step)
     described = _summary(checks, dtype, chosen)
@@ -53,8 +61,8 @@ def verify(
         write_json(out / "verify.json", described)
     last = "last layers on the CPU" if models else "last layers are compared in float64 alone"
     note = (
-        f"{len(checks)} blocks and parts in {dtype} on {chosen} ({last}): {_verdict(checks)}; shown are "
-        "the largest relative errors (Frobenius norm) against autodiff"
+        f"{len(checks)} blocks and parts in {dtype} on {chosen} ({last}): {_verdict(checks)}; "
+        "shown are the largest relative errors (Frobenius norm) against autodiff"
     )
     show(described, [_table(checks)], [note], as_json=screen.json)
     failed = [check for check in checks if not check.passed]
@@ -72,18 +80,9 @@ def _models() -> dict[str, Callable[[], Any]]:
     from hessblocks.curvature import FAMILY_MODELS
     from hessblocks.models import build
 
-    size: dict[str, Any] = {
-        "depth": 2,
-        "width": 4,
-        "heads": 2,
-        "vocab_size": 7,
-        "context": 6,
-        "mlp_width": 6,
-    }
-    presets = {
-        f"hessblocks, {name}": partial(build, name, **size, tie_word_embeddings=False)
-        for name in PRESETS
-    }
+    size: dict[str, Any] = {"depth": 2, "width": 4, "heads": 2, "mlp_width": 6}
+    text = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
+    presets = {f"hessblocks, {name}": partial(build, name, **size, **text) for name in PRESETS}
     return {**presets, **FAMILY_MODELS}
 
 
@@ -102,7 +101,7 @@ def _table(checks: Sequence[Check]) -> Any:
     from hessblocks.conventions import PARTS
 
     rows = []
-    for case, group in groupby(checks, key=lambda check: check.case):
+    for case, group in itertools.groupby(checks, key=lambda check: check.case):
         own = list(group)
         errors = [max(check.error for check in own if check.part == part) for part in PARTS]
         blocks = str(len(own) // len(PARTS))

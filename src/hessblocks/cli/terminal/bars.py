@@ -1,4 +1,4 @@
-"""What is going on, on standard error: a bar on a terminal, a line for each finished stage elsewhere."""
+"""Show progress on standard error: a bar on a terminal, elsewhere a line a finished stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.progress import (
@@ -23,7 +23,7 @@ from hessblocks.progress import Progress
 
 
 def task_bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
-    """Bars on standard error: what, how far, the columns, and a field of the task."""
+    """Make bars on standard error: what, how far, the columns, and a field of the task."""
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -79,16 +79,7 @@ class LineProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """A bar where standard error is a terminal, else lines; of several processes the first shows it."""
+    """Choose a bar on a terminal, else lines; of several processes the first shows it."""
     if os.environ.get("RANK", "0") != "0":
         return Progress()
     return BarProgress() if sys.stderr.isatty() else LineProgress()
-
-
-@contextlib.contextmanager
-def counter(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of `total` named steps on a terminal, nothing elsewhere; call it as each step begins."""
-    hidden = not sys.stderr.isatty()
-    with Bars(console=Console(stderr=True), transient=True, disable=hidden) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda name: bars.update(task, description=name, advance=1)
