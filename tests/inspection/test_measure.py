@@ -97,18 +97,6 @@ def test_a_model_with_the_same_weights_that_computes_something_else_is_told_apar
         hb.measure_curvature("preset:pre-ln", "random", out=out, **asked | change)
 
 
-def test_a_folder_of_an_earlier_version_is_shown_and_refused(tmp_path: Path) -> None:
-    asked = {**SIZES, **TOKENS, **FEW, "device": "cpu"}
-    first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
-    (tmp_path / POINTS).unlink()
-    (tmp_path / "groups").mkdir()
-    words = "is of an earlier version, which kept .* `hessblocks report` shows it, choose another"
-    with pytest.raises(ArgumentError, match=words):
-        hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
-    assert load_curvature(tmp_path).norms == first.norms
-    assert {one.state for one in check_folder(tmp_path)} == {"whole"}
-
-
 def test_curvature_of_a_model_with_another_loss_is_not_gone_on_with(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

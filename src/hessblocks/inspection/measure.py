@@ -93,11 +93,6 @@ def measure_curvature(
     folder = usual if out is None else Path(out)
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
     problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
-    if (folder / "groups").is_dir():
-        raise ArgumentError(
-            f"--out: {folder} is of an earlier version, which kept its groups in another way; "
-            f"`hessblocks report` shows it, choose another folder to measure."
-        )
     # refuses a limit or a budget that is too low before the folder is made
     spending = chosen(problem, selected, settings, folder, progress)
     measured = ("parts", "map", "spectrum", "level", "seed")

@@ -115,17 +115,12 @@ def records(
         if not isinstance(values, Mapping):
             raise damaged(path, line, "expected a JSON object")
         try:
-            yield kind(**{name: read(values[name]) for name, read in _asked(kind, values)})
+            asked = (one for one in _readers(kind) if one[2] or one[0] in values)
+            yield kind(**{name: read(values[name]) for name, read, _ in asked})
         except KeyError as error:
             raise damaged(path, line, f"{error.args[0]} is missing") from error
         except (TypeError, ValueError, OverflowError) as error:
             raise damaged(path, line, str(error)) from error
-
-
-def _asked(kind: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, read, needed in _readers(kind):
-        if needed or name in values:
-            yield name, read
 
 
 @functools.cache
