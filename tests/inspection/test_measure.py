@@ -12,10 +12,9 @@ import torch
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.measure import placed
-from hessblocks.inspection.samples import encoded_batch
+from hessblocks.inspection.opening import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
-from hessblocks.storage.curvature_results import load_curvature
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.files import write_text
 from hessblocks.storage.store import POINTS

@@ -5,6 +5,6 @@ Commands of other distributions are made of `options`, `Names`, `interruptible` 
 
 from hessblocks.cli import options
 from hessblocks.cli.app import main
-from hessblocks.cli.completion import Names
 from hessblocks.cli.extensions import FolderKind
 from hessblocks.cli.interruption import interruptible
+from hessblocks.cli.options import Names

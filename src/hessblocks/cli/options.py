@@ -7,7 +7,7 @@ field an option with the field's type, default and line. What they do not say, `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, Token
 
-from hessblocks.cli.completion import completer
+from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import (
+    ROLES,
     SEED,
     ByOptimiser,
     Kind,
@@ -31,6 +32,37 @@ from hessblocks.settings import (
     prefix,
     words,
 )
+
+NAMES = "pre-ln post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
+PRESETS = tuple(NAMES.split())
+"""As `hessblocks.blocks.PRESETS`, which needs torch."""
+KNOWN = {
+    "preset": PRESETS,
+    "presets": PRESETS,
+    "device": ("auto", "cpu", "cuda"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+    "position": ("learned", "sinusoidal", "rotary", "no"),
+    "parts": PARTS,
+    "curvature_groups": ROLES,
+}
+"""By field or parameter; other names may be right too, so that these are offered and not required."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Offer names to the shell, after a comma too."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, context: Any) -> Iterator[str]:
+        """Complete the last of several words with commas."""
+        before, comma, _ = context.incomplete.rpartition(",")
+        return (f"{before}{comma}{name}" for name in self.names)
+
+
+def completer(name: str) -> Names | None:
+    """Find what completes a field or parameter; None where its values are free."""
+    return Names(KNOWN[name]) if name in KNOWN else None
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:

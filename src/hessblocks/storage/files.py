@@ -184,21 +184,16 @@ def append(path: Path, content: bytes, *, force: bool = False) -> None:
     Raises:
         RunError: the file cannot be written; it is then as it was.
     """
-    try:
-        with path.open("ab", buffering=0) as file:
-            before = file.tell()
-            try:
-                while content:
-                    content = content[os.write(file.fileno(), content) :]
-                if force:
-                    os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before)
-                raise
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); free some space and run again."
-        ) from error
+    with _writing(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while content:
+                content = content[os.write(file.fileno(), content) :]
+            if force:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def numbered(path: Path) -> Iterator[tuple[int, bytes]]:

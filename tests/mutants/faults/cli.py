@@ -12,7 +12,7 @@ FAULTS = (
           "test_another_error_is_a_fault_of_ours"),
     fault("names after a comma are not completed", "$text.rpartition(',') => ('', '', $text)",
           "test_names_are_completed", within="__call__"),
-    fault("a lone preset has no completion", "completer('preset') => None",
+    fault("a lone preset has no completion", "options.completer('preset') => None",
           "test_names_are_completed"),
     fault("a part of a layer is cut off", "int($token.value) => int(float($token.value))",
           "test_bad_input.py::test_wrong_arguments", within="whole"),

@@ -8,7 +8,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.cli.completion import completer
 from hessblocks.escape import shell_line
 from hessblocks.settings import (
     DataSettings,
@@ -30,7 +29,7 @@ def train(
         str,
         Parameter(
             help="Name of a block; `hessblocks presets` lists them.",
-            completer=completer("preset"),
+            completer=options.completer("preset"),
         ),
     ],
     /,

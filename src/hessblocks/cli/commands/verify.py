@@ -56,7 +56,14 @@ def verify(
 
         checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
         checks += verify_last_blocks(models, seed=seed, progress=step)
-    described = _summary(checks, dtype, chosen)
+    failed = [check for check in checks if not check.passed]
+    described = {
+        "command": "verify",
+        "dtype": dtype,
+        "device": chosen,
+        "passed": not failed,
+        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
+    }
     if out is not None:
         write_json(out / "verify.json", described)
     last = "last layers on the CPU" if models else "last layers are compared in float64 alone"
@@ -65,7 +72,6 @@ def verify(
         "shown are the largest relative errors (Frobenius norm) against autodiff"
     )
     show(described, [_table(checks)], [note], as_json=screen.json)
-    failed = [check for check in checks if not check.passed]
     if failed:
         worst = max(failed, key=lambda check: check.error)
         raise RunError(
@@ -75,7 +81,7 @@ def verify(
 
 
 def _models() -> dict[str, Callable[[], Any]]:
-    """Tiny models: of every preset, and of every family."""
+    """Make tiny models: of every preset, and of every family."""
     from hessblocks.blocks import PRESETS
     from hessblocks.curvature import FAMILY_MODELS
     from hessblocks.models import build
@@ -84,16 +90,6 @@ def _models() -> dict[str, Callable[[], Any]]:
     text = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
     presets = {f"hessblocks, {name}": partial(build, name, **size, **text) for name in PRESETS}
     return {**presets, **FAMILY_MODELS}
-
-
-def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:
-    return {
-        "command": "verify",
-        "dtype": dtype,
-        "device": device,
-        "passed": all(check.passed for check in checks),
-        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
-    }
 
 
 def _table(checks: Sequence[Check]) -> Any:
@@ -111,6 +107,5 @@ def _table(checks: Sequence[Check]) -> Any:
 
 def _verdict(checks: Sequence[Check]) -> str:
     failed = sum(not check.passed for check in checks)
-    return (
-        f"{failed} above {checks[0].bound:.0e}" if failed else f"all within {checks[0].bound:.0e}"
-    )
+    within = f"{failed} above" if failed else "all within"
+    return f"{within} {checks[0].bound:.0e}"

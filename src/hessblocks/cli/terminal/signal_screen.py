@@ -72,8 +72,8 @@ def lines(rows: Rows) -> Iterator[Table | str]:
     models = by_model(rows)
     yield _table(models, QUANTITIES, inputs=True)
     values = [values for layers in models.values() for values in layers.values()]
-    roles = {name: name.removeprefix(GRADIENT) for one in values for name in one}
-    gradients = {name: role for name, role in roles.items() if role != name}
+    names = (name for one in values for name in one if name.startswith(GRADIENT))
+    gradients = {name: name.removeprefix(GRADIENT) for name in names}
     table = _table(models, gradients, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
     yield table
