@@ -1,6 +1,7 @@
 """The command line; one file a command.
 
-Commands of other distributions are made of `options`, `Names`, `interruptible` and `hessblocks.cli.terminal`.
+Commands of other distributions are made of `options`, `Names`, `interruptible` and
+`hessblocks.cli.terminal`.
 """
 
 from hessblocks.cli import options

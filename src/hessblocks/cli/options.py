@@ -1,7 +1,8 @@
 """Options of the commands, which cyclopts reads from the fields of settings.
 
-`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel, each
-field an option with the field's type, default and line. What they do not say, `_parameter` adds.
+`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel,
+each field an option with the field's type, default and line. `_parameter` adds what these do not
+say.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ KNOWN = {
     "parts": PARTS,
     "curvature_groups": ROLES,
 }
-"""By field or parameter; other names may be right too, so that these are offered and not required."""
+"""By field or parameter; other names may be right too, so these are offered and not required."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def completer(name: str) -> Names | None:
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas; the option that is typed last counts, and all entries of a list in a file."""
+    """Read words with commas; of options typed the last counts, of a file all entries of a list."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
     return tuple(word for token in counted for word in words(token.value))
 
@@ -127,7 +128,7 @@ class Screen:
     """What a command reads and shows."""
 
     config: Path | None = None
-    """TOML file with values of options, such as batch-size = 16; options that are typed go first."""
+    """TOML file with values of options, such as batch-size = 16; options typed go first."""
     json: bool = False
     """Print one JSON object and nothing else on standard output."""
     traceback: bool = False

@@ -72,8 +72,8 @@ def opened(
         The model, and its batch, each entry (sequences, tokens).
 
     Raises:
-        ArgumentError: an unknown preset, sizes that do not fit, a context shorter than the sample, or
-            too little text.
+        ArgumentError: an unknown preset, sizes that do not fit, a context shorter than the sample,
+            or too little text.
         RunError: damaged files.
     """
     if isinstance(source, str) and source.startswith(PREFIX):

@@ -21,11 +21,7 @@ from hessblocks.settings.field_marks import (
     said_again,
     words,
 )
-from hessblocks.settings.inspected import (
-    CurvatureInspection,
-    InspectionSettings,
-    SignalInspection,
-)
+from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
 from hessblocks.settings.observation import (
     ROLES,
     CurvatureSettings,

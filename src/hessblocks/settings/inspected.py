@@ -45,7 +45,7 @@ class CurvatureInspection(InspectionSettings):
     probes: Annotated[int, at_least(4)] = 16
     """Random vectors a group, 4 or more; four times as many sampled gradients stand for them."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
-    """Norms and map by probes, by sampled gradients (--parts outer alone), or by what is cheaper."""
+    """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None
     """Minutes for norms and map, by one product that is measured; takes the place of --probes."""
     spectrum: bool = False
@@ -53,7 +53,7 @@ class CurvatureInspection(InspectionSettings):
     map: bool = False
     """Norms of all blocks between two groups."""
     memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
-    """Gigabytes besides model and data, a quarter of the machine's by default; less takes longer."""
+    """Gigabytes besides model and data, a quarter of the machine's by default; less is slower."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and put the parts into their order."""

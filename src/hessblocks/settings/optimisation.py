@@ -114,8 +114,9 @@ class TrainingSettings:
         if self.batch_size % parts:
             raise ArgumentError(
                 f"--batch-size: {self.batch_size} sequences cannot be shared out evenly over "
-                f"{processes} {'process' if processes == 1 else 'processes'} with {self.accumulate} "
-                f"{'pass' if self.accumulate == 1 else 'passes'} each; give a multiple of {parts}."
+                f"{processes} {'process' if processes == 1 else 'processes'} with "
+                f"{self.accumulate} {'pass' if self.accumulate == 1 else 'passes'} each; give a "
+                f"multiple of {parts}."
             )
         return self.batch_size // parts
 

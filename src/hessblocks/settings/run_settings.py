@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -142,20 +142,15 @@ class ComparisonSettings(SharedSettings):
         Returns:
             The settings of each run, in the order in which they are carried out.
         """
-        own = steps or {}
-        return [
-            RunSettings(
-                preset=preset,
-                seed=seed,
-                model=self.model,
-                training=replace(self.training, steps=own.get(preset, self.training.steps)),
-                curvature=self.curvature,
-                observation=self.observation,
-                device=self.device,
-                report_to=self.report_to,
-            )
-            for seed in self.seeds
+        shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
+        own = {
+            preset: replace(self.training, steps=(steps or {}).get(preset, self.training.steps))
             for preset in self.presets
+        }
+        return [
+            RunSettings(preset=preset, seed=seed, **shared | {"training": training})
+            for seed in self.seeds
+            for preset, training in own.items()
         ]
 
 

@@ -77,7 +77,10 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Norm):
-    """The largest over the smallest norm; its standard error is a fourth of the interval's width."""
+    """Heterogeneity, the largest over the smallest norm.
+
+    Its standard error is a fourth of the interval's width.
+    """
 
     low: float
     """Lower end of the 95 % interval, at least 1; the value itself where it is exact."""

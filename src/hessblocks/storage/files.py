@@ -131,7 +131,7 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a file or folder that is not what was written into `folder`/aside, so that nothing is lost.
+    """Move a file or folder that is not what was written into `folder`/aside.
 
     Returns:
         Where it is now.

@@ -1,4 +1,4 @@
-"""`hessblocks report`: the HTML page of runs and studies that are finished, or as far as they are."""
+"""`hessblocks report`: the HTML page of runs and studies, finished or as far as they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def report(
 ) -> None:
     """Write figures and report.html into run folders, from their files alone.
 
-    Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
+    Each page goes into its own folder and nothing is measured: there is no --out, --seed or
+    --device.
     What a run or study lacks is listed, on the page and here.
     """
     kinds = {folder: kind_of(folder) for folder in folders}
@@ -49,8 +50,8 @@ def _refuse_model(folder: Path) -> None:
 
     if (folder / MANIFEST).is_file():
         raise ArgumentError(
-            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder of "
-            "its run."
+            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder "
+            "of its run."
         )
 
 

@@ -19,7 +19,8 @@ from hessblocks.settings import (
 
 _LOAD = (
     "import sys, hessblocks, transformers; "
-    'print(transformers.pipeline("text-generation", sys.argv[1])("def", max_new_tokens=8)[0]["generated_text"])'
+    'print(transformers.pipeline("text-generation", sys.argv[1])'
+    '("def", max_new_tokens=8)[0]["generated_text"])'
 )
 
 
