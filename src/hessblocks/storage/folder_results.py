@@ -102,7 +102,8 @@ def load_results(folder: AnyPath) -> FolderResults:
 def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
     """Yield the rows of the first folder, then those of runs that it does not have yet."""
     own, *others = folders
-    yield from (whole := list(own))
+    whole = list(own)
+    yield from whole
     known = {(row.preset, row.seed) for row in whole}
     for rows in others:
         yield from (row for row in rows if (row.preset, row.seed) not in known)

@@ -115,7 +115,8 @@ def records(
         if not isinstance(values, Mapping):
             raise damaged(path, line, "expected a JSON object")
         try:
-            asked = (one for one in _readers(kind) if one[2] or one[0] in values)
+            known: Any = kind
+            asked = (one for one in _readers(known) if one[2] or one[0] in values)
             yield kind(**{name: read(values[name]) for name, read, _ in asked})
         except KeyError as error:
             raise damaged(path, line, f"{error.args[0]} is missing") from error
