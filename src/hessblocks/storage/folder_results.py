@@ -101,11 +101,11 @@ def load_results(folder: AnyPath) -> FolderResults:
 
 def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
     """Yield the rows of the first folder, then those of runs that it does not have yet."""
-    own, *others = folders
-    whole = list(own)
+    each = iter(folders)
+    whole = list(next(each))
     yield from whole
     known = {(row.preset, row.seed) for row in whole}
-    for rows in others:
+    for rows in each:
         yield from (row for row in rows if (row.preset, row.seed) not in known)
 
 

@@ -33,10 +33,7 @@ def verify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Compare closed forms with autodiff on this machine.
-
-    Layers, and last layers of tiny models of every kind.
-    """
+    """Compare closed forms with autodiff: layers, and last layers of tiny models of every kind."""
     import torch
 
     from hessblocks.cli.terminal import make_progress, show
@@ -87,7 +84,7 @@ def _models() -> dict[str, Callable[[], Any]]:
     from hessblocks.models import build
 
     size: dict[str, Any] = {"depth": 2, "width": 4, "heads": 2, "mlp_width": 6}
-    text = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
+    text: dict[str, Any] = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
     presets = {f"hessblocks, {name}": partial(build, name, **size, **text) for name in PRESETS}
     return {**presets, **FAMILY_MODELS}
 
