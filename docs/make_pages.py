@@ -21,7 +21,7 @@ from typing import Any
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, read_figure
-from hessblocks.storage import read_study_file, write_text
+from hessblocks.storage import read_object, write_text
 from hessblocks_studies.gallery import VERDICTS
 
 DOCS = Path(__file__).parent
@@ -91,7 +91,7 @@ def main(docs: Path = DOCS) -> None:
             shutil.copyfile(drawn, results / drawn.name)
     texts: dict[Path, str] = {}
     for table in TABLES:
-        made = table.make(*(read_study_file(results / f"{name}.json") for name in table.studies))
+        made = table.make(*(read_object(results / f"{name}.json") for name in table.studies))
         file = docs / table.page
         text = texts.get(file) or file.read_text(encoding="utf-8")
         place = re.compile(rf"(<!-- table: {table.name} -->\n)(?:\n(?:\|.*\n)+)?")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.storage import read_study_file, write_text
+from hessblocks.storage import read_object, write_text
 from hessblocks_studies import find, names
 from hessblocks_studies.gallery import VERDICTS, StudySection, load_section, study_folders
 
@@ -67,7 +67,7 @@ def main(runs: Path, target: Path = DOCS) -> None:
     texts |= {name: described(section) for name, section in shown.items()}
     order = [name for name in names() if name in texts]
     for name in order:
-        measured = read_study_file(target / PICTURES / f"{name}.json").get("revision")
+        measured = read_object(target / PICTURES / f"{name}.json").get("revision")
         if measured != find(name).revision and SUPERSEDED not in texts[name]:
             rows[name] = (*rows[name][:3], *("" for _ in VERDICTS), "superseded")
             texts[name] = texts[name].replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1)

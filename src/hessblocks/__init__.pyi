@@ -1,4 +1,4 @@
-"""The public names and their packages: for type checkers, and for `__init__`, which imports each when it is first used."""
+"""Public names and their packages, which `__init__` imports when they are first used."""
 
 from . import (
     blocks as blocks,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-import hessblocks.cli.terminal.work  # noqa: F401  # its names are bound before a test patches hessblocks.report
+import hessblocks.cli.commands.work  # noqa: F401  # its names are bound before a test patches hessblocks.report
 from tests.cli.helpers import Shell
 from tests.data.helpers import write_code
 
@@ -28,6 +28,6 @@ def shell(
     """The command line, with a cache that the tests share and without drawing figures."""
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(shared_cache))
     monkeypatch.setattr(
-        "hessblocks.cli.terminal.work.write_report", lambda out: out / "report.html"
+        "hessblocks.cli.commands.work.write_report", lambda out: out / "report.html"
     )
     return Shell(capsys, code)

@@ -113,7 +113,7 @@ def test_what_cannot_be_built_is_refused_before_any_data_is_read(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str
 ) -> None:
     monkeypatch.setattr(
-        "hessblocks.cli.terminal.work.load_corpus", lambda *_: pytest.fail("data read")
+        "hessblocks.cli.commands.work.load_corpus", lambda *_: pytest.fail("data read")
     )
     outcome = shell(*words)
     assert outcome.status == 2

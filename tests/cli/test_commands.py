@@ -45,7 +45,7 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
             line for line in outcome.output.splitlines() if line.strip().startswith(name + "  ")
         )
         assert len(re.findall(r"[\d,.]+(?:e[+-]\d+)?", row)) >= 6
-    assert "layers.{0,1}.attention.key" in outcome.output  # zero at initialisation, named
+    assert "attention.key of layers 0, 1" in outcome.output  # zero at initialisation, named
     assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
     assert f"report  {compared / 'report.html'}" in outcome.output
     assert "next    hessblocks train" in outcome.output
@@ -119,7 +119,7 @@ def test_the_demo_compares_three_blocks_as_the_trial_found_them_best(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hessblocks.training, "compare", remember)
-    monkeypatch.setattr("hessblocks.cli.terminal.work.load_corpus", lambda *_: None)
+    monkeypatch.setattr("hessblocks.cli.commands.work.load_corpus", lambda *_: None)
     outcome = shell("demo", "--out", tmp_path / "out")
     assert outcome.status == 130
     assert "interrupted; the same command goes on" in sentence(outcome)

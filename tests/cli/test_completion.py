@@ -9,7 +9,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.cli.app import main
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.cli.completion import KNOWN, PRESETS
+from hessblocks.cli.options import KNOWN, PRESETS
 from hessblocks.training.preparation import TRACKERS
 from tests.cli.test_start import HEAVY, answer
 

@@ -15,7 +15,7 @@ import pytest
 
 import hessblocks as hb
 from hessblocks.cli import app
-from hessblocks.cli.terminal.bars import BarProgress, LineProgress
+from hessblocks.cli.terminal.bars import ScreenProgress
 from hessblocks.cli.terminal.console import plain_table, show
 from hessblocks.data.cache import CacheWarning
 from hessblocks.escape import printable, printable_lines, shell_line
@@ -96,7 +96,7 @@ def test_a_name_in_a_complaint_a_warning_and_a_stage_is_printed_as_it_is(
 ) -> None:
     app._complain(f"--out: {name} is taken.", [])
     app._show_warning(f"{name} is damaged", CacheWarning)
-    with LineProgress().stage("training", name):
+    with ScreenProgress().stage("training", name):
         pass
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
@@ -105,7 +105,7 @@ def test_a_name_in_a_complaint_a_warning_and_a_stage_is_printed_as_it_is(
 
 @named
 def test_a_bar_shows_a_name_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = BarProgress()
+    progress = ScreenProgress()
     with progress.stage("training", name, 2):
         progress.step(1, 0.5)
         task = progress._bars.tasks[0]

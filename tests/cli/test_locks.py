@@ -20,7 +20,7 @@ def test_the_folder_is_still_claimed_while_the_report_is_written(
         with pytest.raises(RunError, match="is in use by process"), held(out):
             pass
 
-    monkeypatch.setattr("hessblocks.cli.terminal.work.write_report", try_to_enter)
+    monkeypatch.setattr("hessblocks.cli.commands.work.write_report", try_to_enter)
     assert getattr(shell, command)(tmp_path / "out").status == 0
     assert asked == [tmp_path / "out"]
 

@@ -13,10 +13,10 @@ from tests.crashes.ordeal import undisturbed
 GOES_ON = "hessblocks: interrupted; the same command goes on where it stopped."
 AGAIN = "hessblocks: interrupted; start the same command again."
 WORK = {
-    "demo": ("demo", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
-    "presets": ("presets", "hessblocks.cli.terminal.block_sizes", AGAIN),
-    "compare": ("compare", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
-    "train": ("train sas", "hessblocks.cli.terminal.work.load_corpus", GOES_ON),
+    "demo": ("demo", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
+    "presets": ("presets", "hessblocks.cli.commands.presets.block_sizes", AGAIN),
+    "compare": ("compare", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
+    "train": ("train sas", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),

@@ -13,6 +13,7 @@ from cyclopts import Argument
 from hessblocks.cli import main
 from hessblocks.cli.app import app
 from hessblocks.report.command_line import command_line
+from hessblocks.settings.field_marks import said_again
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
@@ -22,9 +23,7 @@ from hessblocks.settings.run_settings import (
     ModelSettings,
     PresetSizes,
     RunSettings,
-    with_defaults,
 )
-from hessblocks.settings.said_again import said_again
 from hessblocks.storage.folder_results import load_results
 from tests.cli.helpers import CURVATURE, Shell, sentence
 
@@ -138,7 +137,8 @@ def test_seeds_are_counted_from_the_one_that_is_given(
 ) -> None:
     asked: list[ComparisonSettings] = []
     monkeypatch.setattr(
-        "hessblocks.cli.terminal.carry_out", lambda run, settings, *_, **__: asked.append(settings)
+        "hessblocks.cli.commands.work.carry_out",
+        lambda run, settings, *_, **__: asked.append(settings),
     )
     assert shell("compare", "--presets", "sas", "--seed", 3, "--seeds", 2).status == 0
     assert asked[0].seeds == (3, 4)
@@ -158,17 +158,9 @@ def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
     assert block["position"]["kind"] == "rotary-position"
     assert block["attention"]["query"]["init"] == "zeros"
     assert block["mlp"]["activation"] == "gelu"
-    assert "other settings (model.position" in sentence(shell.train(out))
+    assert "model.position is None" in sentence(shell.train(out))
     measured = shell("curvature", out / "model", "--tokens", 8, *words[2:6])
     assert "--set: a saved model" in sentence(measured)
-
-
-def test_a_run_from_before_slots_had_none() -> None:
-    settings = json.loads(json.dumps(asdict(RunSettings(preset="sas"))))
-    older = {**settings, "model": {**settings["model"]}}
-    for name in ("position", "slots", "embedding_std"):
-        del older["model"][name]
-    assert with_defaults(older) == settings
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ def test_training_and_reports_need_no_network(
     attempts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hessblocks.cli.terminal.work.write_report", lambda out: out)  # below
+    monkeypatch.setattr("hessblocks.cli.commands.work.write_report", lambda out: out)  # below
     code = write_code(tmp_path / "code")
     sizes = [*SIZES, "--data", str(code), "--steps", "2", "--batch-size", "2"]
     assert main(["train", "sas", *sizes, "--out", str(tmp_path / "one")]) == 0

@@ -12,10 +12,9 @@ import torch
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.measure import placed
-from hessblocks.inspection.samples import encoded_batch
+from hessblocks.inspection.opening import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
-from hessblocks.storage.curvature_results import load_curvature
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.files import write_text
 from hessblocks.storage.store import POINTS
@@ -95,18 +94,6 @@ def test_a_model_with_the_same_weights_that_computes_something_else_is_told_apar
     assert hb.measure_curvature("preset:pre-ln", "random", out=out, **asked) == first
     with pytest.raises(ArgumentError, match=r"other settings \(model\.configuration"):
         hb.measure_curvature("preset:pre-ln", "random", out=out, **asked | change)
-
-
-def test_a_folder_of_an_earlier_version_is_shown_and_refused(tmp_path: Path) -> None:
-    asked = {**SIZES, **TOKENS, **FEW, "device": "cpu"}
-    first = hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
-    (tmp_path / POINTS).unlink()
-    (tmp_path / "groups").mkdir()
-    words = "is of an earlier version, which kept .* `hessblocks report` shows it, choose another"
-    with pytest.raises(ArgumentError, match=words):
-        hb.measure_curvature("preset:pre-ln", "random", out=tmp_path, **asked)
-    assert load_curvature(tmp_path).norms == first.norms
-    assert {one.state for one in check_folder(tmp_path)} == {"whole"}
 
 
 def test_curvature_of_a_model_with_another_loss_is_not_gone_on_with(

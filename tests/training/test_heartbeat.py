@@ -266,7 +266,7 @@ def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
 
 
 def reports_slowly(rank: int) -> None:
-    work: Any = import_module("hessblocks.cli.terminal.work")
+    work: Any = import_module("hessblocks.cli.commands.work")
     work.write_report = lambda folder: time.sleep(2 * PATIENCE)
 
 

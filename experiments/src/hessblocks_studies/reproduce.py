@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from hessblocks.cli import Names, interruptible, options
 from hessblocks.errors import ArgumentError, HessblocksError
-from hessblocks.settings import AtLeast, OneOf, check_ranges, words
+from hessblocks.settings import OneOf, at_least, check_ranges, words
 
 if TYPE_CHECKING:
     from hessblocks_studies import StudyResult
@@ -28,9 +28,9 @@ class Effort:
 
     scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
     """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published settings)."""
-    seeds: Annotated[int | None, AtLeast(1)] = None
+    seeds: Annotated[int | None, at_least(1)] = None
     """Repetitions; the scale's own by default."""
-    workers: Annotated[int | None, AtLeast(1)] = None
+    workers: Annotated[int | None, at_least(1)] = None
     """Processes, one thread each; as many as there are cores by default."""
     ray: str | None = None
     """Ray cluster to measure on: host:port, ray://host:port or auto."""

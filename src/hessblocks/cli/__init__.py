@@ -1,10 +1,11 @@
 """The command line; one file a command.
 
-Commands of other distributions are made of `options`, `Names`, `interruptible` and `hessblocks.cli.terminal`.
+Commands of other distributions are made of `options`, `Names`, `interruptible` and
+`hessblocks.cli.terminal`.
 """
 
 from hessblocks.cli import options
 from hessblocks.cli.app import main
-from hessblocks.cli.completion import Names
 from hessblocks.cli.extensions import FolderKind
 from hessblocks.cli.interruption import interruptible
+from hessblocks.cli.options import Names

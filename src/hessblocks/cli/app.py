@@ -27,8 +27,8 @@ from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
 
 GONE = {
-    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, see "
-    "examples/classify_a_table.py of the repository."
+    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, "
+    "see examples/classify_a_table.py of the repository."
 }
 """Commands of before, and what to do in their place."""
 
@@ -38,7 +38,7 @@ def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollect
     for argument in arguments:
         if argument.tokens and "--config" in argument.names:
             path = argument.tokens[-1].value
-            # under the command's name: at the root, options that are called as a command would be dropped
+            # under the command's name: at the root, an option called as a command is dropped
             Dict({names[0]: _options_in(path)}, source=path)(command, names, arguments)
 
 
@@ -52,7 +52,8 @@ def _options_in(path: str) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             raise ArgumentError(
-                f"--config: {path} has {name!r}, which is no option; expected lines like batch-size = 16."
+                f"--config: {path} has {name!r}, which is no option; expected lines like "
+                "batch-size = 16."
             )
     return values
 
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_other_commands(asked: str = "") -> None:
-    """Add the commands of other distributions, unless one of our own is asked for: reading them takes time."""
+    """Add the commands of other distributions, unless one of our own is asked for."""
     if asked in OWN:
         return
     for name, command in other_commands(asked):
@@ -144,7 +145,7 @@ def _add_other_commands(asked: str = "") -> None:
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
-    """One sentence on what the machine refused; anything else is a fault of ours and is shown whole."""
+    """Say what the machine refused; anything else is a fault of ours and is shown whole."""
     if out_of_memory(error):
         _complain("out of memory; make the model, the batch or the sequences smaller.", words)
         return 1
@@ -158,7 +159,7 @@ def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -
 
 
 def _complain(message: str, words: Sequence[str]) -> None:
-    """One sentence on standard error; the traceback before it where it was asked for.
+    """Print one sentence on standard error; the traceback before it where it was asked for.
 
     Of several processes (torchrun) the first speaks.
     """
@@ -170,25 +171,20 @@ def _complain(message: str, words: Sequence[str]) -> None:
 
 
 def _named(error: HessblocksError, words: Sequence[str]) -> str:
-    """What is wrong; a setting that does not fit is named as it was typed, `--batch-size`."""
+    """Say what is wrong; an option of the command that was typed is named as it is typed."""
     field, _, rest = str(error).partition(":")
-    is_setting = isinstance(error, ArgumentError) and option(field) in _options(words)
-    return f"{option(field)}:{rest}" if is_setting else str(error)
-
-
-def _options(words: Sequence[str]) -> set[str]:
-    """The options of the command that was typed; a study may have the name of another one's."""
-    if not words or words[0] not in app:
-        return set()
-    arguments = app[words[0]].assemble_argument_collection()
-    return {name for argument in arguments for name in argument.names}
+    if not isinstance(error, ArgumentError) or not words or words[0] not in app:
+        return str(error)
+    known = app[words[0]].assemble_argument_collection()
+    is_option = any(option(field) in argument.names for argument in known)
+    return f"{option(field)}:{rest}" if is_option else str(error)
 
 
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    """A warning of ours as one line on standard error; of others only what concerns users."""
-    if category.__module__.startswith("hessblocks") or category is UserWarning:
-        ours = category.__module__.startswith("hessblocks")
+    """Print a warning of ours as one line on standard error; of others what concerns users."""
+    ours = category.__module__.startswith("hessblocks")
+    if ours or category is UserWarning:
         shown = (printable if ours else printable_lines)(str(message))
         print(f"hessblocks: warning: {shown}", file=sys.stderr)

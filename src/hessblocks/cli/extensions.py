@@ -26,7 +26,7 @@ ELSEWHERE = {"reproduce": "hessblocks-studies"}
 
 @dataclass(frozen=True, kw_only=True)
 class FolderKind:
-    """Folders that one command writes, as `hessblocks report` and `hessblocks check` need to know them."""
+    """Folders that one command writes, as `hessblocks report` and `check` need to know them."""
 
     holds: Callable[[Path], bool]
     """Whether a folder is of this kind."""
@@ -43,10 +43,12 @@ def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None]]]:
         asked: the command that is to run; any other word where they are only listed.
 
     Yields:
-        Name and function; one that cannot be loaded is left out with a warning, unless it was asked for.
+        Name and function; one that cannot be loaded is left out with a warning, unless it was asked
+        for.
 
     Raises:
-        ArgumentError: the command that was asked for belongs to a distribution that is not installed.
+        ArgumentError: the command that was asked for belongs to a distribution that is not
+            installed.
         RunError: it cannot be loaded.
     """
     if lacking := lacking_for(asked):

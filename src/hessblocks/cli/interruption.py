@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end a command alike: clean-up, one sentence, exit status 128 + number."""
+"""End a command by SIGINT, SIGTERM or SIGHUP: clean-up, one sentence, status 128 + number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 ONE_EVENT = 1.0
-"""Seconds after a signal in which others belong to it: torchrun passes on what the terminal has sent already."""
+"""Seconds after a signal in which others belong to it: torchrun passes on the terminal's."""
 
 
 @contextmanager
 def interruptible(more: str = "") -> Iterator[None]:
-    """Inside, standard output is kept for the results, and an interruption says that the command can go on.
+    """Keep standard output for the results, and say of an interruption that the command can go on.
 
     Args:
         more: what the sentence says besides.
@@ -38,10 +38,10 @@ def interruptible(more: str = "") -> Iterator[None]:
 
 @contextmanager
 def signals_interrupt() -> Iterator[list[int]]:
-    """Inside, each of `SIGNALS` raises KeyboardInterrupt; yields the numbers of those that came.
+    """Let each of `SIGNALS` raise KeyboardInterrupt; yields the numbers of those that came.
 
-    One that is ignored (nohup) stays so. Of several processes (torchrun) only the first, which writes, cleans
-    up: the others may wait for it where Python cannot act on a signal.
+    One that is ignored (nohup) stays so. Of several processes (torchrun) only the first, which
+    writes, cleans up: the others may wait for it where Python cannot act on a signal.
     """
     came: list[int] = []
     until = 0.0

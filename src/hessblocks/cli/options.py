@@ -1,13 +1,14 @@
 """Options of the commands, which cyclopts reads from the fields of settings.
 
-`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel, each
-field an option with the field's type, default and line. What they do not say, `_parameter` adds.
+`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel,
+each field an option with the field's type, default and line. `_parameter` adds what these do not
+say.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -15,25 +16,58 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, Token
 
-from hessblocks.cli.completion import completer
+from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import (
+    ROLES,
     SEED,
-    AtLeast,
     ByOptimiser,
     Kind,
     NoOption,
     OneOf,
+    Range,
     Repeated,
     kinds,
     make,
     option,
+    prefix,
     words,
 )
 
+NAMES = "pre-ln post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
+PRESETS = tuple(NAMES.split())
+"""As `hessblocks.blocks.PRESETS`, which needs torch."""
+KNOWN = {
+    "preset": PRESETS,
+    "presets": PRESETS,
+    "device": ("auto", "cpu", "cuda"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+    "position": ("learned", "sinusoidal", "rotary", "no"),
+    "parts": PARTS,
+    "curvature_groups": ROLES,
+}
+"""By field or parameter; other names may be right too, so these are offered and not required."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Offer names to the shell, after a comma too."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, context: Any) -> Iterator[str]:
+        """Complete the last of several words with commas."""
+        before, comma, _ = context.incomplete.rpartition(",")
+        return (f"{before}{comma}{name}" for name in self.names)
+
+
+def completer(name: str) -> Names | None:
+    """Find what completes a field or parameter; None where its values are free."""
+    return Names(KNOWN[name]) if name in KNOWN else None
+
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas; the option that is typed last counts, and all entries of a list in a file."""
+    """Read words with commas; of options typed the last counts, of a file all entries of a list."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
     return tuple(word for token in counted for word in words(token.value))
 
@@ -43,12 +77,13 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
     return int(tokens[-1].value)
 
 
-def within(mark: AtLeast, help_text: str) -> Parameter:
+def within(help_text: str, *ranges: Range) -> Parameter:
     """Describe a whole number that is no field of settings."""
 
     def check(_: Any, value: int) -> None:
-        if refusal := mark.refusal(value):
-            raise ValueError(refusal)
+        for mark in ranges:
+            if refusal := mark.refusal(value):
+                raise ValueError(refusal)
 
     return Parameter(converter=whole, validator=check, help=help_text)
 
@@ -78,7 +113,7 @@ OF_OURS = ("python-code", "random")
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, Parameter(help=GOES_ON)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
-Seed = Annotated[int, within(SEED, "Random seed of weights and data order.")]
+Seed = Annotated[int, within("Random seed of weights and data order.", *SEED)]
 Tracker = Annotated[
     str,
     Parameter(
@@ -93,7 +128,7 @@ class Screen:
     """What a command reads and shows."""
 
     config: Path | None = None
-    """TOML file with values of options, such as batch-size = 16; options that are typed go first."""
+    """TOML file with values of options, such as batch-size = 16; options typed go first."""
     json: bool = False
     """Print one JSON object and nothing else on standard output."""
     traceback: bool = False
@@ -119,21 +154,21 @@ def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
     return parameter.replace(annotation=taken, default=make(settings, {}))
 
 
-def _described(settings: Any, place: float, prefix: str = "") -> Any:
-    """Make a class that has the fields of settings with their `Parameter`, and whose instances are settings."""
+def _described(settings: Any, place: float) -> Any:
+    """Make a class that has the fields of settings with their `Parameter` and makes settings."""
     fields = {}
     for name, kind in kinds(settings).items():
         if is_dataclass(kind.type):
-            inner = _described(kind.type, place + 0.5, kind.prefix)
+            inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place, prefix)]
+            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place)]
 
     def from_options(_: type, **given: Any) -> Any:
         return make(settings, given)
 
     def unused(self: Any, **_: Any) -> None:
-        """Hide the settings' own: cyclopts cannot resolve the annotations that it has from other modules."""
+        """Hide the settings' own, whose annotations cyclopts cannot resolve from here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
     return _Described(settings.__name__, (settings,), body)
@@ -147,7 +182,7 @@ class _Described(type):
         return isinstance(instance, cls.__mro__[1])
 
 
-def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) -> Parameter:
+def _parameter(settings: Any, name: str, kind: Kind, place: float) -> Parameter:
     """Tell what type, default and line of a field do not say."""
     if kind.mark(NoOption):
         return Parameter(parse=False)
@@ -162,7 +197,7 @@ def _parameter(settings: Any, name: str, kind: Kind, place: float, prefix: str) 
     return Parameter.combine(
         told,
         Parameter(
-            name=option(repeated.name if repeated else prefix + name),
+            name=option(repeated.name if repeated else prefix(settings) + name),
             group=_group(settings, name, place),
             choices=choices.names if choices else None,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cyclopts import (
     Argument,
@@ -71,13 +71,10 @@ def _unfit(argument: Argument, token: Any) -> str:
     if argument.parameter.choices:
         return str(unknown_name(name, token.value, _known(argument)))
     place = "" if token.source == "cli" else f" in {token.source}"
-    kinds = [kind for kind in EXPECTED if kind in (argument.hint, *_members(argument.hint))]
+    hints = (argument.hint, *get_args(argument.hint))
+    kinds = [kind for kind in EXPECTED if kind in hints]
     expected = EXPECTED[kinds[0]] if kinds else "another value"
     return f"{name}: expected {expected}, got {token.value!r}{place}."
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__args__", ())
 
 
 def _name(argument: Argument) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.figures.log_scale import LogScale
-from hessblocks.storage import read_study_file
+from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log"]
 OF_PAGES = ("note", "below", "log", "band", "by_tick", "rows", "columns")
@@ -198,7 +198,7 @@ def read_figure(path: AnyPath) -> Figure:
     Raises:
         RunError: the file is missing or damaged.
     """
-    found = read_study_file(Path(path))
+    found = read_object(Path(path))
     try:
         return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
     except (ValueError, KeyError, TypeError, AttributeError) as error:

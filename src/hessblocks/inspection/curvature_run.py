@@ -1,4 +1,4 @@
-"""A curvature run in its folder: one group after the other, each recorded once and never redone."""
+"""Measure curvature in its folder: one group after the other, each recorded once."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Multiplications behind the last attention above which its closed form is left to the probes."""
 EXACT_KEY = 10**11
-"""Multiplications for a head's keys behind norms or rotary positions above which they are left to the probes."""
+"""The same for a head's keys behind norms or rotary positions."""
 SAME_LOSS = 1e-3
 """Relative difference of losses up to which two are of the same model and data."""
 SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
 """Lanczos steps, probes and points of a spectrum."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CurvatureRun:
     """A run; `complete` does what is not done yet."""
 
@@ -81,15 +81,15 @@ class CurvatureRun:
                 progress.step(count, None)
 
     def _check(self, record: Mapping[str, Any], loss: float) -> None:
-        """Refuse what was measured of another model: what it computes may depend on more than its digests."""
+        """Refuse what was measured of another model, where its digests do not show it."""
         if not math.isclose(record["loss"], loss, rel_tol=SAME_LOSS):
             raise RunError(
-                f"--out: {self.folder} holds curvature of a model with the loss {record['loss']:.6g}, "
-                f"this one has {loss:.6g}; choose another folder."
+                f"--out: {self.folder} holds curvature of a model with the loss "
+                f"{record['loss']:.6g}, this one has {loss:.6g}; choose another folder."
             )
 
     def _measure(self, name: str) -> dict[str, Any]:
-        """All that is asked of one group, as JSON values."""
+        """Measure all that is asked of one group, as JSON values."""
         group, settings = self.groups[name], self.settings
         norms, squares = self._exact_norms(group), None
         if self.spending.samples:
@@ -124,7 +124,7 @@ class CurvatureRun:
         return record
 
     def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
-        """Closed-form norms, where the closed form's block has just the entries of the group."""
+        """Compute closed-form norms, where the closed form's block has the group's entries."""
         if group.role not in ATTENTION or group.layer != self._last_layer:
             return None
         if self.settings.level != "role" or self._exact is None:
@@ -135,16 +135,15 @@ class CurvatureRun:
             return None
         if name == "key" and self._exact.key_work > EXACT_KEY:
             return None
-        return {
-            part: Estimate(
-                value=self._exact.block(name, name, part).frobenius_norm(), method="exact"
-            )
+        norms = {
+            part: self._exact.block(name, name, part).frobenius_norm()
             for part in self.settings.parts
         }
+        return {part: Estimate(value=norm, method="exact") for part, norm in norms.items()}
 
     @cached_property
     def _sampled(self) -> tuple[Tensor, PairNorms]:
-        """Inner products of the samples, (groups, batches, samples, samples), and the norms that they give."""
+        """Inner products of samples (groups, batches, samples, samples), and norms from these."""
         plan = plan_samples(self.problem, self.groups, self.spending.samples)
         found = gram_matrices(self.problem, self.groups, plan, seed=self.settings.seed).products
         return found, norms_from_pairs(found)

@@ -1,4 +1,4 @@
-"""The tables of a curvature run, from what is recorded of each group."""
+"""Write the tables of a curvature run, from what is recorded of each group."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ from hessblocks.curvature import (
     norm_rows,
 )
 from hessblocks.linalg import Estimate
-from hessblocks.storage import (
-    MAP_COLUMNS,
-    SPECTRUM_COLUMNS,
-    ResultRow,
-    write_results,
-    write_table,
-)
+from hessblocks.storage import MAP_COLUMNS, SPECTRUM_COLUMNS, ResultRow, write_results, write_table
 
 Record = Mapping[str, Any]
 """All that was measured of one group, as JSON values."""
@@ -76,7 +70,7 @@ def write_tables(
 def _summary_rows(
     norms: Mapping[str, Mapping[Part, Estimate]], maps: Sequence[CurvatureMap], loss: float
 ) -> list[dict[str, Any]]:
-    """Loss, heterogeneity of each part with its interval, and the off-diagonal shares."""
+    """List loss, heterogeneity of each part with its interval, and off-diagonal shares."""
     rows: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
     for part in next(iter(norms.values())):
         found = heterogeneity({name: parts[part] for name, parts in norms.items()})
@@ -111,5 +105,5 @@ def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
 
 
 def _ordered(found: Mapping[Any, Any]) -> list[Part]:
-    """Parts in the order of `PARTS`, also where they were read back from a file."""
+    """Sort parts in the order of `PARTS`, also where they were read back from a file."""
     return [part for part in PARTS if part in found]

@@ -1,11 +1,11 @@
-"""`measure_curvature` and `measure_signal`: what `hessblocks curvature` and `hessblocks signal` do."""
+"""Measure curvature or signal of a model, as `hessblocks curvature` and `signal` do."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ from hessblocks.storage import (
 from hessblocks.training import claimed, resolve_device
 
 SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
+MEASURED = ("parts", "map", "spectrum", "level", "seed")
+"""Settings of curvature that config.json keeps, besides what is spent."""
 Finish = Callable[[Path], object]
 Settings = TypeVar("Settings", bound=InspectionSettings)
 
@@ -54,15 +56,16 @@ def measure_curvature(
     finish: Finish | None = None,
     **fields: Any,
 ) -> CurvatureResults:
-    """Norms of H, H_o and H_f of every parameter group, and where asked for their map and spectra.
+    """Measure Frobenius norms of H, H_o and H_f by parameter group, and their map and spectra.
 
-    Each group is recorded in the run folder as soon as it is measured: the same call goes on where it
-    stopped.
+    Each group is recorded in the run folder as soon as it is measured: the same call goes on where
+    it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
             Hugging Face cache, or `preset:NAME` for a block at initialisation.
-        data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences, tokens)}.
+        data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences,
+            tokens)}.
         out: run folder, new or of the same measurement; runs/curvature-MODEL by default.
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
         progress: told what is going on.
@@ -73,13 +76,14 @@ def measure_curvature(
         What the folder then holds.
 
     Raises:
-        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not fit,
-            or another run in `out`.
+        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
+            fit, or another run in `out`.
         RunError: damaged files, a loss that is not finite, or `out` cannot be written.
 
     Cost:
-        `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many gradients for
-        all groups together. It is told to `progress` before it starts, from one product that is measured.
+        `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
+        gradients for all groups together. It is told to `progress` before it starts, from one
+        product that is measured.
     """
     progress = progress or Progress()
     settings, batch = _settings(CurvatureInspection, data, fields)
@@ -89,18 +93,12 @@ def measure_curvature(
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
-    usual = Path("runs", f"curvature-{subject.name.replace('/', '-')}")
-    folder = usual if out is None else Path(out)
+    folder = Path(out or Path("runs", f"curvature-{subject.name.replace('/', '-')}"))
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
     problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
-    if (folder / "groups").is_dir():
-        raise ArgumentError(
-            f"--out: {folder} is of an earlier version, which kept its groups in another way; "
-            f"`hessblocks report` shows it, choose another folder to measure."
-        )
     # refuses a limit or a budget that is too low before the folder is made
     spending = chosen(problem, selected, settings, folder, progress)
-    measured = ("parts", "map", "spectrum", "level", "seed")
+    measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
         "source": _said(model),
@@ -111,21 +109,11 @@ def measure_curvature(
         },
         "data": _described(settings, tokens),
         "groups": list(selected),
-        "curvature": {
-            **{name: value for name, value in asdict(settings).items() if name in measured},
-            **spending.said(),
-        },
+        "curvature": measured | spending.said(),
         "device": device,
     }
     with claimed(folder, config):
-        run = CurvatureRun(
-            name=subject.name,
-            problem=problem,
-            groups=selected,
-            settings=settings,
-            spending=spending,
-            folder=folder,
-        )
+        run = CurvatureRun(subject.name, problem, selected, settings, spending, folder)
         run.complete(progress)
         if finish:
             finish(folder)
@@ -142,25 +130,26 @@ def measure_signal(
     finish: Finish | None = None,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """How signal passes through the layers of one or several models.
+    """Measure how signal passes through the layers of one or several models.
 
     Args:
         models: as `measure_curvature` takes one; `preset:NAME-plain` is a block with plain softmax
             attention.
         data: as `measure_curvature` takes it, the same for every model.
-        out: folder for config.json, environment.json and results.csv; what an earlier call wrote there is
-            replaced. None writes nothing.
+        out: folder for config.json, environment.json and results.csv; what an earlier call wrote
+            there is replaced. None writes nothing.
         device: as `measure_curvature` takes it.
         progress: told what is going on.
         finish: given the folder when all is written, before another process may write there.
         **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
 
     Returns:
-        One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value, method.
+        One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value,
+        method.
 
     Raises:
-        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not fit, a
-            model twice, or something else in `out`.
+        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
+            fit, a model twice, or something else in `out`.
         RunError: damaged files, or `out` cannot be written.
 
     Cost:
@@ -213,7 +202,7 @@ def measure_signal(
 def _settings(
     kind: type[Settings], data: str | Path | Batch, fields: Mapping[str, Any]
 ) -> tuple[Settings, Batch | None]:
-    """The settings, and the tokens where they were given."""
+    """Make the settings, and find the tokens where they were given."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
     ids = data.get("input_ids")
@@ -226,7 +215,7 @@ def _settings(
 
 
 def _described(settings: InspectionSettings, batch: Batch | None) -> dict[str, Any]:
-    """The tokens in config.json."""
+    """Describe the tokens in config.json."""
     given = {"fingerprint": _fingerprint(batch)} if batch else {}
     shape = {"sequences": settings.sequences, "tokens": settings.tokens}
     return {"name": settings.data, **shape, **given}
@@ -248,12 +237,12 @@ def _device(source: Source, device: str) -> str:
 
 
 def placed(device: str, model: nn.Module) -> nn.Module:
-    """The model on a kind of device; on the second of a kind it stays there."""
+    """Move a model to a kind of device; on the second of a kind it stays there."""
     return model if next(model.parameters()).device.type == device else model.to(device)
 
 
 def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
-    """The names; where some are equal, as the user gave them, counted where even that is equal."""
+    """Tell names apart: equal ones as the user gave them, counted where even that is equal."""
     count = Counter(names)
     said = [
         _said(source) if count[name] > 1 else name
@@ -279,6 +268,6 @@ def _check_folder(out: Path) -> None:
         ours = False
     if not ours:
         raise ArgumentError(
-            f"--out: {out} holds something other than a run of `hessblocks signal`; choose a new or "
-            "empty folder."
+            f"--out: {out} holds something other than a run of `hessblocks signal`; choose a new "
+            "or empty folder."
         )

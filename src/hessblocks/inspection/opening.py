@@ -1,23 +1,34 @@
-"""The one opener: a preset, a saved folder, a name in the local hub cache or a model, and its tokens."""
+"""Open a preset, a saved folder, a cached hub model or a model object, and draw its tokens."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
+from hessblocks.data import (
+    DEFAULT_VOCABULARY,
+    END_OF_TEXT,
+    Corpus,
+    CorpusWarning,
+    Windows,
+    load_corpus,
+)
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.inspection.samples import RANDOM, corpus_of, drawn, encoded_batch, random_batch
 from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build
 from hessblocks.settings import InspectionSettings
 
+RANDOM = "random"
+PYTHON_CODE = "python-code"
 PREFIX = "preset:"
 OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "vocab_size")
 """Settings that a model which is given or saved has no use for."""
@@ -25,6 +36,8 @@ PLAIN = "-plain"
 """Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
 Source = str | Path | nn.Module
 Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
+Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
+"""Such as {"input_ids": (sequences, tokens)}."""
 
 
 def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
@@ -47,8 +60,8 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
 
 def opened(
     source: Source, settings: InspectionSettings, batch: Batch | None = None
-) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
-    """A model, and tokens that it knows.
+) -> tuple[Subject, Tokens]:
+    """Open a model, and draw tokens that it knows.
 
     Args:
         source: `preset:NAME`, a folder, a name in the local Hugging Face cache, or a model.
@@ -59,8 +72,8 @@ def opened(
         The model, and its batch, each entry (sequences, tokens).
 
     Raises:
-        ArgumentError: an unknown preset, sizes that do not fit, a context shorter than the sample, or
-            too little text.
+        ArgumentError: an unknown preset, sizes that do not fit, a context shorter than the sample,
+            or too little text.
         RunError: damaged files.
     """
     if isinstance(source, str) and source.startswith(PREFIX):
@@ -77,15 +90,13 @@ def opened(
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
-def _fresh(
-    name: str, settings: InspectionSettings, batch: Batch | None
-) -> tuple[Subject, dict[str, Shaped[Tensor, "sequences ..."]]]:
-    """A preset at initialisation, with the vocabulary of its text."""
+def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
+    """Make a preset at initialisation, with the vocabulary of its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
     made = [block(one, **sizes) for one in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
-        corpus = corpus_of(settings, settings.vocab_size)
+        corpus = _corpus(settings, settings.vocab_size)
     torch.manual_seed(settings.seed)
     model = build(
         made,
@@ -97,8 +108,78 @@ def _fresh(
     )
     subject = Subject(name=name, model=model.eval())
     if corpus:
-        return subject, drawn(corpus.splits["validation"], corpus.name, settings)
-    return subject, dict(batch) if batch else random_batch(subject, settings)
+        return subject, _drawn(corpus.splits["validation"], corpus.name, settings)
+    return subject, dict(batch) if batch else _random_batch(subject, settings)
+
+
+def _corpus(settings: InspectionSettings, vocabulary: int) -> Corpus:
+    """Load the text that is asked for, with an encoding of its own."""
+    return load_corpus(None if settings.data == PYTHON_CODE else Path(settings.data), vocabulary)
+
+
+def _random_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
+    """Draw tokens uniformly from the model's vocabulary."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    shape = (settings.sequences, settings.tokens)
+    return {"input_ids": torch.randint(subject.vocabulary, shape, generator=generator)}
+
+
+def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
+    """Draw held-out windows of text in the model's own encoding, or random tokens.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}.
+
+    Raises:
+        ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
+            there are fewer held-out windows than asked for.
+    """
+    if settings.data == RANDOM:
+        return _random_batch(subject, settings)
+    if subject.encode is None:
+        raise ArgumentError(
+            f"MODEL: {subject.name} has no tokenizer beside it, so that text cannot become its "
+            "tokens; save the tokenizer into the same folder, or ask for random tokens with --data "
+            "random."
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "--vocab-size", CorpusWarning)
+        corpus = _corpus(settings, DEFAULT_VOCABULARY)
+    ids = [token for text in _documents(corpus) for token in subject.encode(text)]
+    if ids and max(ids) >= subject.vocabulary:
+        raise ArgumentError(
+            f"MODEL: the tokenizer of {subject.name} gives token ids up to {max(ids)}, the model "
+            f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
+            "or ask for random tokens with --data random."
+        )
+    return _drawn(np.asarray(ids), corpus.name, settings)
+
+
+def _documents(corpus: Corpus) -> Iterator[str]:
+    """Decode the held-out documents to text again."""
+    ids = np.asarray(corpus.splits["validation"])
+    ends = np.flatnonzero(ids == corpus.tokenizer.token_to_id(END_OF_TEXT))
+    for piece in np.split(ids, ends + 1):
+        if text := corpus.tokenizer.decode(piece.tolist()):
+            yield text
+
+
+def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> Tokens:
+    """Draw windows without replacement, the same for the same seed.
+
+    Args:
+        ids: held-out tokens.
+        name: of the text, for the error.
+        settings: how many windows of how many tokens, and the seed.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}.
+
+    Raises:
+        ArgumentError: fewer held-out windows than asked for.
+    """
+    windows, text = Windows(ids, settings.tokens), f"the held-out text of {name}"
+    return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", text)}
 
 
 def check_sources(sources: Sequence[Source]) -> None:
@@ -121,12 +202,12 @@ def check_sources(sources: Sequence[Source]) -> None:
 
 
 def plain_names() -> list[str]:
-    """The presets with shaped attention, each with `-plain` at its end."""
+    """List the presets with shaped attention, each with `-plain` at its end."""
     return [name + PLAIN for name in PRESETS if preset(name).attention.shaping is not None]
 
 
 def block(name: str, **sizes: Any) -> BlockConfig:
-    """The block of a preset, or of a preset with plain softmax attention (`skipless-plain`).
+    """Make the block of a preset, or the same with plain softmax attention (`skipless-plain`).
 
     Args:
         name: of a preset, perhaps with `-plain`: A in the place of αI + βA − γC, and queries drawn

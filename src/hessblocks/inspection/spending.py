@@ -1,4 +1,4 @@
-"""How much is spent on norms and map: as asked, as a budget allows, or as the folder of an unfinished run says."""
+"""Choose what is spent on norms and map: as asked, by a budget, or as an unfinished run did."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ class Spending:
     """Minutes that chose the number."""
 
     def said(self) -> dict[str, Any]:
-        """In config.json; what an earlier version did not know is there only where it is used."""
-        found: dict[str, Any] = {"probes": self.probes}
-        if self.samples:
-            found["samples"] = self.samples
-        return found if self.budget is None else {**found, "budget": self.budget}
+        """Describe it in config.json, where only what is used stands."""
+        return {name: value for name, value in vars(self).items() if value}
 
 
 def chosen(
@@ -39,7 +36,7 @@ def chosen(
     folder: Path,
     progress: Progress,
 ) -> Spending:
-    """What a run spends, said to `progress` with what it will cost.
+    """Choose what a run spends, and tell `progress` what it will cost.
 
     Args:
         problem: model, batch and loss.
@@ -79,7 +76,7 @@ def chosen(
 
 
 def _before(folder: Path, budget: float) -> Spending | None:
-    """What an earlier call with this budget chose."""
+    """Find what an earlier call with this budget chose."""
     path = folder / "config.json"
     found = read_object(path).get("curvature") if path.is_file() else None
     if not isinstance(found, dict) or found.get("budget") != budget or "probes" not in found:

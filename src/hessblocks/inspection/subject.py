@@ -1,4 +1,4 @@
-"""A causal language model with what is needed to feed it, and how a saved one is loaded."""
+"""Load a causal language model with what is needed to feed it."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Subject:
 
     @property
     def vocabulary(self) -> int:
-        """How many token ids the model knows."""
+        """Count the token ids that the model knows."""
         size: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         return size
 
     @property
     def context(self) -> int | None:
-        """Longest sequence, where the model has one."""
+        """Read the longest sequence, where the model has one."""
         return context_of(self.model)
 
     def configuration(self) -> str:
-        """SHA-256 of what the weights do not show: its configuration, and what each module says of itself."""
+        """Digest what the weights do not show: configuration, and each module's words (SHA-256)."""
         config: Any = getattr(self.model, "config", None)
         values = config.to_dict() if hasattr(config, "to_dict") else config
         if isinstance(values, dict):
@@ -58,16 +58,12 @@ class Subject:
         return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
     def said(self) -> dict[str, str]:
-        """Both digests, as a config.json has them."""
-        return {"fingerprint": self.fingerprint(), "configuration": self.configuration()}
-
-    def fingerprint(self) -> str:
-        """SHA-256 of all weights: with equal configurations, equal fingerprints mean equal curvature."""
-        return fingerprint(self.model)
+        """Digest weights and configuration: where both are equal, so is the curvature."""
+        return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 
 
 def saved_model(source: str) -> Subject:
-    """A causal language model as `save_pretrained` wrote it, or of the local Hugging Face cache.
+    """Load a causal language model from a folder or the local Hugging Face cache.
 
     Args:
         source: a folder, a run folder of `hessblocks train`, or a hub name.
@@ -77,27 +73,29 @@ def saved_model(source: str) -> Subject:
 
     Raises:
         ArgumentError: no such folder, or a model that gives no logits of the next token.
-        RunError: a hub name that is not in the local cache, damaged files, or weights that are not finite.
+        RunError: a hub name that is not in the local cache, damaged files, or weights that are not
+            finite.
     """
     saved = Saved.at(source)
     fitting = saved.class_of(AutoModelForCausalLM)
     if fitting is None or (saved.kinds and fitting not in saved.kinds):
         kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
         raise ArgumentError(
-            f"MODEL: {source} is a {kind}, which gives no logits of the next token; expected a causal "
-            "language model."
+            f"MODEL: {source} is a {kind}, which gives no logits of the next token; expected a "
+            "causal language model."
         )
     model, found = saved.load(AutoModelForCausalLM)
     if found["missing_keys"]:
         names = ", ".join(sorted(found["missing_keys"])[:3])
         raise ArgumentError(
-            f"MODEL: {source} has no weights for {names}; expected a causal language model with its head."
+            f"MODEL: {source} has no weights for {names}; expected a causal language model with "
+            "its head."
         )
     return Subject(name=saved.name, model=model.eval(), encode=_encoder(saved.tokenizer()))
 
 
 def _encoder(tokenizer: Any) -> Encode | None:
-    """From a document to its tokens, ended by the end-of-text token; None without a tokeniser."""
+    """Make the encoder of documents, each ended by the end-of-text token."""
     if tokenizer is None:
         return None
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
@@ -11,7 +11,7 @@ from hessblocks.drawing import draw_heatmap
 from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
 from hessblocks.report.group_figures import PARTS
 from hessblocks.report.templates import drawn_picture
-from hessblocks.storage import CurvatureResults, Density
+from hessblocks.storage import CurvatureResults, SpectrumRow
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
@@ -76,7 +76,7 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     return figure
 
 
-def spectra_figure(densities: Mapping[str, Density], part: str) -> Figure:
+def spectra_figure(densities: Mapping[str, Sequence[SpectrumRow]], part: str) -> Figure:
     """One panel a group, the density on a logarithmic axis with its band of one standard error."""
     outer = " H_o has none below 0: what lies there is the smoothing's." if part == "outer" else ""
     return Figure(
@@ -89,10 +89,13 @@ def spectra_figure(densities: Mapping[str, Density], part: str) -> Figure:
     )
 
 
-def _spectrum(name: str, found: Density) -> Panel:
-    highest = max(found.density)
+def _spectrum(name: str, found: Sequence[SpectrumRow]) -> Panel:
+    highest = max(point.density for point in found)
     density = Series(
-        name="density", x=found.eigenvalues, y=found.density, error=found.standard_errors
+        name="density",
+        x=tuple(point.eigenvalue for point in found),
+        y=tuple(point.density for point in found),
+        error=tuple(point.standard_error for point in found),
     )
     return Panel(
         title=plain_math(name),

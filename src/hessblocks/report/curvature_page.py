@@ -54,7 +54,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
             (
                 group,
                 results.roles[group].replace("_", " "),
-                *(text(results.norms[group][part]) for part in results.parts),
+                *(norm_text(results.norms[group][part]) for part in results.parts),
             )
             for group in results.by_size()
         ],
@@ -72,8 +72,8 @@ def _spent(results: CurvatureResults) -> str:
     return f"{asked['probes']} random probes a group"
 
 
-def text(norm: Norm) -> str:
-    """Value and standard error; `(exact)` where there is none."""
+def norm_text(norm: Norm) -> str:
+    """Format value and standard error; `(exact)` where there is none."""
     if norm.method == "exact" or norm.value == 0:
         return f"{norm.value:.4g}" + (" (exact)" if norm.method == "exact" else "")
     return with_error(Average(value=norm.value, standard_error=norm.standard_error, seeds=1))
@@ -86,16 +86,16 @@ def _headline(results: CurvatureResults) -> str:
     if part not in results.heterogeneity or not order:
         return f"{len(results.norms)} groups are measured so far."
     ratio = results.heterogeneity[part]
-    shown = text(ratio)
+    shown = norm_text(ratio)
     if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
-        f"The {WORDS[part]} is largest in {order[0]} ({text(results.norms[order[0]][part])}) and smallest "
-        f"in {order[-1]} ({text(results.norms[order[-1]][part])}): a ratio of {shown}."
+        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) and smallest "
+        f"in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of {shown}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]
         sentences.append(
-            f"Blocks between different groups hold {text(share)} of its squared norm (1 is all)."
+            f"Blocks between different groups hold {norm_text(share)} of its squared norm (1 is all)."
         )
     return " ".join(sentences)

@@ -1,4 +1,4 @@
-"""What a command or a run can be given: frozen dataclasses, checked when made; nothing heavy is imported.
+"""Settings of commands and runs: frozen dataclasses, checked when made; nothing heavy is imported.
 
 The line under each field says its meaning and unit, and is the help of its command-line option; the
 default and the range of the option are those of the field.
@@ -6,23 +6,22 @@ default and the range of the option are those of the field.
 
 from hessblocks.settings.field_marks import (
     SEED,
-    AtLeast,
     ByOptimiser,
     Kind,
     NoOption,
     OneOf,
+    Range,
     Repeated,
+    at_least,
     check_ranges,
     kinds,
     make,
     option,
+    prefix,
+    said_again,
     words,
 )
-from hessblocks.settings.inspected import (
-    CurvatureInspection,
-    InspectionSettings,
-    SignalInspection,
-)
+from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
 from hessblocks.settings.observation import (
     ROLES,
     CurvatureSettings,
@@ -39,8 +38,6 @@ from hessblocks.settings.run_settings import (
     ModelSettings,
     PresetSizes,
     RunSettings,
+    RunSize,
     SharedSettings,
-    with_defaults,
 )
-from hessblocks.settings.run_size import RunSize
-from hessblocks.settings.said_again import said_again

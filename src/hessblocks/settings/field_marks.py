@@ -1,11 +1,12 @@
-"""What a field of settings may be: marks beside its type, and how values are held to them."""
+"""Mark what a field of settings may be, beside its type, and hold values to it."""
 
 from __future__ import annotations
 
+import math
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, TypeVar
 
 from hessblocks.errors import ArgumentError, check_name
 
@@ -13,28 +14,36 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """The smallest value that a setting may have."""
+class Range:
+    """The numbers that a setting may have."""
 
-    least: int
-    """That value."""
-    expected: str = ""
-    """What an error says was expected; by default a whole number of at least so much."""
-    most: int | None = None
-    """The largest value."""
+    holds: Callable[[float], bool]
+    """Whether a number is one of them."""
+    expected: str
+    """What an error says was expected."""
 
-    def refusal(self, value: int) -> str:
+    def refusal(self, value: float) -> str:
         """Say what was expected and what came; nothing where the value is in the range."""
-        if value < self.least:
-            expected = self.expected or f"a whole number of at least {self.least}"
-            return f"expected {expected}, got {value}."
-        if self.most is not None and value > self.most:
-            return f"expected at most {self.most}, got {value}."
-        return ""
+        return "" if self.holds(value) else f"expected {self.expected}, got {value}."
 
 
-SEED = AtLeast(0, expected="0 or more", most=2**63 - 1)
+def at_least(least: int) -> Range:
+    """Mark a whole number with the smallest value that it may have."""
+    return Range(lambda value: value >= least, f"a whole number of at least {least}")
+
+
+def above_0(what: str) -> Range:
+    """Mark a finite number above 0 with what it is, in the words of an error."""
+    return Range(lambda value: 0 < value < math.inf, f"{what} above 0")
+
+
+LARGEST = 2**63 - 1
+SEED = (
+    Range(lambda value: value >= 0, "0 or more"),
+    Range(lambda value: value <= LARGEST, f"at most {LARGEST}"),
+)
 """Of a random seed; torch takes no larger one."""
+Seed = Annotated[int, SEED[0], SEED[1]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class ByOptimiser:
 
     @property
     def text(self) -> str:
-        """The defaults as help shows them."""
+        """Write the defaults as help shows them."""
         if len(self.defaults) == 1:
             return f"{next(iter(self.defaults.values())):g}"
         return ", ".join(f"{value:g} for {name}" for name, value in self.defaults.items())
@@ -69,14 +78,6 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Prefix:
-    """What stands before the names of nested settings where they are options of a command."""
-
-    text: str
-    """Such as curvature_."""
-
-
-@dataclass(frozen=True)
 class NoOption:
     """Marks a field that is given from Python alone, not as an option of a command."""
 
@@ -88,26 +89,20 @@ class Kind:
     type: Any
     """Without the marks."""
     marks: tuple[Any, ...]
-    """`AtLeast` and the like."""
+    """`Range` and the like."""
 
     @property
     def several(self) -> bool:
-        """Whether it is a tuple, which is given as words with commas."""
+        """Tell whether it is a tuple, which is given as words with commas."""
         return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
 
-    @property
-    def prefix(self) -> str:
-        """What stands before the names of what is nested in it."""
-        found = self.mark(Prefix)
-        return found.text if found else ""
-
     def mark(self, wanted: type[T]) -> T | None:
-        """The mark of that sort; None where there is none."""
+        """Find the mark of that sort; None where there is none."""
         return next((one for one in self.marks if isinstance(one, wanted)), None)
 
 
 def kinds(settings: Any) -> dict[str, Kind]:
-    """Type and marks of every field of a dataclass, in order."""
+    """List type and marks of every field of a dataclass, in order."""
     hints = typing.get_type_hints(settings, include_extras=True)
     return {field.name: _kind(hints[field.name]) for field in fields(settings)}
 
@@ -119,7 +114,7 @@ def _kind(hint: Any) -> Kind:
 
 
 def make(settings: type[T], values: Mapping[str, Any]) -> T:
-    """Settings from values by name.
+    """Make settings from values by name.
 
     Args:
         settings: a dataclass. Where it has a method `chosen`, that takes the values.
@@ -140,36 +135,76 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _listed(value: Any, kind: Kind) -> Any:
-    """A value as its field holds it: a tuple, where an option gave words with commas or a list."""
+    """Convert a value to what its field holds: a tuple, for words with commas or a list."""
     if kind.several and isinstance(value, str):
         return words(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words that were given with commas."""
+    """Split words that were given with commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def check_ranges(settings: Any, prefix: str = "") -> None:
+def check_ranges(settings: Any) -> None:
     """Refuse a value outside its range or an unknown name, naming the option.
 
     Args:
-        settings: a dataclass, some of whose fields are marked with `AtLeast` or `OneOf`.
-        prefix: of the options' names.
+        settings: a dataclass, some of whose fields are marked with `Range` or `OneOf`.
 
     Raises:
         ArgumentError: names the option and what came.
     """
     for name, kind in kinds(type(settings)).items():
-        value, said = getattr(settings, name), option(prefix + name)
+        value, said = getattr(settings, name), option(prefix(settings) + name)
         if choices := kind.mark(OneOf):
             check_name(said, value, choices.names)
-        mark = kind.mark(AtLeast)
-        if mark and value is not None and (refusal := mark.refusal(value)):
-            raise ArgumentError(f"{said}: {refusal}")
+        for mark in kind.marks:
+            if isinstance(mark, Range) and value is not None and (refusal := mark.refusal(value)):
+                raise ArgumentError(f"{said}: {refusal}")
+
+
+def prefix(settings: Any) -> str:
+    """Read what stands before the options' names of settings that are nested in others."""
+    return getattr(settings, "option_prefix", "")
 
 
 def option(name: str) -> str:
-    """The command-line option of a field."""
+    """Spell the command-line option of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
+    """Rebuild the options that give a command these settings, where they are not the defaults.
+
+    Args:
+        settings: a dataclass.
+        values: by field, nested ones as mappings, as config.json has them too; what is left out is
+            not said.
+
+    Returns:
+        Options and their values.
+    """
+    said: list[str] = []
+    for name, kind in kinds(settings).items():
+        value = values.get(name)
+        if value is None or kind.mark(NoOption):
+            continue
+        if is_dataclass(kind.type):
+            said += said_again(kind.type, value if isinstance(value, Mapping) else {})
+        elif own := kind.mark(ByOptimiser):
+            default = own.defaults.get(str(values.get("optimiser")), value)
+            said += _words(prefix(settings) + name, kind, value, default)
+        else:
+            said += _words(prefix(settings) + name, kind, value, getattr(settings, name))
+    return said
+
+
+def _words(name: str, kind: Kind, value: Any, default: Any) -> list[str]:
+    """Write one option with its value; nothing where it is the default."""
+    entries = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if default in (value, entries):
+        return []
+    if repeated := kind.mark(Repeated):
+        return [word for one in entries for word in (option(repeated.name), str(one))]
+    return [option(name), *([] if value is True else [",".join(map(str, entries))])]

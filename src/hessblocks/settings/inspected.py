@@ -1,14 +1,13 @@
-"""How a model is looked at: on which tokens, at which sizes where it is a preset, and what is measured."""
+"""Choose how a model is looked at: on which tokens, at which sizes, and what is measured."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import SEED, AtLeast, OneOf, check_ranges
+from hessblocks.settings.field_marks import OneOf, Seed, above_0, at_least
 from hessblocks.settings.run_settings import BlockSizes
 
 
@@ -23,23 +22,19 @@ class InspectionSettings(BlockSizes):
     """Entries of the vocabulary learnt from the data."""
     data: str = "python-code"
     """Held-out text: python-code (Python's own library), a file or folder, or random tokens."""
-    sequences: Annotated[int, AtLeast(1)] = 8
+    sequences: Annotated[int, at_least(1)] = 8
     """Held-out sequences."""
-    tokens: Annotated[int, AtLeast(2)] = 32
+    tokens: Annotated[int, at_least(2)] = 32
     """Tokens of each sequence, 2 or more."""
-    seed: Annotated[int, SEED] = 0
+    seed: Seed = 0
     """Random seed of a preset's weights and the windows."""
-
-    def __post_init__(self) -> None:
-        """Check ranges."""
-        check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureInspection(InspectionSettings):
     """What is measured of the curvature of a model."""
 
-    seed: Annotated[int, SEED] = 0
+    seed: Seed = 0
     """Random seed of a preset's weights, the windows and the probes."""
     groups: tuple[str, ...] = ("*",)
     """Patterns of group names with commas, such as '*.attention.query'."""
@@ -47,18 +42,18 @@ class CurvatureInspection(InspectionSettings):
     """How finely parameters are grouped: role, head or tensor."""
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
-    probes: Annotated[int, AtLeast(4)] = 16
+    probes: Annotated[int, at_least(4)] = 16
     """Random vectors a group, 4 or more; four times as many sampled gradients stand for them."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
-    """Norms and map by probes, by sampled gradients (--parts outer alone), or by what is cheaper."""
-    budget: float | None = None
+    """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
+    budget: Annotated[float | None, above_0("minutes")] = None
     """Minutes for norms and map, by one product that is measured; takes the place of --probes."""
     spectrum: bool = False
     """Density of the eigenvalues of each group's block."""
     map: bool = False
     """Norms of all blocks between two groups."""
-    memory_limit: float | None = None
-    """Gigabytes besides model and data, a quarter of the machine's by default; less takes longer."""
+    memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
+    """Gigabytes besides model and data, a quarter of the machine's by default; less is slower."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and put the parts into their order."""
@@ -71,12 +66,6 @@ class CurvatureInspection(InspectionSettings):
             raise ArgumentError(
                 "--method: sampled measures the outer part alone; add --parts outer."
             )
-        for option, unit, value in (
-            ("--budget", "minutes", self.budget),
-            ("--memory-limit", "gigabytes (GB)", self.memory_limit),
-        ):
-            if value is not None and not 0 < value < math.inf:
-                raise ArgumentError(f"{option}: expected {unit} above 0, got {value}.")
         if not self.groups:
             raise ArgumentError("--groups: expected patterns with commas, got none.")
         ordered = tuple(part for part in PARTS if part in self.parts)
@@ -87,7 +76,7 @@ class CurvatureInspection(InspectionSettings):
 class SignalInspection(InspectionSettings):
     """What is measured of the signal through the layers of a model."""
 
-    depth: Annotated[int, AtLeast(1)] = 16
-    sequences: Annotated[int, AtLeast(1)] = 4
-    jacobian_steps: Annotated[int, AtLeast(0)] = 8
+    depth: Annotated[int, at_least(1)] = 16
+    sequences: Annotated[int, at_least(1)] = 4
+    jacobian_steps: Annotated[int, at_least(0)] = 8
     """Products with each layer's Jacobian for its condition number; 0: none."""

@@ -1,4 +1,4 @@
-"""How a model is trained: optimiser, schedule, batch."""
+"""Choose how a model is trained: optimiser, schedule, batch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import AtLeast, ByOptimiser, NoOption, OneOf, check_ranges
+from hessblocks.settings.field_marks import (
+    ByOptimiser,
+    NoOption,
+    OneOf,
+    Range,
+    above_0,
+    at_least,
+    check_ranges,
+)
 
 OPTIMISERS = ("adamw", "sgd")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 """Peak learning rate of each optimiser where none is given."""
 DECAYS = {"adamw": 0.1, "sgd": 0.0}
-"""Weight decay of each, which gains and norms have none of. That of AdamW is decoupled; that of SGD is
-added to the gradient, where 0.1 would outweigh a clipped one."""
+"""Weight decay of each, which gains and norms have none of. That of AdamW is decoupled; that of SGD
+is added to the gradient, where 0.1 would outweigh a clipped one."""
 MOMENTA = {"sgd": 0.9}
 """Momentum of each that has one."""
+SHARE = Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
+BELOW_1 = Range(lambda value: 0 <= value < 1, "0 or more, below 1")
+NOT_NEGATIVE = Range(lambda value: 0 <= value < math.inf, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,60 +39,51 @@ class TrainingSettings:
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
 
-    steps: Annotated[int, AtLeast(1)] = 400
+    steps: Annotated[int, at_least(1)] = 400
     """Optimiser updates."""
-    batch_size: Annotated[int, AtLeast(1)] = 8
+    batch_size: Annotated[int, at_least(1)] = 8
     """Sequences of each update, over all devices and accumulated passes."""
-    learning_rate: Annotated[float, ByOptimiser(RATES)] = RATES["adamw"]
+    learning_rate: Annotated[float, ByOptimiser(RATES), above_0("a number")] = RATES["adamw"]
     """Peak learning rate."""
     optimiser: Annotated[str, OneOf(OPTIMISERS)] = "adamw"
     """adamw, or sgd with momentum."""
-    momentum: Annotated[float, ByOptimiser(MOMENTA)] = MOMENTA["sgd"]
+    momentum: Annotated[float, ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
     """Momentum of sgd."""
     schedule: Annotated[str, OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
-    warmup: float = 0.05
+    warmup: Annotated[float, SHARE] = 0.05
     """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: Annotated[float, ByOptimiser(DECAYS)] = DECAYS["adamw"]
+    weight_decay: Annotated[float, ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
     betas: Annotated[tuple[float, float], NoOption()] = (0.9, 0.999)
     """AdamW's averages of the gradient and of its square."""
-    clip: Annotated[float, NoOption()] = 1.0
+    clip: Annotated[float, NoOption(), above_0("a number")] = 1.0
     """Largest norm of the gradient."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
-    accumulate: Annotated[int, AtLeast(1)] = 1
+    accumulate: Annotated[int, at_least(1)] = 1
     """Passes in which a device works through its part of an update."""
-    log_every: Annotated[int, AtLeast(1), NoOption()] = 10
+    log_every: Annotated[int, at_least(1), NoOption()] = 10
     """Steps over which each recorded training loss is averaged."""
-    evaluate_every: Annotated[int, AtLeast(1)] = 50
+    evaluate_every: Annotated[int, at_least(1)] = 50
     """Steps between validation losses."""
-    evaluation_sequences: Annotated[int, AtLeast(1), NoOption()] = 64
+    evaluation_sequences: Annotated[int, at_least(1), NoOption()] = 64
     """Held-out windows of each validation loss, spread evenly over the split."""
-    checkpoint_every: Annotated[int, AtLeast(1)] = 100
+    checkpoint_every: Annotated[int, at_least(1)] = 100
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
         check_ranges(self)
-        for name in ("learning_rate", "clip"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ArgumentError(f"{name}: expected a number above 0, got {value!r}.")
-        if not 0 <= self.warmup <= 1:
-            raise ArgumentError(f"warmup: expected a share from 0 to 1, got {self.warmup!r}.")
-        if not 0 <= self.momentum < 1:
-            raise ArgumentError(f"momentum: expected 0 or more, below 1, got {self.momentum!r}.")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ArgumentError(f"weight_decay: expected 0 or more, got {self.weight_decay!r}.")
 
     @classmethod
     def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> TrainingSettings:
-        """The settings with the optimiser's own defaults where None is given.
+        """Make settings with the optimiser's own defaults where None is given.
 
         Args:
             optimiser: adamw or sgd.
-            **others: further fields; learning_rate, momentum and weight_decay may be None or missing.
+            **others: further fields; learning_rate, momentum and weight_decay may be None or
+                missing.
 
         Returns:
             The settings, all of them numbers.
@@ -97,7 +99,7 @@ class TrainingSettings:
         return cls(optimiser=optimiser, **own | given)
 
     def sequences_each(self, processes: int) -> int:
-        """Sequences of one pass on one device.
+        """Share the sequences of an update out: how many a device takes in one pass.
 
         Args:
             processes: how many devices share an update.
@@ -111,14 +113,15 @@ class TrainingSettings:
         parts = processes * self.accumulate
         if self.batch_size % parts:
             raise ArgumentError(
-                f"--batch-size: {self.batch_size} sequences cannot be shared out evenly over {processes} "
-                f"{'process' if processes == 1 else 'processes'} with {self.accumulate} "
-                f"{'pass' if self.accumulate == 1 else 'passes'} each; give a multiple of {parts}."
+                f"--batch-size: {self.batch_size} sequences cannot be shared out evenly over "
+                f"{processes} {'process' if processes == 1 else 'processes'} with "
+                f"{self.accumulate} {'pass' if self.accumulate == 1 else 'passes'} each; give a "
+                f"multiple of {parts}."
             )
         return self.batch_size // parts
 
     def trainer_arguments(self) -> dict[str, Any]:
-        """Optimiser and schedule in the words of `transformers.TrainingArguments`."""
+        """Name optimiser and schedule in the words of `transformers.TrainingArguments`."""
         chosen: dict[str, Any] = {
             "learning_rate": self.learning_rate,
             "lr_scheduler_type": self.schedule,

@@ -1,15 +1,14 @@
-"""What a run is made of: sizes, training and curvature settings, checked when they are made."""
+"""Settings of a run or comparison: sizes, training, curvature; checked when they are made."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import SEED, AtLeast, OneOf, Repeated, check_ranges
+from hessblocks.settings.field_marks import OneOf, Repeated, Seed, at_least, check_ranges
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 
@@ -31,16 +30,16 @@ class DataSettings:
 class BlockSizes:
     """Sizes of the layers."""
 
-    depth: Annotated[int, AtLeast(1)] = 4
+    depth: Annotated[int, at_least(1)] = 4
     """Layers."""
-    width: Annotated[int, AtLeast(1)] = 128
+    width: Annotated[int, at_least(1)] = 128
     """Entries of a token's vector."""
-    heads: Annotated[int, AtLeast(1)] = 4
+    heads: Annotated[int, at_least(1)] = 4
     """Attention heads; divides the width."""
-    mlp_width: Annotated[int | None, AtLeast(1)] = None
+    mlp_width: Annotated[int | None, at_least(1)] = None
     """Hidden width of the MLP; 4 widths by default."""
     position: str | None = None
-    """How a token's place enters: learned, sinusoidal, rotary or no; that of the block by default."""
+    """How a place enters: learned, sinusoidal, rotary or no; that of the block by default."""
     slots: Annotated[tuple[str, ...], Repeated("set")] = ()
     """A field of the block, such as attention.query.init=zeros; once for each."""
 
@@ -53,7 +52,7 @@ class BlockSizes:
 class ModelSettings(BlockSizes):
     """Sizes of the model, the same for every preset of a comparison."""
 
-    context: Annotated[int, AtLeast(2)] = 128
+    context: Annotated[int, at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of embeddings at the start."""
@@ -63,9 +62,9 @@ class ModelSettings(BlockSizes):
 class PresetSizes(BlockSizes):
     """Sizes at which presets are counted."""
 
-    context: Annotated[int, AtLeast(2)] = 128
+    context: Annotated[int, at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    vocab_size: Annotated[int, AtLeast(1)] = 4096
+    vocab_size: Annotated[int, at_least(1)] = 4096
     """Entries of the vocabulary."""
 
 
@@ -84,10 +83,11 @@ class SharedSettings:
     device: str = "cpu"
     """cpu or cuda."""
     report_to: str = "none"
-    """Tracker that losses go to as well: tensorboard, wandb, trackio or none. No number depends on it."""
+    """Tracker that losses go to as well: tensorboard, wandb, trackio or none."""
 
     def __post_init__(self) -> None:
-        """Refuse a fixed batch whose sequences are longer than the context."""
+        """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
+        check_ranges(self)
         for sample in self.samples:
             if sample.tokens > self.model.context:
                 raise ArgumentError(
@@ -97,7 +97,7 @@ class SharedSettings:
 
     @property
     def samples(self) -> list[CurvatureSettings]:
-        """The fixed batches that something is measured on."""
+        """List the fixed batches that something is measured on."""
         observed = self.observation.sample if self.observation.needs_batch else None
         return [sample for sample in (self.curvature, observed) if sample]
 
@@ -108,26 +108,8 @@ class RunSettings(SharedSettings):
 
     preset: str
     """Name of the block."""
-    seed: Annotated[int, SEED] = 0
+    seed: Seed = 0
     """Random seed of weights and data order."""
-
-    def __post_init__(self) -> None:
-        """Check the seed, then the rest."""
-        super().__post_init__()
-        check_ranges(self)
-
-
-def with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration, with what training had before it could be chosen."""
-    if not isinstance(config.get("training"), dict):
-        return config
-    training = json.loads(json.dumps(asdict(TrainingSettings())))
-    if isinstance(config.get("model"), dict):
-        before: dict[str, Any] = {"position": None, "slots": [], "embedding_std": 0.02}
-        config = {**config, "model": before | config["model"]}
-    observation = json.loads(json.dumps(asdict(ObservationSettings())))
-    older = {"observation": observation, **config, "training": training | config["training"]}
-    return {"match": "steps", **older} if "presets" in config else older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,15 +128,13 @@ class ComparisonSettings(SharedSettings):
     def __post_init__(self) -> None:
         """Check names and numbers."""
         super().__post_init__()
-        check_ranges(self)
         for name, values in (("presets", self.presets), ("seeds", self.seeds)):
             if not values or len(set(values)) < len(values):
-                raise ArgumentError(
-                    f"--{name}: expected one or more, each once, got {', '.join(map(str, values)) or 'none'}."
-                )
+                got = ", ".join(map(str, values)) or "none"
+                raise ArgumentError(f"--{name}: expected one or more, each once, got {got}.")
 
     def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
-        """Every run, seed by seed.
+        """List every run, seed by seed.
 
         Args:
             steps: of each preset; those of the settings by default.
@@ -162,18 +142,46 @@ class ComparisonSettings(SharedSettings):
         Returns:
             The settings of each run, in the order in which they are carried out.
         """
-        own = steps or {}
-        return [
-            RunSettings(
-                preset=preset,
-                seed=seed,
-                model=self.model,
-                training=replace(self.training, steps=own.get(preset, self.training.steps)),
-                curvature=self.curvature,
-                observation=self.observation,
-                device=self.device,
-                report_to=self.report_to,
-            )
-            for seed in self.seeds
+        shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
+        own = {
+            preset: replace(self.training, steps=(steps or {}).get(preset, self.training.steps))
             for preset in self.presets
+        }
+        return [
+            RunSettings(preset=preset, seed=seed, **shared | {"training": training})
+            for seed in self.seeds
+            for preset, training in own.items()
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSize:
+    """Sizes of a model and of its training."""
+
+    depth: int
+    """Layers."""
+    width: int
+    """Entries of a token's vector."""
+    heads: int
+    """Attention heads."""
+    mlp_width: int
+    """Hidden width of the MLP; of each half where it is gated."""
+    context: int
+    """Tokens of a sequence."""
+    vocab_size: int
+    """Entries of the vocabulary."""
+    steps: int
+    """Optimiser updates."""
+    batch_size: int
+    """Sequences of each update."""
+    learning_rate: float
+    """Peak learning rate."""
+    evaluations: int
+    """Validation losses, evenly spread; one more before the first step."""
+    evaluation_sequences: int
+    """Held-out windows of each."""
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between validation losses."""
+        return -(-self.steps // self.evaluations)

@@ -5,8 +5,8 @@ from hessblocks.storage.curvature_results import (
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
     CurvatureResults,
-    Density,
     Norm,
+    SpectrumRow,
     group_key,
     is_curvature_run,
     load_curvature,
@@ -24,7 +24,6 @@ from hessblocks.storage.files import (
     json_text,
     parse_json,
     read_object,
-    read_study_file,
     read_text,
     refuse_links,
     remove_partials,
@@ -72,18 +71,6 @@ from hessblocks.storage.rows import (
     steps_done,
     write_results,
 )
-from hessblocks.storage.store import (
-    POINTS,
-    Store,
-    canonical,
-    mended_store,
-    open_store,
-    read_store,
-)
-from hessblocks.storage.tables import (
-    Row,
-    Scalar,
-    table_text,
-    write_table,
-)
+from hessblocks.storage.store import POINTS, Store, canonical, mended_store, open_store, read_store
+from hessblocks.storage.tables import Row, Scalar, table_text, write_table
 from hessblocks.storage.tabular import Tabular

@@ -1,4 +1,4 @@
-"""config.json of a run: what was asked for, and how two of them differ."""
+"""Read the config.json of a run, and say how two of them differ."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.files import damaged, read_object, stays_inside
-
-NO_PAGE = {
-    "finetune": "its model/ opens with from_pretrained",
-    "signal": "its figures lie in figures/, and the same command makes them anew",
-}
-"""Commands whose folders are shown in another way than as a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,27 +25,28 @@ class Settings:
     """The whole file."""
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """One section of the file (`model`, `data`, `training`, `curvature`); empty if absent."""
+        """Read one section (`model`, `data`, `training`, `curvature`); empty if absent."""
         section = self.values.get(name)
         return section if isinstance(section, dict) else {}
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings of one run or of a comparison.
+    """Read the settings of one run or of a comparison.
 
     Returns:
         Command, presets and seeds, and the whole file beside them.
 
     Raises:
-        ArgumentError: it is of what has no blocks side by side: a fine-tuned model, a saved one, or signal alone.
+        ArgumentError: it is of what has no blocks side by side: a saved model, or signal alone.
         RunError: the file is damaged, or names a block by what is a path.
     """
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
     seeds = values.get("seeds", [values["seed"]] if "seed" in values else [])
-    if (command := str(values.get("command"))) in NO_PAGE:
+    if values.get("command") == "signal":
         raise ArgumentError(
-            f"DIR: {path.parent} is of `hessblocks {command}`, which has no page; {NO_PAGE[command]}."
+            f"DIR: {path.parent} is of `hessblocks signal`, which has no page; its figures lie in "
+            "figures/, and the same command makes them anew."
         )
     if "model_type" in values:
         raise ArgumentError(
@@ -78,7 +73,7 @@ def read_settings(path: Path) -> Settings:
 
 
 def run_path(folder: Path, preset: str, seed: int) -> Path:
-    """Where a comparison keeps a run.
+    """Make the path under which a comparison keeps a run.
 
     Args:
         folder: of the comparison.
@@ -92,7 +87,7 @@ def run_path(folder: Path, preset: str, seed: int) -> Path:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Each setting that differs, as "training.steps is 300, was 200"."""
+    """List each setting that differs, as "training.steps is 300, was 200"."""
     found = []
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)

@@ -1,4 +1,4 @@
-"""A run folder of `hessblocks curvature`, from its files alone."""
+"""Read a run folder of `hessblocks curvature`, from its files alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,24 +77,15 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Norm):
-    """The largest over the smallest norm; its standard error is a fourth of the interval's width."""
+    """Heterogeneity, the largest over the smallest norm.
+
+    Its standard error is a fourth of the interval's width.
+    """
 
     low: float
     """Lower end of the 95 % interval, at least 1; the value itself where it is exact."""
     high: float
     """Its upper end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Density:
-    """The spectrum of one group's block."""
-
-    eigenvalues: tuple[float, ...]
-    """Where the density is given, rising."""
-    density: tuple[float, ...]
-    """Share of eigenvalues per unit."""
-    standard_errors: tuple[float, ...]
-    """Of the density."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -121,26 +112,26 @@ class CurvatureResults(Tabular):
     """Mean loss of the batch, nats per token."""
     cells: Mapping[str, Mapping[tuple[str, str], Norm]]
     """By part, the norms of all blocks (row, column); empty without a map."""
-    spectra: Mapping[str, Mapping[str, Density]]
-    """By part and group; empty without spectra."""
+    spectra: Mapping[str, Mapping[str, Sequence[SpectrumRow]]]
+    """By part and group, the points of a density; empty without spectra."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts that were asked for."""
+        """List the parts that were asked for."""
         return tuple(self.config["curvature"]["parts"])
 
     @property
     def name(self) -> str:
-        """Short name of the model."""
+        """Read the short name of the model."""
         return str(self.config["model"]["name"])
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Groups that are not measured yet."""
+        """List the groups that are not measured yet."""
         return tuple(name for name in self.config["groups"] if name not in self.norms)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The norm of each group and part, with layer and role."""
+        """List the norm of each group and part, with layer and role."""
         return [
             {
                 "quantity": NORM,
@@ -155,7 +146,7 @@ class CurvatureResults(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Of which model, how many groups, how uneven, and where it is stored."""
+        """Say of which model, how many groups, how uneven, and where it is stored."""
         last = self.parts[-1]
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
@@ -165,12 +156,12 @@ class CurvatureResults(Tabular):
         )
 
     def by_size(self) -> list[str]:
-        """Groups, the largest norm of the last part first."""
+        """Sort the groups, the largest norm of the last part first."""
         last = self.parts[-1]
         return sorted(self.norms, key=lambda name: -self.norms[name][last].value)
 
     def zero_groups(self) -> dict[str, list[str]]:
-        """By part, the groups whose norm is exactly 0, where there are any."""
+        """List by part the groups whose norm is exactly 0, where there are any."""
         found: dict[str, list[str]] = defaultdict(list)
         for part, (name, norms) in itertools.product(self.parts, self.norms.items()):
             if norms[part].value == 0:
@@ -178,7 +169,7 @@ class CurvatureResults(Tabular):
         return found
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
-        """The run as one JSON object.
+        """Describe the run as one JSON object.
 
         Args:
             seconds: what the command took.
@@ -206,7 +197,7 @@ class CurvatureResults(Tabular):
 
 
 def is_curvature_run(folder: Path) -> bool:
-    """Whether the folder's config.json says that `hessblocks curvature` wrote it."""
+    """Tell by config.json whether `hessblocks curvature` wrote a folder."""
     return read_object(folder / "config.json").get("command") == "curvature"
 
 
@@ -230,15 +221,7 @@ def curvature_config(folder: Path) -> dict[str, Any]:
 
 
 def group_key(of: str, group: str) -> str:
-    """Under which key a store has a group's curvature.
-
-    Args:
-        of: identity of the run.
-        group: its name.
-
-    Returns:
-        One line of text.
-    """
+    """Make the key under which a store has a group's curvature, from the run's identity."""
     return canonical({"of": of, "group": group})
 
 
@@ -300,7 +283,7 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
 
 
 def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
-    """Computed anew: earlier versions wrote the ratio of the estimates as they are."""
+    """Compute the ratio anew: earlier versions wrote that of the estimates as they are."""
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     if found is None or found.low is None or found.high is None:
         return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
@@ -320,15 +303,8 @@ def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:
     return found
 
 
-def _spectra(path: Path) -> dict[str, dict[str, Density]]:
-    points: dict[tuple[str, str], list[SpectrumRow]] = defaultdict(list)
+def _spectra(path: Path) -> dict[str, dict[str, list[SpectrumRow]]]:
+    found: dict[str, dict[str, list[SpectrumRow]]] = defaultdict(lambda: defaultdict(list))
     for one in read_table(SpectrumRow, path):
-        points[one.part, one.group].append(one)
-    spectra: dict[str, dict[str, Density]] = defaultdict(dict)
-    for (part, group), rows in points.items():
-        spectra[part][group] = Density(
-            eigenvalues=tuple(row.eigenvalue for row in rows),
-            density=tuple(row.density for row in rows),
-            standard_errors=tuple(row.standard_error for row in rows),
-        )
-    return spectra
+        found[one.part][one.group].append(one)
+    return found

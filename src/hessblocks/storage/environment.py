@@ -1,4 +1,4 @@
-"""What a run was computed with: versions and hardware, nothing that names the machine or its user."""
+"""Record versions and hardware of a run, nothing that names the machine or its user."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def keep_environment(path: Path) -> None:
     Raises:
         RunError: it cannot be written.
     """
-    if _written(path) is None:
+    try:
+        read_object(path)
+    except RunError:
         write_json(path, environment())
 
 
 def warn_of_another_environment(path: Path) -> None:
-    """Say that numbers go on with something else than they were begun with; that stays written."""
-    found = differences(_written(path) or {}, environment())
+    """Warn that numbers go on with something else than they were begun with.
+
+    Raises:
+        RunError: environment.json is damaged.
+    """
+    found = differences(read_object(path), environment())
     if found:
         warnings.warn(
-            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may differ "
-            "from those of an undisturbed run",
+            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may "
+            "differ from those of an undisturbed run",
             EnvironmentWarning,
             stacklevel=4,
         )
 
 
-def _written(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(RunError):
-        return read_object(path)
-    return None
-
-
 def read_environment(folder: Path) -> dict[str, Any]:
-    """environment.json of a folder; empty where it is missing.
+    """Read environment.json of a folder; empty where it is missing.
 
     Returns:
         Versions and hardware by name.
@@ -68,7 +68,7 @@ def read_environment(folder: Path) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and, in a git checkout of hessblocks, its commit."""
+    """Collect versions, hardware and, in a git checkout of hessblocks, its commit."""
     import torch
 
     return {
@@ -86,7 +86,7 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The model of the processor."""
+    """Read the model of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -95,7 +95,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this very file is tracked in; `-dirty` where it was edited."""
+    """Read the commit of the checkout that tracks this file; `-dirty` where it was edited."""
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None

@@ -1,9 +1,10 @@
-"""Files and folders that are whole or absent: written to a temporary neighbour, then renamed."""
+"""Write files and folders whole: to a temporary neighbour, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import secrets
@@ -83,7 +84,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def stays_inside(name: object) -> bool:
-    """Whether what a file says, put behind a folder, is a path in that folder.
+    """Tell whether what a file says, put behind a folder, is a path in that folder.
 
     Returns:
         False for what is no text, leads elsewhere, or is no name that a disk takes.
@@ -130,7 +131,7 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a file or folder that is not what was written into `folder`/aside, so that nothing is lost.
+    """Move a file or folder that is not what was written into `folder`/aside.
 
     Returns:
         Where it is now.
@@ -168,7 +169,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """`value` as `write_json` writes it."""
+    """Format `value` as `write_json` writes it."""
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
@@ -183,25 +184,20 @@ def append(path: Path, content: bytes, *, force: bool = False) -> None:
     Raises:
         RunError: the file cannot be written; it is then as it was.
     """
-    try:
-        with path.open("ab", buffering=0) as file:
-            before = file.tell()
-            try:
-                while content:
-                    content = content[os.write(file.fileno(), content) :]
-                if force:
-                    os.fsync(file.fileno())
-            except OSError:
-                file.truncate(before)
-                raise
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); free some space and run again."
-        ) from error
+    with _writing(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            while content:
+                content = content[os.write(file.fileno(), content) :]
+            if force:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Each line that is not blank, with its number from 1; none where there is no file.
+    """Yield each line that is not blank, with its number from 1; none where there is no file.
 
     A line that a killed process left has no line end.
 
@@ -215,7 +211,7 @@ def numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def damaged(path: Path, line: int | None, reason: str) -> RunError:
-    """The error for a file that cannot be understood, to be raised by the caller.
+    """Make the error for a file that cannot be understood, to be raised by the caller.
 
     Args:
         path: the file.
@@ -230,7 +226,7 @@ def damaged(path: Path, line: int | None, reason: str) -> RunError:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What the file holds.
+    """Read the bytes of a file.
 
     Returns:
         All bytes.
@@ -246,7 +242,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """What the file holds, of UTF-8 text.
+    """Read a file of UTF-8 text.
 
     Returns:
         The whole text.
@@ -270,50 +266,39 @@ def parse_json(text: str) -> Any:
         Its value.
 
     Raises:
-        json.JSONDecodeError: it is no JSON, is nested too deeply, or has a whole number that is too long.
+        json.JSONDecodeError: it is no JSON, is nested too deeply, or has a whole number that is too
+            long.
     """
+
+    def integer(digits: str) -> int:
+        if len(digits) > LONGEST_INTEGER:
+            long = f"a whole number of {len(digits):,} digits"
+            raise json.JSONDecodeError(long, text, text.find(digits))
+        return int(digits)
+
     try:
-        value = json.loads(text, parse_int=_integer)
+        value = json.loads(text, parse_int=integer)
         deep = not _is_shallow(value)
     except RecursionError:
         deep = True
-    except _TooLongError as error:
-        raise json.JSONDecodeError(str(error), text, text.find(error.digits)) from error
     if deep:
         raise json.JSONDecodeError(f"nested more than {DEEPEST} deep", text, 0)
     return value
 
 
-class _TooLongError(ValueError):
-    def __init__(self, digits: str) -> None:
-        super().__init__(f"a whole number of {len(digits):,} digits")
-        self.digits = digits
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > LONGEST_INTEGER:
-        raise _TooLongError(digits)
-    return int(digits)
-
-
 def _is_shallow(value: Any) -> bool:
-    """Whether nothing is nested deeper than `DEEPEST`; level by level, since recursion is what is to be spared."""
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [one for outer in level for one in _children(outer) if isinstance(one, dict | list)]
+    """Tell whether nothing is nested deeper than `DEEPEST`; level by level, without recursion."""
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        entries = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [one for one in itertools.chain(*entries) if isinstance(one, dict | list)]
         if not level:
             return True
     return False
 
 
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.values()]
-    return value if isinstance(value, list) else []
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that the file holds.
+    """Read the JSON object that a file holds.
 
     Returns:
         Names and values, as JSON has them.
@@ -330,25 +315,8 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_study_file(path: Path) -> dict[str, Any]:
-    """The JSON object of a study's file, which the same command writes again.
-
-    Returns:
-        Names and values, as JSON has them.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    try:
-        found = parse_json(read_text(path))
-        found.items()
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
-    return dict(found)
-
-
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder in which anything is no plain file or folder, so that nothing outside is met.
+    """Refuse a run folder in which anything is no plain file or folder.
 
     Args:
         folder: may be a link itself, which is the user's choice; need not be there.
@@ -366,13 +334,13 @@ def refuse_links(folder: Path) -> None:
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                     what = "a link" if stat.S_ISLNK(mode) else "no plain file"
                     raise ArgumentError(
-                        f"{path} is {what}; a run folder holds files of its own alone: put a copy there or "
-                        "choose another folder."
+                        f"{path} is {what}; a run folder holds files of its own alone: put a copy "
+                        "there or choose another folder."
                     )
 
 
 def _partial(path: Path) -> Path:
-    """A new temporary name beside `path`, with its suffix."""
+    """Make a new temporary name beside `path`, with its suffix."""
     return path.with_name(f".{path.stem}.partial-{secrets.token_hex(4)}{path.suffix}")
 
 

@@ -1,9 +1,9 @@
-"""A run folder as typed, frozen objects; what is not there yet is listed, not guessed."""
+"""Read a run folder as typed, frozen objects; what is not there yet is listed, not guessed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,13 +40,13 @@ class FolderResults:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """The blocks that were asked for, then any other that has values."""
+        """List the blocks that were asked for, then any other that has values."""
         found = [row.preset for row in self.measurements]
         found += [row.preset for row in self.metrics]
         return tuple(dict.fromkeys([*self.settings.presets, *found]))
 
     def select(self, quantity: str, **wanted: object) -> tuple[ResultRow, ...]:
-        """The rows of one quantity whose fields have the wanted values."""
+        """Choose the rows of one quantity whose fields have the wanted values."""
         return tuple(
             row
             for row in self.measurements
@@ -83,31 +83,30 @@ def load_results(folder: AnyPath) -> FolderResults:
     runs = [
         run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
     ]
-    losses = _gather(folder, runs, lambda run: read_typed(Metric, run / "metrics.jsonl"))
+    folders = [folder, *sorted(runs)]
+    losses = _gather(read_typed(Metric, one / "metrics.jsonl") for one in folders)
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
-    measurements = tuple(_gather(folder, runs, lambda run: read_results(run / "results.csv")))
+    measurements = tuple(_gather(read_results(one / "results.csv") for one in folders))
+    observed = _gather(read_typed(Observation, one / "observations.jsonl") for one in folders)
     return FolderResults(
         folder=folder,
         settings=settings,
         environment=environment,
         metrics=tuple(metrics.values()),
         measurements=measurements,
-        observations=tuple(
-            _gather(folder, runs, lambda run: read_typed(Observation, run / "observations.jsonl"))
-        ),
+        observations=tuple(observed),
         missing=tuple(_missing(settings, environment, metrics.values(), measurements)),
     )
 
 
-def _gather(
-    folder: Path, runs: Iterable[Path], read: Callable[[Path], Iterable[Measured]]
-) -> Iterator[Measured]:
-    """Rows of the folder, then those of runs that the folder's own file does not have yet."""
-    own = list(read(folder))
-    known = {(row.preset, row.seed) for row in own}
-    yield from own
-    for run in sorted(runs):
-        yield from (row for row in read(run) if (row.preset, row.seed) not in known)
+def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
+    """Yield the rows of the first folder, then those of runs that it does not have yet."""
+    each = iter(folders)
+    whole = list(next(each))
+    yield from whole
+    known = {(row.preset, row.seed) for row in whole}
+    for rows in each:
+        yield from (row for row in rows if (row.preset, row.seed) not in known)
 
 
 def _missing(
@@ -122,7 +121,8 @@ def _missing(
         if not math.isfinite(row.value) and row.quantity != "loss":
             place = " ".join(word for word in (row.stage, row.part, row.group) if word)
             said = f"{row.quantity}{f' ({place})' if place else ''}"
-            yield f"{row.preset}, seed {row.seed}: {said} is {row.value}, not a number, and left out."
+            number = f"{row.value}, not a number, and left out"
+            yield f"{row.preset}, seed {row.seed}: {said} is {number}."
     asked = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}

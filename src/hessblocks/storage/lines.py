@@ -1,4 +1,4 @@
-"""metrics.jsonl and observations.jsonl: one measured value a line, appended as training goes."""
+"""Append and read metrics.jsonl and observations.jsonl: one measured value a line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def append_line(path: Path, line: Line) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines before the first damaged one, as a killed process leaves its last.
+    """Read the lines before the first damaged one, as a killed process leaves its last.
 
     Returns:
         Names and values of each line; none where there is no file.
@@ -107,7 +107,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def fault_in_lines(path: Path, *, torn: bool) -> str:
-    """What is wrong with the first damaged line; empty where none is.
+    """Say what is wrong with the first damaged line; empty where none is.
 
     Args:
         path: the file.
@@ -121,7 +121,7 @@ def fault_in_lines(path: Path, *, torn: bool) -> str:
 
 
 def fault_in_finished_lines(path: Path) -> str:
-    """What is wrong with the lines of a run that is trained; empty where nothing is.
+    """Say what is wrong with the lines of a run that is trained; empty where nothing is.
 
     Args:
         path: the file.
@@ -133,7 +133,7 @@ def fault_in_finished_lines(path: Path) -> str:
 
 
 def read_finished_lines(path: Path) -> list[Line]:
-    """All lines of a run that is trained.
+    """Read all lines of a run that is trained.
 
     Args:
         path: the file.
@@ -153,7 +153,7 @@ def read_finished_lines(path: Path) -> list[Line]:
 
 
 def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
-    """The lines of a file as objects; none where there is no file.
+    """Read the lines of a file as objects; none where there is no file.
 
     A last line that has no end, as a killed run leaves it, is left out with a warning.
 
@@ -177,7 +177,7 @@ def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
 
 
 def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
-    """The lines before the first that is no JSON or lacks what each says; that one's number and text."""
+    """Read the lines before the first damaged one, and that one's number and text."""
     lines: list[Line] = []
     for number, line in numbered(path):
         try:

@@ -1,4 +1,4 @@
-"""A folder is written by one command at a time."""
+"""Lock a folder, which one command at a time may write."""
 
 from __future__ import annotations
 
@@ -46,14 +46,16 @@ def _take(lock: FileLock, folder: Path) -> None:
     try:
         if (folder / MANIFEST).is_file():
             raise ArgumentError(
-                f"--out: {folder} is a saved model or a checkpoint, into which nothing else is written; choose another "
-                "folder."
+                f"--out: {folder} is a saved model or a checkpoint, into which nothing else is "
+                "written; choose another folder."
             )
         folder.mkdir(parents=True, exist_ok=True)
         refuse_links(folder)
         lock.acquire()
         remove_partials(folder)
-        (folder / HOLDER).write_text(_me(), encoding="utf-8")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        me = f"process {os.getpid()} on {socket.gethostname()} since {now}"
+        (folder / HOLDER).write_text(me, encoding="utf-8")
     except Timeout as error:
         raise RunError(
             f"--out: {folder} is in use by {_holder(folder)}; wait for it or choose another folder."
@@ -62,11 +64,6 @@ def _take(lock: FileLock, folder: Path) -> None:
         raise RunError(
             f"--out: {folder} cannot be written ({error.strerror or error}); choose another folder."
         ) from error
-
-
-def _me() -> str:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return f"process {os.getpid()} on {socket.gethostname()} since {now}"
 
 
 def _holder(folder: Path) -> str:

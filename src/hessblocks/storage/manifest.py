@@ -43,12 +43,12 @@ class Finding:
 
     @property
     def usable(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Tell whether nothing speaks against it."""
         return self.state == "whole"
 
     @property
     def sentence(self) -> str:
-        """Name and words, without a full stop."""
+        """Join name and words, without a full stop."""
         return f"{self.path}{':' if self.words.startswith('its') else ''} {self.words}"
 
 
@@ -78,7 +78,7 @@ def identity_in(folder: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Compute the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -106,7 +106,7 @@ def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -
 
 
 def remembered_in(folder: Path) -> dict[str, Any]:
-    """What was remembered beside the files of a folder; empty where it has no manifest.
+    """Read what was remembered beside the files of a folder; empty without a manifest.
 
     Returns:
         JSON values.
@@ -129,8 +129,8 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         name: that it should have been written under; None means any.
 
     Returns:
-        Whole where every file but the card is as it was and no other is there, hidden ones aside. A manifest
-        of an early version, which names neither run nor folder, is taken for that of any.
+        Whole where every file but the card is as it was and no other is there, hidden ones aside. A
+        manifest of an early version, which names neither run nor folder, is taken for that of any.
 
     Cost:
         SHA-256 of all files, about a second a gigabyte.
@@ -176,7 +176,7 @@ def check_in_place(folder: Path) -> Finding:
 
 
 def remedy(found: Finding, run: Path) -> str:
-    """What to do about a model of a trained run that is not what was written.
+    """Say what to do about a model of a trained run that is not what was written.
 
     Args:
         found: what the model is.

@@ -1,6 +1,7 @@
 """Check a model folder that somebody else made, before transformers reads it.
 
-transformers makes as many layers as config.json says; 10⁹ of them are made until the memory is full.
+transformers makes as many layers as config.json says; 10⁹ of them are made until the memory is
+full.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from hessblocks.storage.files import damaged, read_object, stays_inside
 _COUNT = re.compile(r"layers?$|depths?$|experts$|blocks$|repeats$")
 """Names of configurations that say how many modules are made."""
 SPARE = 1000
-"""Modules above the number of tensors that are let pass: layers that share weights, norms without any."""
+"""Modules above the number of tensors that pass: layers that share weights, norms without any."""
 _INDEX = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a model; none where it has no safetensors.
+    """List the files with the weights of a model; none where it has no safetensors.
 
     Args:
         folder: as `save_pretrained` writes it.
@@ -63,13 +64,13 @@ def check_model_folder(folder: Path) -> None:
     for name, count in _counts(config):
         if count > most + SPARE:
             raise RunError(
-                f"{path}: {name} is {count:,}, more than the {most:,} tensors beside it allow; take the "
-                " configuration that the weights were saved with."
+                f"{path}: {name} is {count:,}, more than the {most:,} tensors beside it allow; "
+                "take the configuration that the weights were saved with."
             )
 
 
 def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Every number of modules in a configuration and those inside it."""
+    """Yield every number of modules in a configuration and those inside it."""
     if isinstance(value, int) and _COUNT.search(name):
         yield name, value
     elif isinstance(value, list):
@@ -81,7 +82,7 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _tensors(files: list[Path]) -> int:
-    """Tensors in the weights, by their headers; 0 where these cannot be read, which their reader says."""
+    """Count tensors by the weights' headers; 0 where these cannot be read, as their reader says."""
     from safetensors import SafetensorError, safe_open
 
     try:

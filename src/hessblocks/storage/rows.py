@@ -1,4 +1,4 @@
-"""results.csv of a run, and that of `hessblocks signal`: one measured value a row."""
+"""Read and write results.csv of a run, and that of `hessblocks signal`: one value a row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class ResultRow:
     stage: str = ""
     """initial, final, or empty where neither applies."""
     quantity: str
-    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes of an update), training_time (s), loss or frobenius_norm."""
+    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes of an update),
+    training_time (s), loss or frobenius_norm."""
     layer: int | None = None
     """Layer from 0; None outside the layers."""
     group: str = ""
@@ -59,7 +60,7 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """The table; empty where there is none yet.
+    """Read the table; empty where there is none yet.
 
     Returns:
         All rows, in the order of the file.
@@ -71,19 +72,19 @@ def read_results(path: Path) -> list[ResultRow]:
 
 
 def step_of(row: ResultRow) -> str:
-    """The step of a run that measures the row: one of `STEPS`."""
+    """Name the step of a run that measures the row: one of `STEPS`."""
     if row.quantity == NORM:
         return f"mapped-{row.stage}"
     return "begun" if row.quantity in ("parameters", "flops") else "trained"
 
 
 def is_trained(rows: Iterable[ResultRow]) -> bool:
-    """Whether a run's final loss is recorded."""
+    """Tell whether a run's final loss is recorded."""
     return any((row.quantity, row.stage) == ("loss", "final") for row in rows)
 
 
 def steps_done(rows: Iterable[ResultRow]) -> set[str]:
-    """Which of `STEPS` a run has recorded; each writes its rows at once."""
+    """Find which of `STEPS` a run has recorded; each writes its rows at once."""
     keys = ((row.quantity, row.stage) for row in rows)
     return {_MARKS[key] for key in keys if key in _MARKS}
 
@@ -105,7 +106,7 @@ class SignalRow:
 
 
 def read_signal(path: Path) -> list[SignalRow]:
-    """All rows; none where the file is empty.
+    """Read all rows; none where the file is empty.
 
     Returns:
         Rows in the order of the file.

@@ -1,7 +1,7 @@
-"""Store what a command has measured, one JSON line a finished point, so that it can go on where it stopped.
+"""Store what a command has measured, one JSON line a finished point, so that it can go on.
 
-A line is {"version", "record"}. In a record, what all rows of a point have in common stands once, under "common".
-Lines are only ever appended, and forced to disk before the next point is taken.
+A line is {"version", "record"}. In a record, what all rows of a point have in common stands once,
+under "common". Lines are only ever appended, and forced to disk before the next point is taken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Record:
     """Times it was started."""
 
     def line(self) -> bytes:
-        """The record as it stands in the file."""
+        """Write the record as it stands in the file."""
         common, rows = _apart(self.rows)
         record = {**vars(self), "common": common, "rows": rows}
         return canonical({"version": VERSION, "record": record}).encode() + b"\n"
@@ -67,22 +67,22 @@ class Stored(Generic[Piece]):
 
     @property
     def rows(self) -> list[Row]:
-        """All measurements."""
+        """List all measurements."""
         return [dict(row) for record in self.finished for row in record.rows]
 
     @property
     def seconds(self) -> float:
-        """Time that the finished points took, summed."""
+        """Sum the time that the finished points took."""
         return sum(record.seconds for record in self.finished)
 
     @property
     def retried(self) -> int:
-        """Times that a point was started again after its worker died."""
+        """Count how often a point was started again after its worker died."""
         return sum(record.attempts - 1 for record in self.finished)
 
 
 class Store:
-    """The finished points of a folder, by key; made by `open_store` (to write) or `read_store` (to look)."""
+    """Finished points of a folder, by key; `open_store` makes it to write, `read_store` to look."""
 
     def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder
@@ -97,11 +97,11 @@ class Store:
         return iter(self._records)
 
     def get(self, key: str) -> Record | None:
-        """What was stored under a key."""
+        """Find what was stored under a key."""
         return self._records.get(key)
 
     def of(self, points: Sequence[Piece]) -> Stored[Piece]:
-        """Which of `points` are finished, and what they gave."""
+        """Tell which of `points` are finished, and what they gave."""
         known = self._records
         return Stored(
             finished=[known[point.key] for point in points if point.key in known],
@@ -136,7 +136,7 @@ class Store:
 
 
 def canonical(value: Any) -> str:
-    """`value` as JSON of one spelling: sorted names, no spaces, only finite numbers."""
+    """Spell `value` as JSON in one way: sorted names, no spaces, only finite numbers."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -158,7 +158,7 @@ def open_store(folder: Path) -> Iterator[Store]:
 
 
 def mended_store(folder: Path) -> Store:
-    """The store of a folder that this process holds; as `open_store`."""
+    """Open the store of a folder that this process holds already; as `open_store`."""
     records, damaged = _load(folder / POINTS)
     if damaged:
         append(folder / DAMAGED, b"".join(line.rstrip(b"\n") + b"\n" for line in damaged))
@@ -173,7 +173,7 @@ def mended_store(folder: Path) -> Store:
 
 
 def read_store(folder: Path) -> Store:
-    """The store of `folder` as it stands, not held; damaged lines are passed over.
+    """Read the store of `folder` as it stands, not held; damaged lines are passed over.
 
     Returns:
         The store, to look at only.
@@ -186,7 +186,7 @@ def read_store(folder: Path) -> Store:
 
 
 def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:
-    """Records by key, first one first, and the lines that are none."""
+    """Read records by key, first one first, and the lines that are none."""
     records: dict[str, Record] = {}
     damaged = []
     for _, line in numbered(path):
@@ -207,8 +207,8 @@ def _parse(path: Path, line: bytes) -> Record | None:
                 ("a newer", "upgrade hessblocks or ") if version > VERSION else ("an older", "")
             )
             raise RunError(
-                f"{path}: written by {age} hessblocks (store version {version}, this one reads 2 to "
-                f"{VERSION}); {way}choose another --out."
+                f"{path}: written by {age} hessblocks (store version {version}, this one reads 2 "
+                f"to {VERSION}); {way}choose another --out."
             )
         common = record.pop("common")
         rows = tuple({**common, **row} for row in record.pop("rows"))
@@ -218,7 +218,7 @@ def _parse(path: Path, line: bytes) -> Record | None:
 
 
 def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    """What several rows have in common, spelled alike too, and each without it."""
+    """Split off what several rows have in common, spelled alike too."""
     if len(rows) < 2:
         return {}, list(rows)
     spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]

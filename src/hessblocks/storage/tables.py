@@ -1,4 +1,4 @@
-"""Rows of measurements as a csv file, and back as objects, by the types of their fields."""
+"""Write rows of measurements as csv, and read them as objects by the types of their fields."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> str:
-    """A table as it stands in a file, its header first."""
+    """Format a table as it stands in a file, its header first."""
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -52,22 +52,22 @@ def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> 
 
 
 def _guarded(value: Scalar) -> Scalar:
-    """What stands in the cell: an apostrophe before a text that a spreadsheet would take for a formula."""
+    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _read_back(text: str) -> str:
-    """The text that `_guarded` was given."""
+    """Take the apostrophe of `_guarded` away."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:
-    """The columns of a table whose rows are of this dataclass."""
+    """List the columns of a table whose rows are of this dataclass."""
     return tuple(field.name for field in fields(kind))
 
 
 def read_table(kind: type[Record], path: Path) -> list[Record]:
-    """The rows of a csv file, in its order.
+    """Read the rows of a csv file, in its order.
 
     Args:
         kind: dataclass of a row; further columns are left alone.
@@ -77,14 +77,14 @@ def read_table(kind: type[Record], path: Path) -> list[Record]:
         All rows.
 
     Raises:
-        RunError: the file cannot be read, a column is missing, or a row has another length or values of
-            another type; the message names the line.
+        RunError: the file cannot be read, a column is missing, or a row has another length or
+            values of another type; the message names the line.
     """
     return list(records(kind, path, _rows(path, columns_of(kind)))) if path.exists() else []
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Each row as column → text, with its line number from 1."""
+    """Yield each row as column → text, with its line number from 1."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
@@ -101,7 +101,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 def records(
     kind: type[Record], path: Path, lines: Iterator[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Record]:
-    """An object of each line; what it has besides the fields is left alone.
+    """Make an object of each line; what it has besides the fields is left alone.
 
     Args:
         kind: a dataclass whose fields are str, int or float, or None.
@@ -115,22 +115,18 @@ def records(
         if not isinstance(values, Mapping):
             raise damaged(path, line, "expected a JSON object")
         try:
-            yield kind(**{name: read(values[name]) for name, read in _asked(kind, values)})
+            known: Any = kind
+            asked = (one for one in _readers(known) if one[2] or one[0] in values)
+            yield kind(**{name: read(values[name]) for name, read, _ in asked})
         except KeyError as error:
             raise damaged(path, line, f"{error.args[0]} is missing") from error
         except (TypeError, ValueError, OverflowError) as error:
             raise damaged(path, line, str(error)) from error
 
 
-def _asked(kind: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    for name, read, needed in _readers(kind):
-        if needed or name in values:
-            yield name, read
-
-
 @functools.cache
 def _readers(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
-    """Name, reader, and whether it must be there, of each field."""
+    """List name, reader, and whether it must be there, of each field."""
     hints = get_type_hints(kind)
     return tuple(
         (one.name, _reader(hints[one.name]), one.default is MISSING) for one in fields(kind)
@@ -147,7 +143,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _number(value: object) -> float:
-    """A number, whole where it is written so; null stands for a value that is not a number."""
+    """Read a number, whole where written so; null stands for one that is not a number."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):

@@ -1,4 +1,4 @@
-"""What results have in common: a line that says them, and rows to work with, as a table of pandas, a page or a file."""
+"""Base of results: one line that says them, and rows for pandas, a page or a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Tabular(abc.ABC):
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
-        """Tidy rows: one value a row, with what it belongs to."""
+        """List tidy rows: one value a row, with what it belongs to."""
 
     @abc.abstractmethod
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Tabular(abc.ABC):
         return str(self)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The rows as a table of pandas.
+        """Convert the rows to a table of pandas.
 
         Returns:
             A data frame with a row for each of `to_rows`.

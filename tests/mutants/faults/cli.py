@@ -12,7 +12,7 @@ FAULTS = (
           "test_another_error_is_a_fault_of_ours"),
     fault("names after a comma are not completed", "$text.rpartition(',') => ('', '', $text)",
           "test_names_are_completed", within="__call__"),
-    fault("a lone preset has no completion", "completer('preset') => None",
+    fault("a lone preset has no completion", "options.completer('preset') => None",
           "test_names_are_completed"),
     fault("a part of a layer is cut off", "int($token.value) => int(float($token.value))",
           "test_bad_input.py::test_wrong_arguments", within="whole"),
@@ -39,8 +39,7 @@ FAULTS = (
     fault("settings are none of their stand-ins' instances", "isinstance(instance, $c.__mro__[1])"
           " => type.__instancecheck__($c, instance)",
           "test_settings_are_read_where_pydantic_was_imported", within="__instancecheck__"),
-    fault("groups of other blocks are named",
-          "if $ratio.zero_groups: $$named => if $ratio: $$named",
-          "test_zero_groups_are_named_once_for_all_blocks_that_share_them",
-          within="zero_group_lines"),
+    fault("weights without memory are given values",
+          "getattr($function, '__module__', '') == 'torch.nn.init' => False",
+          "test_sizes_are_counted_without_models_and_without_values"),
 )

@@ -4,8 +4,8 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("a setting below its range passes", "self.least => -1",
-          "test_compare.py::test_settings_outside_their_range_are_refused", within="refusal"),
+    fault("a setting below its range passes", "$value >= $least => True",
+          "test_compare.py::test_settings_outside_their_range_are_refused", within="at_least"),
     fault("a name that is not known passes", "if $choices := $kind.mark(OneOf): $$body =>",
           "test_unknown_names_are_refused_from_python", within="check_ranges"),
     fault("the last step is not observed",
@@ -20,6 +20,6 @@ FAULTS = (
     fault("tokens beyond the context pass", "$sample.tokens > self.model.context => False",
           "test_compare.py::test_settings_outside_their_range_are_refused",
           "test_what_cannot_be_run_is_refused_before_anything_is_written"),
-    fault("defaults are said again", "value != default => value == default",
+    fault("defaults are said again", "default in ($value, $entries) => default not in ($value, $entries)",
           "test_options_that_differ_from_their_defaults_are_said_again"),
 )

@@ -9,8 +9,6 @@ FAULTS = (
     fault("curvature of a model with another loss is gone on with",
           "not math.isclose($$a) => False",
           "test_curvature_of_a_model_with_another_loss_is_not_gone_on_with", within="_check"),
-    fault("a folder of an earlier version is measured into", "if ($a / 'groups').is_dir(): $$b =>",
-          "test_a_folder_of_an_earlier_version_is_shown_and_refused"),
     fault("what a module says of itself is in no digest", "$text + repr(self.model) => $text",
           "test_digests.py", within="configuration"),
     fault("a digest holds addresses", "_ADDRESS.sub('', $text) => $text",

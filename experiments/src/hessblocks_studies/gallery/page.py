@@ -8,7 +8,7 @@ from pathlib import Path
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.report import write_page
-from hessblocks.storage import read_study_file
+from hessblocks.storage import read_object
 from hessblocks_studies.gallery.section import command, load_section
 
 
@@ -22,7 +22,7 @@ def not_begun(folder: Path) -> dict[str, str]:
         RunError: config.json is damaged.
     """
     path = folder / "config.json"
-    asked = read_study_file(path).get("studies", {}) if path.is_file() else {}
+    asked = read_object(path).get("studies", {}) if path.is_file() else {}
     there = {path.name for path in study_folders(folder)}
     return {
         name: command(name, str(request["scale"]), request.get("seeds"))
@@ -84,7 +84,7 @@ def missing_lines(folder: AnyPath) -> list[str]:
     """
     folder, lines = Path(folder), []
     for path in study_folders(folder):
-        points = read_study_file(path / "summary.json")["points"]
+        points = read_object(path / "summary.json")["points"]
         if points["missing"]:
             lines.append(f"{path.name}: {points['missing']} of {points['total']} points")
     return lines + [f"{name}: not begun" for name in not_begun(folder)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hessblocks.figures import read_figure
 from hessblocks.report import drawn_picture
-from hessblocks.storage import read_study_file
+from hessblocks.storage import read_object
 from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
@@ -117,10 +117,10 @@ def load_section(folder: Path) -> StudySection:
     if figure.panels:
         picture = drawn_picture(figure, folder, folder.name)
     return StudySection(
-        name=read_study_file(folder / "summary.json")["study"],
-        summary=read_study_file(folder / "summary.json"),
-        config=read_study_file(folder / "config.json"),
-        environment=read_study_file(folder / "environment.json"),
+        name=read_object(folder / "summary.json")["study"],
+        summary=read_object(folder / "summary.json"),
+        config=read_object(folder / "config.json"),
+        environment=read_object(folder / "environment.json"),
         caption=figure.caption,
         differences=tuple(differences(figure)),
         picture=picture,

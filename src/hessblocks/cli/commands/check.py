@@ -23,19 +23,11 @@ def check(
 ) -> None:
     """Say which files are whole, foreign, edited or missing; exit status 0 where all are whole."""
     from hessblocks.cli.commands.report import kind_of
-    from hessblocks.storage import check_folder
 
-    kind = kind_of(folder)
-    findings = kind.check(folder) if kind else check_folder(folder)
+    findings = kind_of(folder).check(folder)
     count = Counter(finding.state for finding in findings)
-    said = {
-        _name(finding.path, folder): {
-            "state": finding.state,
-            "words": finding.words,
-        }
-        for finding in findings
-    }
-    faulty = len(findings) - count["whole"]
+    faulty = len(findings) - count.pop("whole", 0)
+    said = {_name(one.path, folder): {"state": one.state, "words": one.words} for one in findings}
     if screen.json:
         whole = bool(findings) and not faulty
         print(json.dumps({"command": "check", "whole": whole, "files": said}))
@@ -48,14 +40,12 @@ def check(
             f"check: {folder} holds no files that could be whole; nothing was measured there."
         )
     if faulty:
-        kinds = ", ".join(
-            f"{number} {state}" for state, number in count.items() if state != "whole"
-        )
+        kinds = ", ".join(f"{number} {state}" for state, number in count.items())
         raise RunError(
             f"check: {faulty} of {len(findings)} files of {folder} are not whole ({kinds})."
         )
 
 
 def _name(path: Path, folder: Path) -> str:
-    """What is shown of a file; a saved model has its own name."""
+    """Name a file as it is shown; a saved model has its own name."""
     return folder.resolve().name if path == folder else path.relative_to(folder).as_posix()

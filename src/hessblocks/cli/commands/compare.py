@@ -13,12 +13,12 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.escape import shell_line
 from hessblocks.settings import (
     MATCHES,
-    AtLeast,
     ComparisonSettings,
     DataSettings,
     ModelSettings,
     ObservationSettings,
     TrainingSettings,
+    at_least,
     said_again,
 )
 
@@ -31,7 +31,7 @@ def compare(
         Parameter(help="Names of blocks, with commas; `hessblocks presets` lists them."),
         options.several("presets"),
     ] = ("pre-ln", "sas", "sas-p"),
-    seeds: Annotated[int, options.within(AtLeast(1), "How many seeds, counted from --seed.")] = 1,
+    seeds: Annotated[int, options.within("How many seeds, counted from --seed.", at_least(1))] = 1,
     match: Annotated[
         str,
         Parameter(
@@ -55,7 +55,7 @@ def compare(
     """
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     settings = ComparisonSettings(
         presets=_known(presets),

@@ -16,9 +16,10 @@ from hessblocks.settings import (
 
 PRESETS = ("pre-ln", "sas", "sas-p")
 ZERO_QUERIES = "attention.query.init=zeros"
-"""The simplified blocks start with zero queries; pre-ln is compared with them fairly where its own are zero too."""
+"""The simplified blocks start with zero queries; for a fair comparison pre-ln does so too."""
 RATE, START = 1e-2, 0.125
-"""The rate that the study `trial` found best for each of them, and the start of the embeddings, 1/√width, that it found best for pre-ln; it costs sas and sas-p about 0.02 nats."""
+"""Best rate of each in the study `trial`, and the start of the embeddings, 1/√width, that it found
+best for pre-ln; it costs sas and sas-p about 0.02 nats."""
 
 
 @options.taking
@@ -31,7 +32,7 @@ def demo(
 ) -> None:
     """Train three blocks on Python code, map their curvature before and after, write the report."""
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     settings = ComparisonSettings(
         presets=PRESETS,

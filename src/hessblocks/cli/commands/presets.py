@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from hessblocks.cli import options
+from hessblocks.errors import ArgumentError
 from hessblocks.settings import PresetSizes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hessblocks.blocks import BlockConfig
 
 
 @options.taking
@@ -23,7 +30,7 @@ def presets(
 ) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
     from hessblocks.blocks import PRESETS
-    from hessblocks.cli.terminal import block_sizes, show, sizes_table
+    from hessblocks.cli.terminal import plain_table, show
     from hessblocks.storage import write_json
 
     found = block_sizes(sizes)
@@ -35,12 +42,117 @@ def presets(
     ]
     note = (
         f"{sizes.depth} layers, width {sizes.width}, {sizes.heads} heads, vocabulary "
-        f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, in the "
-        "whole model with its head"
-        + (
-            f"; left out, since what was set excludes their parts: {', '.join(left_out)}"
-            if left_out
-            else ""
-        )
+        f"{sizes.vocab_size:,}, context {sizes.context}; matmuls and multiply-adds: of one token, "
+        "in the whole model with its head"
     )
-    show(described, [sizes_table(found), note], as_json=screen.json)
+    if left_out:
+        note += f"; left out, since what was set excludes their parts: {', '.join(left_out)}"
+    columns = ("block", "what it is", "parameters", "matmuls", "multiply-adds")
+    rows = [
+        (s.preset, s.summary, f"{s.parameters:,}", f"{s.matmuls:,}", _millions(s.multiply_adds))
+        for s in found
+    ]
+    show(described, [plain_table(columns, rows, left=2), note], as_json=screen.json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSize:
+    """Size of a model of one preset."""
+
+    preset: str
+    """Name of the block."""
+    summary: str
+    """What it is and what it removes."""
+    parameters: int
+    """Trainable numbers, tied ones once."""
+    matmuls: int
+    """Matrix products of one token: weights, scores and mix of each layer, and the head."""
+    multiply_adds: int
+    """Multiplications with an addition of one token, the last of a full context or window; without
+    the centre of shaped attention, which is a mean."""
+
+
+def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
+    """Count parameters and products of every preset at the same sizes, with the same slots.
+
+    Args:
+        sizes: layers, widths, vocabulary and context.
+
+    Returns:
+        One entry a preset, without those whose parts exclude what was set.
+
+    Raises:
+        ArgumentError: sizes that do not fit, or slots that no preset can have.
+    """
+    from hessblocks.blocks import PRESETS
+
+    found, refusal = [], None  # the first: of a block that has most of what can be set
+    for name in PRESETS:
+        try:
+            found.append(_size(name, sizes))
+        except ArgumentError as error:
+            refusal = refusal or error
+    if refusal and not (found and (sizes.slots or sizes.position)):
+        raise refusal
+    return found
+
+
+def _size(name: str, sizes: PresetSizes) -> BlockSize:
+    """Count one preset on its layers alone, whose weights have a shape and no memory."""
+    from hessblocks.blocks import Position, part_of, preset, slot_pairs, summary, with_slots
+
+    fields = {name: getattr(sizes, name) for name in ("width", "heads", "mlp_width")}
+    if sizes.position is not None:
+        fields["position"] = part_of(sizes.position, Position, "position")
+    block = with_slots(preset(name, **fields), slot_pairs(sizes.slots))
+    model = _trunk(block, sizes)
+    weights = [*_applied_weights(model), embedding := sizes.vocab_size * sizes.width]
+    seen = min(sizes.context, block.attention.window or sizes.context)
+    return BlockSize(
+        preset=name,
+        summary=summary(name),
+        parameters=embedding + sum(parameter.numel() for parameter in model.parameters()),
+        matmuls=len(weights) + 2 * sizes.depth,
+        multiply_adds=sum(weights) + 2 * sizes.depth * seen * sizes.width,
+    )
+
+
+def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
+    """Build what a model has besides the token embedding, to which its head is tied."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    from hessblocks.blocks import Block
+
+    class WithoutValues(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
+        ) -> Any:
+            """Skip `torch.nn.init`: what it needs for weights without memory loads for a second."""
+            if getattr(function, "__module__", "") == "torch.nn.init":
+                return keywords["tensor"]
+            return function(*arguments, **(keywords or {}))
+
+    with torch.device("meta"), WithoutValues():
+        layers = [Block(block, layer, sizes.depth) for layer in range(sizes.depth)]
+        position = block.position.build(sizes.context, sizes.width)
+        parts = [*layers, position, block.final_norm.build(sizes.width)]
+    return torch.nn.ModuleList(filter(None, parts))
+
+
+def _applied_weights(model: nn.Module) -> Iterator[int]:
+    """Count the entries of each matrix that a token's vector is multiplied by."""
+    from torch import nn
+
+    from hessblocks.blocks import ReparametrisedLinear
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield module.weight.numel()
+        elif isinstance(module, ReparametrisedLinear):
+            yield module.update.numel()
+
+
+def _millions(count: int) -> str:
+    """Write a count in millions; whole where little would be left of it."""
+    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"

@@ -1,4 +1,4 @@
-"""`hessblocks report`: the HTML page of runs and studies that are finished, or as far as they are."""
+"""`hessblocks report`: the HTML page of runs and studies, finished or as far as they are."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def report(
 ) -> None:
     """Write figures and report.html into run folders, from their files alone.
 
-    Each page goes into its own folder and nothing is measured: there is no --out, --seed or --device.
+    Each page goes into its own folder and nothing is measured: there is no --out, --seed or
+    --device.
     What a run or study lacks is listed, on the page and here.
     """
     kinds = {folder: kind_of(folder) for folder in folders}
     for folder in folders:
         _refuse_model(folder)
-    writers = {folder: kind.write_page if kind else _run_page for folder, kind in kinds.items()}
-    written = [write(folder) for folder, write in writers.items()]
+    written = [kind.write_page(folder) for folder, kind in kinds.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
     found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
     lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
@@ -45,35 +45,34 @@ def report(
 
 
 def _refuse_model(folder: Path) -> None:
-    """A page inside a saved model would be a foreign file there."""
+    """Refuse to write a page into a saved model, where it would be a foreign file."""
     from hessblocks.storage import MANIFEST
 
     if (folder / MANIFEST).is_file():
         raise ArgumentError(
-            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder of its run."
+            f"DIR: {folder} is a saved model or a checkpoint, which has no page; give the folder "
+            "of its run."
         )
 
 
-def kind_of(folder: Path) -> FolderKind | None:
+def kind_of(folder: Path) -> FolderKind:
     """Find which kind of folder a command wrote.
 
     Returns:
-        The kind, as another distribution offers it; None for a run of ours.
+        The kind, as another distribution offers it, or that of our own runs.
 
     Raises:
         ArgumentError: no command wrote it, or one whose distribution is not installed.
         RunError: it cannot be read.
     """
-    from hessblocks.storage import refuse_links
+    from hessblocks.storage import check_folder, refuse_links
 
     refuse_links(folder)
     try:
-        for kind in folder_kinds():
+        ours = FolderKind(holds=_is_run, write_page=_run_page, check=check_folder)
+        for kind in (*folder_kinds(), ours):
             if kind.holds(folder):
                 return kind
-        if (folder / "config.json").is_file():
-            _refuse_foreign(folder)
-            return None
     except OSError as error:
         raise RunError(
             f"DIR: {folder} cannot be read ({error.strerror}); change its permissions."
@@ -86,19 +85,20 @@ def kind_of(folder: Path) -> FolderKind | None:
     )
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Say what to install for a folder that a command of another distribution wrote."""
+def _is_run(folder: Path) -> bool:
+    """Tell whether a command of ours wrote a folder; say what to install for another one's."""
     from hessblocks.storage import read_object
 
-    command = ""
+    path, command = folder / "config.json", ""
     with suppress(RunError):  # a damaged config.json is for whoever reads it
-        command = str(read_object(folder / "config.json").get("command"))
+        command = str(read_object(path).get("command")) if path.is_file() else ""
     if lacking := lacking_for(command):
         raise ArgumentError(f"DIR: {folder} was written by `hessblocks {command}`; {lacking}")
+    return path.is_file()
 
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
-    """The page of a run, which lacks nothing."""
+    """Write the page of a run, which lacks nothing."""
     from hessblocks.report import write_curvature_report, write_report
     from hessblocks.storage import held, is_curvature_run
 

@@ -22,8 +22,8 @@ def signal(
         Parameter(
             name="MODEL",
             help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
-            "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain is "
-            "the same block with plain softmax attention.",
+            "preset:NAME for a block of `hessblocks presets` at initialisation; preset:NAME-plain "
+            "is the same block with plain softmax attention.",
         ),
     ] = None,
     /,

@@ -8,7 +8,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.cli.completion import completer
 from hessblocks.escape import shell_line
 from hessblocks.settings import (
     DataSettings,
@@ -20,7 +19,8 @@ from hessblocks.settings import (
 
 _LOAD = (
     "import sys, hessblocks, transformers; "
-    'print(transformers.pipeline("text-generation", sys.argv[1])("def", max_new_tokens=8)[0]["generated_text"])'
+    'print(transformers.pipeline("text-generation", sys.argv[1])'
+    '("def", max_new_tokens=8)[0]["generated_text"])'
 )
 
 
@@ -30,7 +30,7 @@ def train(
         str,
         Parameter(
             help="Name of a block; `hessblocks presets` lists them.",
-            completer=completer("preset"),
+            completer=options.completer("preset"),
         ),
     ],
     /,
@@ -48,7 +48,7 @@ def train(
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.cli.terminal import carry_out
+    from hessblocks.cli.commands.work import carry_out
 
     folder = out or Path("runs", preset)
     settings = RunSettings(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,14 +29,14 @@ def verify(
     out: Annotated[
         Path | None, Parameter(help="Folder to write every error to, as verify.json.")
     ] = None,
-    seed: Annotated[int, options.within(SEED, "Random seed of the inputs.")] = 0,
+    seed: Annotated[int, options.within("Random seed of the inputs.", *SEED)] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Compare closed forms with autodiff on this machine: layers, and last layers of tiny models of every kind."""
+    """Compare closed forms with autodiff: layers, and last layers of tiny models of every kind."""
     import torch
 
-    from hessblocks.cli.terminal import counter, show
+    from hessblocks.cli.terminal import make_progress, show
     from hessblocks.curvature import verify_last_blocks
     from hessblocks.storage import write_json
     from hessblocks.theory import CASES, verify_closed_forms
@@ -45,19 +45,30 @@ def verify(
     chosen = resolve_device(device)
     precision = getattr(torch, dtype)
     models = _models() if dtype == "float64" else {}
-    with counter(len(CASES) + len(models)) as step:
+    progress, count = make_progress(), itertools.count(1)
+    with progress.stage("comparing", total=len(CASES) + len(models)):
+
+        def step(_: str) -> None:
+            progress.step(next(count), None)
+
         checks = verify_closed_forms(dtype=precision, device=chosen, seed=seed, progress=step)
         checks += verify_last_blocks(models, seed=seed, progress=step)
-    described = _summary(checks, dtype, chosen)
+    failed = [check for check in checks if not check.passed]
+    described = {
+        "command": "verify",
+        "dtype": dtype,
+        "device": chosen,
+        "passed": not failed,
+        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
+    }
     if out is not None:
         write_json(out / "verify.json", described)
     last = "last layers on the CPU" if models else "last layers are compared in float64 alone"
     note = (
-        f"{len(checks)} blocks and parts in {dtype} on {chosen} ({last}): {_verdict(checks)}; shown are "
-        "the largest relative errors (Frobenius norm) against autodiff"
+        f"{len(checks)} blocks and parts in {dtype} on {chosen} ({last}): {_verdict(checks)}; "
+        "shown are the largest relative errors (Frobenius norm) against autodiff"
     )
     show(described, [_table(checks)], [note], as_json=screen.json)
-    failed = [check for check in checks if not check.passed]
     if failed:
         worst = max(failed, key=lambda check: check.error)
         raise RunError(
@@ -67,34 +78,15 @@ def verify(
 
 
 def _models() -> dict[str, Callable[[], Any]]:
-    """Tiny models: of every preset, and of every family."""
+    """Make tiny models: of every preset, and of every family."""
     from hessblocks.blocks import PRESETS
     from hessblocks.curvature import FAMILY_MODELS
     from hessblocks.models import build
 
-    size: dict[str, Any] = {
-        "depth": 2,
-        "width": 4,
-        "heads": 2,
-        "vocab_size": 7,
-        "context": 6,
-        "mlp_width": 6,
-    }
-    presets = {
-        f"hessblocks, {name}": partial(build, name, **size, tie_word_embeddings=False)
-        for name in PRESETS
-    }
+    size: dict[str, Any] = {"depth": 2, "width": 4, "heads": 2, "mlp_width": 6}
+    text: dict[str, Any] = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
+    presets = {f"hessblocks, {name}": partial(build, name, **size, **text) for name in PRESETS}
     return {**presets, **FAMILY_MODELS}
-
-
-def _summary(checks: Sequence[Check], dtype: str, device: str) -> dict[str, Any]:
-    return {
-        "command": "verify",
-        "dtype": dtype,
-        "device": device,
-        "passed": all(check.passed for check in checks),
-        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
-    }
 
 
 def _table(checks: Sequence[Check]) -> Any:
@@ -102,7 +94,7 @@ def _table(checks: Sequence[Check]) -> Any:
     from hessblocks.conventions import PARTS
 
     rows = []
-    for case, group in groupby(checks, key=lambda check: check.case):
+    for case, group in itertools.groupby(checks, key=lambda check: check.case):
         own = list(group)
         errors = [max(check.error for check in own if check.part == part) for part in PARTS]
         blocks = str(len(own) // len(PARTS))
@@ -112,6 +104,5 @@ def _table(checks: Sequence[Check]) -> Any:
 
 def _verdict(checks: Sequence[Check]) -> str:
     failed = sum(not check.passed for check in checks)
-    return (
-        f"{failed} above {checks[0].bound:.0e}" if failed else f"all within {checks[0].bound:.0e}"
-    )
+    within = f"{failed} above" if failed else "all within"
+    return f"{within} {checks[0].bound:.0e}"

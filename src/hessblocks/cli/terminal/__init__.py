@@ -1,8 +1,14 @@
-"""Tables and progress bars on the terminal."""
+"""Tables and progress bars on the terminal; nothing heavy is imported."""
 
-from hessblocks.cli.terminal.bars import counter, make_progress, task_bars
-from hessblocks.cli.terminal.console import plain_table, show, sizes_table
-from hessblocks.cli.terminal.curvature_screen import curvature_table, summary_lines
+from hessblocks.cli.terminal.bars import make_progress, task_bars
+from hessblocks.cli.terminal.console import (
+    NARROWEST,
+    WIDE,
+    comparison_table,
+    curvature_table,
+    plain_table,
+    show,
+    summary_lines,
+    time_line,
+)
 from hessblocks.cli.terminal.signal_screen import described, lines
-from hessblocks.cli.terminal.sizes import block_sizes
-from hessblocks.cli.terminal.work import carry_out

@@ -1,4 +1,4 @@
-"""What is going on, on standard error: a bar on a terminal, a line for each finished stage elsewhere."""
+"""Show progress on standard error: a bar on a terminal, elsewhere a line a finished stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,20 +23,20 @@ from hessblocks.escape import printable
 from hessblocks.progress import Progress
 
 
-def task_bars(*columns: ProgressColumn, field: str, transient: bool = True) -> Bars:
-    """Bars on standard error: what, how far, the columns, and a field of the task."""
+def task_bars(*columns: ProgressColumn, field: str, **options: Any) -> Bars:
+    """Make bars on standard error: what, how far, the columns, and a field of the task."""
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         *columns,
         TextColumn(f"{{task.fields[{field}]}}", markup=False),
         console=Console(stderr=True),
-        transient=transient,
+        **options,
     )
 
 
-class BarProgress(Progress):
-    """One bar for the stage under way, a pulse where its steps are not counted."""
+class ScreenProgress(Progress):
+    """A bar for the stage under way on a terminal; elsewhere a line when a stage is over."""
 
     def note(self, text: str) -> None:
         """Write the line."""
@@ -43,52 +44,26 @@ class BarProgress(Progress):
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Show a bar meanwhile."""
+        """Show a bar meanwhile, or say what is over, its time and its last loss."""
+        what, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
+        hidden = not sys.stderr.isatty()
         columns = TimeElapsedColumn(), TimeRemainingColumn()
-        with super().stage(name, detail, total), task_bars(*columns, field="loss") as self._bars:
-            self._task = self._bars.add_task(printable(f"{name} {detail}"), total=total, loss="")
-            yield
-
-    def step(self, done: int, loss: float | None) -> None:
-        """Move the bar."""
-        shown = "" if loss is None else f"loss {loss:.3f}"
-        self._bars.update(self._task, completed=done, loss=shown)
-
-
-class LineProgress(Progress):
-    """A line when a stage is over."""
-
-    def note(self, text: str) -> None:
-        """Write the line."""
-        print(printable(text), file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Say what is over, its time and its last loss."""
-        self._loss, start = "", time.perf_counter()
+        self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
         try:
-            with super().stage(name, detail, total):
+            with super().stage(name, detail, total), self._bars:
+                self._task = self._bars.add_task(what, total=total, loss="")
                 yield
         finally:
-            what, seconds = printable(f"{name} {detail}".strip()), time.perf_counter() - start
-            print(f"{what}: {seconds:.1f} s{self._loss}", file=sys.stderr, flush=True)
+            if hidden:
+                told = f", training {self._loss}" if self._loss else ""
+                self.note(f"{what}: {time.perf_counter() - start:.1f} s{told}")
 
     def step(self, done: int, loss: float | None) -> None:
-        """Remember the last loss."""
-        self._loss = "" if loss is None else f", training loss {loss:.3f}"
+        """Move the bar, and remember the last loss."""
+        self._loss = "" if loss is None else f"loss {loss:.3f}"
+        self._bars.update(self._task, completed=done, loss=self._loss)
 
 
 def make_progress() -> Progress:
-    """A bar where standard error is a terminal, else lines; of several processes the first shows it."""
-    if os.environ.get("RANK", "0") != "0":
-        return Progress()
-    return BarProgress() if sys.stderr.isatty() else LineProgress()
-
-
-@contextlib.contextmanager
-def counter(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of `total` named steps on a terminal, nothing elsewhere; call it as each step begins."""
-    hidden = not sys.stderr.isatty()
-    with Bars(console=Console(stderr=True), transient=True, disable=hidden) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda name: bars.update(task, description=name, advance=1)
+    """Choose what is shown of a stage; of several processes the first alone shows it."""
+    return ScreenProgress() if os.environ.get("RANK", "0") == "0" else Progress()

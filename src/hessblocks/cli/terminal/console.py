@@ -1,9 +1,8 @@
-"""Tables and closing lines on the terminal."""
+"""Print tables and closing lines on the terminal."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hessblocks.cli.terminal.sizes import BlockSize
 from hessblocks.escape import printable, printable_lines
-from hessblocks.report import Comparison, ComparisonRow, by_name, ratio_text
+from hessblocks.report import Comparison, norm_text, ratio_text, short_names, with_interval
 from hessblocks.statistics import Average
+from hessblocks.storage import CurvatureResults
 
 NARROWEST = 120
 """Characters of a line where the output is not a terminal."""
@@ -30,7 +29,7 @@ def show(
     as_json: bool,
     width: int = NARROWEST,
 ) -> None:
-    """What a command found, on standard output.
+    """Print what a command found on standard output.
 
     Args:
         described: printed as one JSON object, where that was asked for; nothing else is then.
@@ -52,7 +51,7 @@ def show(
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """A table; all but the first `left` columns are aligned to the right."""
+    """Make a table; all but the first `left` columns are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(printable_lines(column), justify="left" if index < left else "right")
@@ -62,7 +61,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def comparison_table(found: Comparison) -> Table:
-    """The comparison, one block a row; what was matched last."""
+    """Make the table of a comparison, one block a row; what was matched last."""
     columns = (
         "block",
         "parameters",
@@ -91,52 +90,8 @@ def comparison_table(found: Comparison) -> Table:
     )
 
 
-def sizes_table(sizes: Sequence[BlockSize]) -> Table:
-    """The presets, one a row."""
-    return plain_table(
-        ("block", "what it is", "parameters", "matmuls", "multiply-adds"),
-        [
-            (
-                s.preset,
-                s.summary,
-                f"{s.parameters:,}",
-                f"{s.matmuls:,}",
-                _millions(s.multiply_adds),
-            )
-            for s in sizes
-        ],
-        left=2,
-    )
-
-
-def _millions(count: int) -> str:
-    """Write a count in millions; whole where little would be left of it."""
-    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"
-
-
-def zero_group_lines(rows: Sequence[ComparisonRow]) -> list[str]:
-    """The groups that are left out of a ratio because their norm is exactly 0."""
-    blocks: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for moment, ratio in row.ratios.items():
-            if ratio.zero_groups:
-                groups = _condensed(ratio.zero_groups)
-                blocks.setdefault((moment, groups), []).append(row.preset)
-    return [
-        f"zero curvature {moment} training, left out of the ratio: {groups} ({', '.join(presets)})"
-        for (moment, groups), presets in blocks.items()
-    ]
-
-
-def _condensed(groups: Sequence[str]) -> str:
-    """Names of groups, those of several layers together: layers.{0,1}.attention.key."""
-    numbers = {name: ",".join(map(str, own)) for name, own in by_name(groups).items()}
-    braced = {name: f"{{{own}}}" if "," in own else own for name, own in numbers.items()}
-    return ", ".join(f"layers.{own}.{name}" if own else name for name, own in braced.items())
-
-
 def time_line(seconds: Mapping[str, float], total: float) -> str:
-    """How long it took, and the share of each stage."""
+    """Say how long it took, and the share of each stage."""
     shares = ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
     return f"{total:.0f} s: {shares}"
 
@@ -148,9 +103,27 @@ def _number(average: Average | None, form: str) -> str:
     return f"{average.value:{form}}{error}"
 
 
-def significant(value: float, digits: int) -> str:
-    """So many significant digits, written out with thousands separators up to ten million."""
-    if not 1e-3 <= abs(value) < 1e7:
-        return f"{value:.{digits - 1}e}"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{round(value, decimals):,.{max(decimals, 0)}f}"
+def curvature_table(results: CurvatureResults, most: int) -> Table:
+    """Make the table of norms, one group a row, the largest first."""
+    rows = [
+        (group, *(norm_text(results.norms[group][part]) for part in results.parts))
+        for group in results.by_size()[:most]
+    ]
+    return plain_table(("group", *(f"‖{part}‖" for part in results.parts)), rows)
+
+
+def summary_lines(results: CurvatureResults, most: int) -> list[str]:
+    """Say what the table means, and the numbers of the model as a whole."""
+    lines = ["Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error"]
+    if len(results.norms) > most:
+        lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
+    for part, ratio in results.heterogeneity.items():
+        text = norm_text(ratio)
+        if ratio.low < ratio.high:
+            text = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+        lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
+    for part, found in results.off_diagonal_shares.items():
+        lines.append(f"off-diagonal share of {part}: {norm_text(found)}")
+    for part, names in results.zero_groups().items():
+        lines.append(f"zero curvature ({part}): {short_names(names)}")
+    return lines

@@ -1,4 +1,4 @@
-"""What `hessblocks signal` shows on the terminal, and says as JSON."""
+"""Show the signal through layers on the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from hessblocks.cli.terminal.console import plain_table, significant
-from hessblocks.signal import COLLAPSED, rank_collapse
+from hessblocks.cli.terminal.console import plain_table
+from hessblocks.report import number
 
 SHOWN = 8
 """Layers of each model in the table; results.csv has them all."""
@@ -31,7 +31,7 @@ Layers = dict[Any, dict[str, float]]
 
 
 def by_model(rows: Rows) -> dict[str, Layers]:
-    """The rows of each model, layer by layer."""
+    """Sort rows by model and layer."""
     found: dict[str, Layers] = {}
     for row in rows:
         name = GRADIENT + row["role"] if row["role"] else row["quantity"]
@@ -40,14 +40,16 @@ def by_model(rows: Rows) -> dict[str, Layers]:
 
 
 def collapse(layers: Layers) -> int | None:
-    """The layer from which on tokens are alike, or None."""
+    """Find the layer from which on tokens are alike; None where they are not."""
+    from hessblocks.signal import rank_collapse
+
     return rank_collapse(
         [values["token_similarity"] for layer, values in layers.items() if layer != ""]
     )
 
 
 def described(rows: Rows) -> dict[str, Any]:
-    """Every number, by model and layer; an infinite one is null."""
+    """Describe every number, by model and layer; an infinite one is null."""
     return {
         model: {
             "rank_collapse_from_layer": collapse(layers),
@@ -64,19 +66,21 @@ def described(rows: Rows) -> dict[str, Any]:
 
 
 def lines(rows: Rows) -> Iterator[Table | str]:
-    """Tables and what they amount to."""
+    """Yield the tables and what they amount to."""
+    from hessblocks.signal import COLLAPSED
+
     models = by_model(rows)
     yield _table(models, QUANTITIES, inputs=True)
     values = [values for layers in models.values() for values in layers.values()]
-    roles = {name: name.removeprefix(GRADIENT) for one in values for name in one}
-    gradients = {name: role for name, role in roles.items() if role != name}
+    names = (name for one in values for name in one if name.startswith(GRADIENT))
+    gradients = {name: name.removeprefix(GRADIENT) for name in names}
     table = _table(models, gradients, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
     yield table
     yield (
         "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
-        "collapse; norm: root mean square; entropy: of the shaped matrix, nats; gradients: Euclidean "
-        "norms; ≥: a lower bound"
+        "collapse; norm: root mean square; entropy: of the shaped matrix, nats; gradients: "
+        "Euclidean norms; ≥: a lower bound"
     )
     for name, layers in models.items():
         from_layer = collapse(layers)
@@ -84,11 +88,12 @@ def lines(rows: Rows) -> Iterator[Table | str]:
         if from_layer is None:
             yield f"{name}: no rank collapse (token similarity {last:.3f} after the last layer)"
         else:
-            yield f"{name}: rank collapse, token similarity above {COLLAPSED} from layer {from_layer} on"
+            alike = f"token similarity above {COLLAPSED} from layer {from_layer} on"
+            yield f"{name}: rank collapse, {alike}"
 
 
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
-    """Some layers of each model, one a row; columns are names and titles."""
+    """Show some layers of each model, one a row; columns are names and titles."""
     rows = [
         (
             name,
@@ -103,7 +108,7 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: 
 
 
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
-    """The inputs, and layers spread evenly, the first and the last among them."""
+    """Choose the inputs, and layers spread evenly, the first and the last among them."""
     items = list(layers.items())
     inputs, rest = items[:1], items[1:]
     count = min(SHOWN, len(rest))
@@ -118,4 +123,4 @@ def _cell(values: Mapping[str, float], quantity: str) -> str:
     if math.isinf(value):
         return "∞"
     bound = "≥ " if quantity == "jacobian_condition" else ""
-    return bound + ("0" if value == 0 else significant(value, 2))
+    return bound + number(value)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.settings import with_defaults
 from hessblocks.storage import (
     differences,
     held,
@@ -117,7 +116,7 @@ class RunFolder:
     def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
         new = json.loads(json.dumps(config))
         try:
-            old = with_defaults(read_object(self.config))
+            old = read_object(self.config)
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             command = new.get("command")
             other = old.get("command") != command

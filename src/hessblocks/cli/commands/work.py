@@ -1,4 +1,4 @@
-"""What the training commands share: data, the work itself, the report, what is shown at the end."""
+"""Carry out a training command: data, the work itself, the report, what is shown at the end."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 from rich.table import Table
 
 from hessblocks.cli.interruption import interruptible
-from hessblocks.cli.terminal.bars import make_progress
-from hessblocks.cli.terminal.console import (
+from hessblocks.cli.terminal import (
     NARROWEST,
     WIDE,
     comparison_table,
+    make_progress,
     show,
     time_line,
-    zero_group_lines,
 )
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import Comparison, compare_results, summary, write_report
+from hessblocks.report import Comparison, compare_results, summary, write_report, zero_groups
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import load_results
 from hessblocks.training import is_first
@@ -77,10 +76,14 @@ def carry_out(
 
 def _lines(found: Comparison) -> Iterator[Table | str]:
     yield comparison_table(found)
-    yield "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed over threads"
+    yield (
+        "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
+        "over threads"
+    )
     if any(row.before for row in found.rows):
         yield (
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
             "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
-    yield from zero_group_lines(found.rows)
+    if zeros := zero_groups(found.rows):
+        yield zeros
