@@ -19,8 +19,8 @@ import pytest
 import torch.distributed as dist
 
 from hessblocks.cli.app import main
-from hessblocks.training import heartbeat, ranks
-from hessblocks.training.trainer.guarded import GuardedTrainer
+from hessblocks.training import ranks
+from hessblocks.training.trainer import GuardedTrainer
 from tests.cli.helpers import SIZES, use_the_terminal
 from tests.data.helpers import write_code
 
@@ -32,7 +32,7 @@ NO_SIGN = (
 )
 
 
-class Noted(heartbeat.Heart):
+class Noted(ranks.Heart):
     """Notes who is lost, where a heart would end its process."""
 
     noted: list[int] | None = None
@@ -152,7 +152,7 @@ def live(
     os.dup2(descriptor, 2)
     use_the_terminal()
     os.environ.update(environment)
-    heartbeat.EVERY, heartbeat.PATIENCE = EVERY, PATIENCE
+    ranks.EVERY, ranks.PATIENCE = EVERY, PATIENCE
     before(int(environment["RANK"]))
     sys.exit(main(words))
 
@@ -231,7 +231,7 @@ def fails_at_the_fourth_step(failing: int, rank: int) -> None:
 def stops_before_it_beats(stopping: int, rank: int) -> None:
     """The watch of the others begins, that of the stopped one never does."""
     if rank == stopping:
-        heartbeat.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
+        ranks.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
 
 
 def stops_before_it_meets(stopping: int, rank: int) -> None:

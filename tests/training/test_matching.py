@@ -22,9 +22,9 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training import matching
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.cost import update_flops
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import build_model
-from hessblocks.training.trainer.update_cost import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers, unsealed
 
 MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))

@@ -42,5 +42,4 @@ from hessblocks.settings.run_settings import (
     SharedSettings,
     with_defaults,
 )
-from hessblocks.settings.run_size import RunSize
 from hessblocks.settings.said_again import said_again

@@ -15,16 +15,13 @@ from hessblocks.data import Corpus
 from hessblocks.progress import Progress
 from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
+from hessblocks.training.cost import start_counting
+from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.heartbeat import beating
+from hessblocks.training.observer import Observer
 from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
-from hessblocks.training.trainer import (
-    Divergence,
-    Observer,
-    Recorder,
-    make_trainer,
-    start_counting,
-)
+from hessblocks.training.recorder import Recorder
+from hessblocks.training.trainer import make_trainer
 
 Order = Callable[[Corpus], object]
 """What all processes do together; of functions at the top of a module, so that it can travel."""
@@ -50,7 +47,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     check(settings, presets, corpus)
     settings.training.sequences_each(ranks.asked_for())
     ranks.join(settings.device)
-    with beating():
+    with ranks.beating():
         if not ranks.is_first():
             while order := hear():
                 order(corpus)

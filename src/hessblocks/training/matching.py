@@ -13,9 +13,9 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.storage import read_object, write_json
+from hessblocks.training.cost import step_seconds, update_flops
 from hessblocks.training.execution import give
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.trainer import step_seconds, update_flops
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,9 +20,7 @@ from hessblocks.settings import (
     ComparisonSettings,
     ModelSettings,
     RunSettings,
-    RunSize,
     SharedSettings,
-    TrainingSettings,
     chooses,
 )
 from hessblocks.training import ranks
@@ -78,38 +76,6 @@ def closed_tracker(name: str) -> Iterator[None]:
     finally:  # a caller who catches an error would go on in it
         if name == "wandb" and ranks.is_first():
             importlib.import_module("wandb").finish()
-
-
-def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:
-    """A run of a given size, on the best device of this machine.
-
-    Args:
-        size: of model and training; further fields of it that are settings of either count too.
-        preset: name of the block.
-        seed: of the weights and of the order of the data.
-        **training: further fields of `TrainingSettings`; an optimiser brings its own defaults.
-
-    Returns:
-        The run.
-
-    Raises:
-        ArgumentError: a value outside its range.
-    """
-
-    def common(kind: type) -> dict[str, Any]:
-        return {
-            field.name: getattr(size, field.name)
-            for field in fields(kind)
-            if hasattr(size, field.name)
-        }
-
-    return RunSettings(
-        preset=preset,
-        seed=seed,
-        model=ModelSettings(**common(ModelSettings)),
-        training=TrainingSettings.chosen(**common(TrainingSettings) | training),
-        device=resolve_device("auto"),
-    )
 
 
 @contextmanager

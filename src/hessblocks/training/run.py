@@ -35,10 +35,11 @@ from hessblocks.storage import (
     warn_of_another_environment,
     write_results,
 )
+from hessblocks.training.cost import update_flops
 from hessblocks.training.execution import carry_out, give
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
+from hessblocks.training.observer import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
-from hessblocks.training.trainer import map_rows, update_flops
 
 
 class Run:

@@ -36,8 +36,8 @@ from hessblocks.curvature import (
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.storage import Tabular
 from hessblocks.training import ranks
+from hessblocks.training.observer import in_its_own_precision
 from hessblocks.training.trained_gains import gain_values
-from hessblocks.training.trainer.observer import in_its_own_precision
 
 Groups = (
     Mapping[str, ParameterGroup]

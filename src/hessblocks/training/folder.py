@@ -1,4 +1,4 @@
-"""Find, keep and write checkpoints; one counts where its manifest, which is written last, fits its files."""
+"""Run folder and its checkpoints: whose it is, who writes there, where training goes on."""
 
 from __future__ import annotations
 
@@ -6,28 +6,160 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import HessblocksPreTrainedModel, write_card
 from hessblocks.quiet import quiet
+from hessblocks.settings import with_defaults
 from hessblocks.storage import (
     MANIFEST,
     atomic_folder,
     check_manifest,
+    differences,
     fault_in_lines,
+    held,
+    identity_in,
+    keep_environment,
     read_lines,
+    read_object,
     remembered_in,
+    remove_partials,
+    run_path,
     set_aside,
+    sync,
+    write_json,
+    write_manifest,
     write_text,
 )
-from hessblocks.training.folder.run_folder import RunFolder
+
+
+class RunFolder:
+    """Files of a run or a comparison."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        """All settings."""
+        self.environment = path / "environment.json"
+        """Versions and hardware."""
+        self.metrics = path / "metrics.jsonl"
+        """Losses along training, one a line."""
+        self.observations = path / "observations.jsonl"
+        """Gains, signal and curvature along training, one value a line."""
+        self.budget = path / "budget.json"
+        """What each preset of a matched comparison may spend, and its number of steps."""
+        self.results = path / "results.csv"
+        """Measured values, one a row."""
+        self.checkpoints = path / "checkpoints"
+        """Checkpoints of a run under way."""
+        self.model = path / "model"
+        """The trained model and its tokeniser, as Hugging Face reads them."""
+
+    @cached_property
+    def identity(self) -> str:
+        """What its files say that they are of: a digest of config.json."""
+        return identity_in(self.path)
+
+    def sync_lines(self) -> None:
+        """Wait until all lines so far are on the disk."""
+        for path in (self.metrics, self.observations):
+            if path.exists():
+                sync(path)
+
+    def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
+        """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
+
+        Args:
+            folder: with every file in its place.
+            name: that it has, or will have.
+            progress: what to remember, beside how many lines there are.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self.sync_lines()
+        lines = {path.name: len(read_lines(path)) for path in (self.metrics, self.observations)}
+        progress = {**progress, "lines": lines}
+        write_manifest(folder, self.identity, name, progress)
+
+    def run(self, preset: str, seed: int) -> RunFolder:
+        """The folder of one run of a comparison."""
+        return RunFolder(run_path(self.path, preset, seed))
+
+    def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
+        """Write config.json and environment.json, or check that they fit.
+
+        Args:
+            config: all settings.
+            growing: names of lists that may have more entries than they had.
+
+        Raises:
+            ArgumentError: the folder holds another run, or something else.
+            RunError: the folder cannot be written.
+        """
+        remove_partials(self.path)
+        if self.config.exists():
+            self._compare(config, growing)
+        elif self.path.exists() and any(path.name[0] != "." for path in self.path.iterdir()):
+            raise ArgumentError(
+                f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
+            )
+        if not self.config.exists():
+            write_json(self.config, config)
+        keep_environment(self.environment)
+
+    def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
+        new = json.loads(json.dumps(config))
+        try:
+            old = with_defaults(read_object(self.config))
+            more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            command = new.get("command")
+            other = old.get("command") != command
+            found = differences(old | more, new)
+        except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
+        if other:
+            raise ArgumentError(
+                f"--out: {self.path} holds something other than a run of `hessblocks {command}`; "
+                "choose a new or empty folder."
+            )
+        if found:
+            raise ArgumentError(
+                f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
+                "choose another folder or the same settings."
+            )
+        if more:
+            write_json(self.config, config)
+
+
+@contextmanager
+def claimed(
+    path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
+) -> Iterator[RunFolder]:
+    """The run folder, held for this process and prepared; the lock goes with the process.
+
+    Args:
+        path: of the folder.
+        config: all settings.
+        growing: as `RunFolder.prepare` takes it.
+
+    Raises:
+        ArgumentError: it holds something else.
+        RunError: it cannot be written, or another process writes there.
+    """
+    with held(path):
+        folder = RunFolder(path)
+        folder.prepare(config, growing)
+        yield folder
+
 
 KEPT = 2
 """How many checkpoints are kept, so that a damaged one costs little."""

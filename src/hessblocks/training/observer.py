@@ -29,8 +29,8 @@ from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSetti
 from hessblocks.storage import ResultRow, append_line
 from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
+from hessblocks.training.recorder import Line, Recorder
 from hessblocks.training.trained_gains import gain_values
-from hessblocks.training.trainer.recorder import Line, Recorder
 
 
 class Observer(TrainerCallback):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,11 +15,10 @@ from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
 from hessblocks.training import ranks
+from hessblocks.training.cost import StepClock, allocated_peak
+from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder, prune
-from hessblocks.training.trainer.divergence import Divergence
-from hessblocks.training.trainer.guarded import GuardedTrainer
-from hessblocks.training.trainer.memory import allocated_peak
-from hessblocks.training.trainer.update_cost import StepClock
+from hessblocks.training.trainer import GuardedTrainer
 
 Line = dict[str, Any]
 
@@ -182,15 +181,3 @@ class Recorder(StepClock):
         if self.folder and ranks.is_first():
             append_line(self.folder.metrics, line)
         self.listener(line)
-
-
-def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
-    """(step, validation loss) of a line; the loss is None where training diverged.
-
-    Returns:
-        None for a training loss.
-    """
-    if line["split"] == "train" and "diverged" not in line:
-        return None
-    loss = line["loss"]
-    return line["step"], loss if loss is not None and math.isfinite(loss) else None
