@@ -39,8 +39,8 @@ class Source:
     """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
     fingerprint: str
     """SHA-256 of the relative paths and contents."""
-    links: int = 0
-    """Files of a folder of the user's that are links, which are not followed."""
+    links: int | None = None
+    """Files of a folder of the user's that are links, which are not followed; None for others."""
 
     @property
     def by_tail(self) -> bool:
@@ -72,22 +72,15 @@ def standard_library() -> Source:
         RunError: the interpreter comes without source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [
-        path
-        for path in _files(root)
-        if path.endswith(".py") and not Path(path).name.startswith("_sysconfigdata")
-    ]
-    tests = [path for path in paths if TEST_FOLDERS & set(path.split("/"))]
-    library = [path for path in paths if not TEST_FOLDERS & set(path.split("/"))]
+    paths = [path for path in _python(root) if not Path(path).name.startswith("_sysconfigdata")]
+    library = [path for path in paths if not _is_test(path)]
     if len(library) < FEW_FILES:
         raise RunError(
             f"python-code: the interpreter ({sys.executable}) has no source of its standard "
             "library; give text of your own with --data PATH."
         )
-    splits = _by_file(library) | {"test-domain": _held_out(tests)}
-    return Source(
-        name="python-code", root=root, splits=splits, fingerprint=fingerprint(root, paths)
-    )
+    splits = _by_file(library) | {"test-domain": _held_out([p for p in paths if _is_test(p)])}
+    return _source("python-code", root, paths, splits)
 
 
 def package_files(name: str) -> Source:
@@ -108,16 +101,10 @@ def package_files(name: str) -> Source:
     if len(folders := found.submodule_search_locations or []) != 1:
         raise ArgumentError(f"package {printable(name)}: no package in one folder; name another.")
     root = Path(folders[0])
-    paths = [
-        path
-        for path in _files(root)
-        if path.endswith(".py") and not TEST_FOLDERS & set(path.split("/"))
-    ]
+    paths = [path for path in _python(root) if not _is_test(path)]
     if len(paths) < FEW_FILES:
         raise ArgumentError(f"package {printable(name)}: {len(paths)} source files are too few.")
-    return Source(
-        name=name, root=root, splits=_by_file(paths), fingerprint=fingerprint(root, paths)
-    )
+    return _source(name, root, paths, _by_file(paths))
 
 
 def user_files(path: Path) -> Source:
@@ -144,13 +131,8 @@ def user_files(path: Path) -> Source:
             only = "no files but links, which are not followed" if found else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
-        return Source(
-            name=printable(path.resolve().name),
-            root=root,
-            splits=splits,
-            fingerprint=fingerprint(root, paths),
-            links=len(found) - len(paths),
-        )
+        links = len(found) - len(paths)
+        return _source(printable(path.resolve().name), root, paths, splits, links)
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
 
@@ -170,21 +152,37 @@ def read_text(path: Path) -> str | None:
         ArgumentError: the file cannot be read.
     """
     try:
-        content = path.read_bytes()
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise _unreadable(path, error) from error
-    if not content.strip() or b"\0" in content:
-        return None
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return None
+    return text if text.strip() and "\0" not in text else None
 
 
 def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
     return ArgumentError(
         f"--data: {path} cannot be read ({error.strerror}); change its permissions or leave it out."
     )
+
+
+def _source(
+    name: str,
+    root: Path,
+    paths: Sequence[str],
+    splits: dict[str, tuple[str, ...]],
+    links: int | None = None,
+) -> Source:
+    digest = fingerprint(root, paths)
+    return Source(name=name, root=root, splits=splits, fingerprint=digest, links=links)
+
+
+def _python(root: Path) -> list[str]:
+    return [path for path in _files(root) if path.endswith(".py")]
+
+
+def _is_test(path: str) -> bool:
+    return not TEST_FOLDERS.isdisjoint(path.split("/"))
 
 
 def _files(root: Path) -> Iterator[str]:
@@ -194,12 +192,9 @@ def _files(root: Path) -> Iterator[str]:
         raise _unreadable(error.filename, error) from error
 
     for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in _LEFT_OUT
-        )
-        for name in sorted(names):
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
+        folders[:] = sorted(n for n in folders if n[0] != "." and n not in _LEFT_OUT)
+        for path in (Path(folder, name) for name in sorted(names) if name[0] != "."):
+            if path.is_file():
                 yield path.relative_to(root).as_posix()
 
 
@@ -213,12 +208,8 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    validation = _held_out(paths)
-    held = set(validation)
-    return {
-        "train": tuple(path for path in paths if path not in held),
-        "validation": validation,
-    }
+    held = dict.fromkeys(_held_out(paths))
+    return {"train": tuple(path for path in paths if path not in held), "validation": tuple(held)}
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:

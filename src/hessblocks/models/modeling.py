@@ -23,9 +23,14 @@ from transformers.utils.generic import can_return_tuple
 
 from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
-from hessblocks.models.attention_functions import attention_kernel
+from hessblocks.models.attention_functions import (
+    attention_kernel,
+    check_mask,
+    has_own_mask,
+    padding,
+    starts_again,
+)
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.masks import check_mask, has_own_mask, padding, starts_again
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
 
