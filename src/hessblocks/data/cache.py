@@ -12,15 +12,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from hessblocks import storage
 from hessblocks.errors import RunError
-from hessblocks.storage import (
-    atomic_folder,
-    read_object,
-    remove_partials,
-    sha256,
-    stays_inside,
-    write_json,
-)
 
 MANIFEST = "manifest.json"
 
@@ -82,7 +75,7 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
                 warnings.warn(
                     f"cache: {found}; building {folder} again", CacheWarning, stacklevel=2
                 )
-            remove_partials(root, name)
+            storage.remove_partials(root, name)
             _build(folder, key, build)
     except OSError as error:
         raise RunError(
@@ -98,27 +91,27 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
 def _build(
     folder: Path, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
 ) -> None:
-    with atomic_folder(folder) as temporary:
+    with storage.atomic_folder(folder) as temporary:
         contents = build(temporary)
         files = {
-            path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
+            path.name: {"size": path.stat().st_size, "sha256": storage.sha256(path)}
             for path in sorted(temporary.iterdir())
         }
-        write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
+        storage.write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
 
 
 def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
     """The entry, or why it cannot be used."""
     try:
-        manifest = read_object(folder / MANIFEST)
+        manifest = storage.read_object(folder / MANIFEST)
         stale = [name for name in key if manifest["key"].get(name) != key[name]]
         if stale:
             return f"{folder.name} is out of date (other {', '.join(stale)})"
-        if not all(map(stays_inside, manifest["files"])):
+        if not all(map(storage.stays_inside, manifest["files"])):
             return f"{folder.name} is damaged (its manifest names files elsewhere)"
         for name, file in manifest["files"].items():
             path = folder / name
-            if path.stat().st_size != file["size"] or sha256(path) != file["sha256"]:
+            if path.stat().st_size != file["size"] or storage.sha256(path) != file["sha256"]:
                 return f"{folder.name} is damaged ({name} is not as it was written)"
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"

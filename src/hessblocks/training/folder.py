@@ -15,30 +15,11 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from hessblocks import storage
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import HessblocksPreTrainedModel, write_card
 from hessblocks.quiet import quiet
 from hessblocks.settings import with_defaults
-from hessblocks.storage import (
-    MANIFEST,
-    atomic_folder,
-    check_manifest,
-    differences,
-    fault_in_lines,
-    held,
-    identity_in,
-    keep_environment,
-    read_lines,
-    read_object,
-    remembered_in,
-    remove_partials,
-    run_path,
-    set_aside,
-    sync,
-    write_json,
-    write_manifest,
-    write_text,
-)
 
 
 class RunFolder:
@@ -66,13 +47,13 @@ class RunFolder:
     @cached_property
     def identity(self) -> str:
         """What its files say that they are of: a digest of config.json."""
-        return identity_in(self.path)
+        return storage.identity_in(self.path)
 
     def sync_lines(self) -> None:
         """Wait until all lines so far are on the disk."""
         for path in (self.metrics, self.observations):
             if path.exists():
-                sync(path)
+                storage.sync(path)
 
     def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
         """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
@@ -86,13 +67,15 @@ class RunFolder:
             RunError: it cannot be written.
         """
         self.sync_lines()
-        lines = {path.name: len(read_lines(path)) for path in (self.metrics, self.observations)}
+        lines = {
+            path.name: len(storage.read_lines(path)) for path in (self.metrics, self.observations)
+        }
         progress = {**progress, "lines": lines}
-        write_manifest(folder, self.identity, name, progress)
+        storage.write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:
         """The folder of one run of a comparison."""
-        return RunFolder(run_path(self.path, preset, seed))
+        return RunFolder(storage.run_path(self.path, preset, seed))
 
     def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
         """Write config.json and environment.json, or check that they fit.
@@ -105,7 +88,7 @@ class RunFolder:
             ArgumentError: the folder holds another run, or something else.
             RunError: the folder cannot be written.
         """
-        remove_partials(self.path)
+        storage.remove_partials(self.path)
         if self.config.exists():
             self._compare(config, growing)
         elif self.path.exists() and any(path.name[0] != "." for path in self.path.iterdir()):
@@ -113,17 +96,17 @@ class RunFolder:
                 f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
             )
         if not self.config.exists():
-            write_json(self.config, config)
-        keep_environment(self.environment)
+            storage.write_json(self.config, config)
+        storage.keep_environment(self.environment)
 
     def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
         new = json.loads(json.dumps(config))
         try:
-            old = with_defaults(read_object(self.config))
+            old = with_defaults(storage.read_object(self.config))
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             command = new.get("command")
             other = old.get("command") != command
-            found = differences(old | more, new)
+            found = storage.differences(old | more, new)
         except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
         if other:
@@ -137,7 +120,7 @@ class RunFolder:
                 "choose another folder or the same settings."
             )
         if more:
-            write_json(self.config, config)
+            storage.write_json(self.config, config)
 
 
 @contextmanager
@@ -155,7 +138,7 @@ def claimed(
         ArgumentError: it holds something else.
         RunError: it cannot be written, or another process writes there.
     """
-    with held(path):
+    with storage.held(path):
         folder = RunFolder(path)
         folder.prepare(config, growing)
         yield folder
@@ -212,28 +195,32 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     found = newest(folder)
     paths = (folder.metrics, *([folder.observations] if observed else []))
     for path in paths:
-        fault = fault_in_lines(path, torn=False)
+        fault = storage.fault_in_lines(path, torn=False)
         if fault or (found and _lacks_lines(found, path)):
-            why = f" ({fault}; kept in {set_aside(path, folder.path).parent})" if fault else ""
+            why = (
+                f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
+                if fault
+                else ""
+            )
             _warn(f"{path} is damaged; training {name} from the start{why}")
             found = None
     if not found:
         prune(folder.checkpoints, kept=0)
     for path in paths:
         kept = _lines_until(found, path) if found else []
-        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        storage.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
     return found
 
 
 def _lacks_lines(checkpoint: Path, path: Path) -> bool:
     """Whether a file lacks lines that were there when the checkpoint was written."""
-    count = remembered_in(checkpoint).get("lines", {}).get(path.name)
+    count = storage.remembered_in(checkpoint).get("lines", {}).get(path.name)
     return isinstance(count, int) and len(_lines_until(checkpoint, path)) < count
 
 
 def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
     """The lines of a file up to a checkpoint."""
-    return [line for line in read_lines(path) if line["step"] <= _step_of(checkpoint)]
+    return [line for line in storage.read_lines(path) if line["step"] <= _step_of(checkpoint)]
 
 
 def newest(folder: RunFolder) -> Path | None:
@@ -250,11 +237,11 @@ def newest(folder: RunFolder) -> Path | None:
     """
     whole = None
     for checkpoint in _by_step(folder.checkpoints):
-        found = check_manifest(checkpoint, folder.identity, checkpoint.name)
+        found = storage.check_manifest(checkpoint, folder.identity, checkpoint.name)
         if found.usable:
             whole = whole or checkpoint
-        elif (checkpoint / MANIFEST).exists():
-            kept = set_aside(checkpoint, folder.path).parent
+        elif (checkpoint / storage.MANIFEST).exists():
+            kept = storage.set_aside(checkpoint, folder.path).parent
             words = found.words if found.state == "foreign" else "is damaged"
             place = f"{folder.path.name}/{checkpoint.name}"
             _warn(f"checkpoints: {place} {words}; it is set aside in {kept}")
@@ -307,7 +294,7 @@ def save_model(
     Raises:
         RunError: the folder cannot be written.
     """
-    with atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
+    with storage.atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         if isinstance(model, HessblocksPreTrainedModel):

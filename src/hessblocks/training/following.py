@@ -17,31 +17,17 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerState
 
-from hessblocks import signal
+from hessblocks import curvature, signal
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    ParameterGroup,
-    Problem,
-    RepeatabilityWarning,
-    Sharpness,
-    check_probes,
-    group_norms,
-    has_preconditioner,
-    norm_rows,
-    parameter_groups,
-    preconditioned_sharpness,
-    select_groups,
-)
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.storage import Tabular
 from hessblocks.training import ranks
-from hessblocks.training.observer import in_its_own_precision
+from hessblocks.training.observer import measuring
 from hessblocks.training.trained_gains import gain_values
 
 Groups = (
-    Mapping[str, ParameterGroup]
-    | Callable[[nn.Module], Mapping[str, ParameterGroup]]
+    Mapping[str, curvature.ParameterGroup]
+    | Callable[[nn.Module], Mapping[str, curvature.ParameterGroup]]
     | Sequence[str]
 )
 
@@ -107,10 +93,9 @@ class Following(TrainerCallback, Tabular):
         if not ranks.is_first():
             return
         self._optimizer = optimizer
-        with in_its_own_precision(model), warnings.catch_warnings():
-            # that dropout is off goes without saying here, and so does that fused attention is
-            for kind in (AttentionBackendWarning, RepeatabilityWarning):
-                warnings.simplefilter("ignore", kind)
+        with measuring(model):
+            # that dropout is off goes without saying here
+            warnings.simplefilter("ignore", curvature.RepeatabilityWarning)
             found = [{"step": step, **row} for row in self.measure(model)]
         self._optimizer = None
         self.rows += found
@@ -135,7 +120,7 @@ class CurvatureCallback(Following):
         self,
         batch: Any,
         *,
-        groups: Groups = parameter_groups,
+        groups: Groups = curvature.parameter_groups,
         parts: tuple[Part, ...] = ("full",),
         every: int = 100,
         probes: int = 4,
@@ -167,12 +152,12 @@ class CurvatureCallback(Following):
         super().__init__(every)
         for part in parts:
             check_name("parts", part, PARTS)
-        check_probes(probes)
+        curvature.check_probes(probes)
         self._batch, self._groups, self._parts = batch, groups, parts
         self._probes, self._loss, self._seed = probes, loss, seed
         self._sharpness, self._last = sharpness, None
 
-    _last: Sharpness | None
+    _last: curvature.Sharpness | None
     """Where the next measurement of the same training starts."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
@@ -182,16 +167,16 @@ class CurvatureCallback(Following):
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """One row a group and part; of the sharpness one more, and one of the largest that is stable."""
-        problem = Problem(model, self._batch, self._loss)
+        problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
             groups = self._groups_of(model)
-            norms = group_norms(
+            norms = curvature.group_norms(
                 problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
             )
-            rows += norm_rows(groups, norms)
-        if self._sharpness and self._optimizer and has_preconditioner(self._optimizer):
-            found = preconditioned_sharpness(
+            rows += curvature.norm_rows(groups, norms)
+        if self._sharpness and self._optimizer and curvature.has_preconditioner(self._optimizer):
+            found = curvature.preconditioned_sharpness(
                 problem, self._optimizer, start=self._last, seed=self._seed
             )
             self._last = found
@@ -201,13 +186,13 @@ class CurvatureCallback(Following):
                 rows.append({**one, "quantity": "stable_sharpness", "value": found.threshold})
         return rows
 
-    def _groups_of(self, model: nn.Module) -> Mapping[str, ParameterGroup]:
+    def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
         if isinstance(self._groups, Mapping):
             return self._groups
         if callable(self._groups):
             return self._groups(model)
         patterns = [self._groups] if isinstance(self._groups, str) else self._groups
-        return select_groups(parameter_groups(model), patterns)
+        return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""

@@ -7,7 +7,7 @@ digits of one that is not.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,15 +15,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerState
 
-from hessblocks import signal
-from hessblocks.curvature import (
-    AttentionBackendWarning,
-    ParameterGroup,
-    Problem,
-    group_norms,
-    norm_rows,
-    parameter_groups,
-)
+from hessblocks import curvature, signal
 from hessblocks.data import Corpus, Example
 from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
 from hessblocks.storage import ResultRow, append_line
@@ -55,12 +47,10 @@ class Observer(TrainerCallback):
             self._observe(state.global_step, given["model"])
 
     def _observe(self, step: int, model: nn.Module) -> None:
-        if not ranks.is_first():
-            return
-        with in_its_own_precision(model):
-            for line in self._lines(step, model):
-                line = self.recorder.common(step) | line
-                append_line(self.folder.observations, line)
+        if ranks.is_first():
+            with measuring(model):
+                for line in self._lines(step, model):
+                    append_line(self.folder.observations, self.recorder.common(step) | line)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
         if is_due(self.wanted.gains_every, step, self.last):
@@ -86,20 +76,22 @@ def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) ->
     """Norms of the chosen groups, with the loss on the same batch: a gradient a probe and group."""
     groups = {
         name: group
-        for name, group in parameter_groups(model).items()
+        for name, group in curvature.parameter_groups(model).items()
         if wanted.chooses(name, group.role)
     }
-    with _problem(model, batch) as problem:
-        norms = _norms(problem, groups, wanted.sample)
-        loss = problem.value()
+    problem = curvature.Problem(model, batch, loss="causal-lm")
+    norms = curvature.group_norms(
+        problem, groups, probes=wanted.sample.probes, seed=wanted.sample.seed
+    )
+    loss = problem.value()
     yield {"quantity": "batch_loss", "layer": None, "value": loss}
-    yield from (norm | {"batch_loss": loss} for norm in norms)
+    yield from (norm | {"batch_loss": loss} for norm in curvature.norm_rows(groups, norms))
 
 
 def map_rows(
     model: nn.Module,
     settings: RunSettings,
-    curvature: CurvatureSettings,
+    sample: CurvatureSettings,
     corpus: Corpus,
     stage: str,
 ) -> list[ResultRow]:
@@ -108,7 +100,7 @@ def map_rows(
     Args:
         model: at the stage's weights.
         settings: of the run.
-        curvature: batch and probes.
+        sample: batch and probes.
         corpus: where the held-out batch comes from.
         stage: initial or final.
 
@@ -119,38 +111,28 @@ def map_rows(
         About a gradient of the batch for each probe and group.
     """
     model.to(torch.device(settings.device))
-    batch = corpus.curvature_batch(curvature.sequences, curvature.tokens, curvature.seed)
-    with _problem(model, batch) as problem:
-        norms = _norms(problem, parameter_groups(model), curvature)
-    preset, seed = settings.preset, settings.seed
-    return [ResultRow(preset=preset, seed=seed, stage=stage, **norm) for norm in norms]
+    batch = corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+    groups = curvature.parameter_groups(model)
+    with measuring(model):
+        problem = curvature.Problem(model, batch, loss="causal-lm")
+        found = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
+    of: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed, "stage": stage}
+    return [ResultRow(**of, **norm) for norm in curvature.norm_rows(groups, found)]
 
 
 @contextmanager
-def _problem(model: nn.Module, batch: Example) -> Iterator[Problem]:
-    """The loss as a function of the weights; that fused attention is set aside goes without saying."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AttentionBackendWarning)
-        yield Problem(model, batch, loss="causal-lm")
+def measuring(model: Any) -> Iterator[None]:
+    """Measure a model in its own precision; bf16 training wraps its forward pass.
 
-
-def _norms(
-    problem: Problem, groups: Mapping[str, ParameterGroup], sample: CurvatureSettings
-) -> list[Line]:
-    found = group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
-    return norm_rows(groups, found)
-
-
-@contextmanager
-def in_its_own_precision(model: Any) -> Iterator[None]:
-    """Inside, the model computes in its own precision; bf16 training wraps its forward pass."""
+    That fused attention is set aside goes without saying.
+    """
     wrapped = model.__dict__.get("forward")
-    with torch.random.fork_rng(devices=[]):  # all that is random is drawn on the CPU
-        if wrapped is None:
-            yield
-            return
-        model.forward = model.__dict__["_original_forward"]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # the CPU draws all
+        warnings.simplefilter("ignore", curvature.AttentionBackendWarning)
+        if wrapped is not None:
+            model.forward = model.__dict__["_original_forward"]
         try:
             yield
         finally:
-            model.forward = wrapped
+            if wrapped is not None:
+                model.forward = wrapped

@@ -12,29 +12,12 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from hessblocks import storage
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
-from hessblocks.storage import (
-    STEPS,
-    DamageWarning,
-    ResultRow,
-    check_manifest,
-    fault_in_finished_lines,
-    is_trained,
-    read_finished_lines,
-    read_lines,
-    read_results,
-    remedy,
-    remembered_in,
-    set_aside,
-    step_of,
-    steps_done,
-    warn_of_another_environment,
-    write_results,
-)
 from hessblocks.training.cost import update_flops
 from hessblocks.training.execution import carry_out, give
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
@@ -57,10 +40,10 @@ class Run:
         self.corpus = corpus
         self.folder = folder
         self.progress = progress
-        self.rows = read_results(folder.results)
+        self.rows = storage.read_results(folder.results)
         self.name = f"{settings.preset}, seed {settings.seed}"
 
-    def complete(self) -> Sequence[ResultRow]:
+    def complete(self) -> Sequence[storage.ResultRow]:
         """Do what is left to do.
 
         Returns:
@@ -72,9 +55,9 @@ class Run:
         """
         curvature = self.settings.curvature
         self._check()
-        wanted = STEPS if curvature else ("begun", "trained")
+        wanted = storage.STEPS if curvature else ("begun", "trained")
         if not self._done.issuperset(wanted) and not self._diverged:
-            warn_of_another_environment(self.folder.environment)
+            storage.warn_of_another_environment(self.folder.environment)
         if "begun" not in self._done:
             self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
@@ -90,28 +73,28 @@ class Run:
 
     def _check(self) -> None:
         """Look over what an earlier process left of a trained run."""
-        if is_trained(self.rows):
+        if storage.is_trained(self.rows):
             newest(self.folder)
             for path in self._lines:
-                read_finished_lines(path)
+                storage.read_finished_lines(path)
             if not self._diverged and (fault := self._model_fault):
                 self._warn(fault)
 
     def _warn(self, message: str) -> None:
-        warnings.warn(message, DamageWarning, stacklevel=4)
+        warnings.warn(message, storage.DamageWarning, stacklevel=4)
 
     @property
     def _model_fault(self) -> str:
         """Why the saved model is not that of this run, and what to do; empty where it is."""
-        found = check_manifest(self.folder.model, self.folder.identity)
+        found = storage.check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
         words = found.words if found.state == "foreign" else "is damaged"
-        return f"{self.folder.model} {words}; {remedy(found, self.folder.path)}."
+        return f"{self.folder.model} {words}; {storage.remedy(found, self.folder.path)}."
 
     @property
     def _done(self) -> set[str]:
-        return steps_done(self.rows)
+        return storage.steps_done(self.rows)
 
     @property
     def _lines(self) -> list[Path]:
@@ -120,24 +103,22 @@ class Run:
         return [getattr(self.folder, name) for name in names]
 
     @property
-    def _empty(self) -> PreTrainedModel:
-        """The model without weights."""
-        settings = self.settings
-        return model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
-
-    @property
     def _diverged(self) -> bool:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
-    def _record(self, rows: Sequence[ResultRow]) -> None:
-        again = set(map(step_of, rows))
-        kept = [row for row in self.rows if step_of(row) not in again]
-        self.rows = sorted([*kept, *rows], key=lambda row: STEPS.index(step_of(row)))
-        write_results(self.folder.results, self.rows)
+    def _record(self, rows: Sequence[storage.ResultRow]) -> None:
+        again = set(map(storage.step_of, rows))
+        kept = [row for row in self.rows if storage.step_of(row) not in again]
+        self.rows = sorted(
+            [*kept, *rows], key=lambda row: storage.STEPS.index(storage.step_of(row))
+        )
+        storage.write_results(self.folder.results, self.rows)
 
-    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
+    def _rows(
+        self, method: str, values: Mapping[tuple[str, str], float]
+    ) -> list[storage.ResultRow]:
         """Rows of the whole model, by quantity and stage."""
-        row = partial(ResultRow, preset=self.settings.preset, seed=self.settings.seed)
+        row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
             row(quantity=quantity, stage=stage, value=float(value), method=method)
             for (quantity, stage), value in values.items()
@@ -147,9 +128,11 @@ class Run:
         settings = self.settings
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _begun(self) -> list[ResultRow]:
-        count = sum(parameter.numel() for parameter in self._empty.parameters())
-        flops = update_flops(self.settings, self.corpus.vocab_size)
+    def _begun(self) -> list[storage.ResultRow]:
+        settings, vocabulary = self.settings, self.corpus.vocab_size
+        model = model_without_weights(settings.model, settings.preset, vocabulary)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        flops = update_flops(settings, vocabulary)
         return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
@@ -168,14 +151,14 @@ class Run:
             )
         return model
 
-    def _train(self) -> list[ResultRow]:
+    def _train(self) -> list[storage.ResultRow]:
         """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
-        settings, ended = self.settings, remembered_in(self.folder.model)
+        settings, ended = self.settings, storage.remembered_in(self.folder.model)
         known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
-        if known and not any(map(fault_in_finished_lines, self._lines)):
-            return self._training_rows(ended["seconds"], ended["peak_memory"])
+        if known and not any(map(storage.fault_in_finished_lines, self._lines)):
+            return self._training_rows(ended)
         if self.folder.model.exists():
-            kept = set_aside(self.folder.model, self.folder.path).parent
+            kept = storage.set_aside(self.folder.model, self.folder.path).parent
             self._warn(
                 f"{self.folder.model} is not what this run ends with; it is kept in {kept}, training "
                 f"{self.name}"
@@ -185,31 +168,25 @@ class Run:
             order = partial(carry_out, settings, self.folder, checkpoint)
             give(order)
             model, recorder = order(self.corpus, self.progress)
-            seconds, peak = recorder.seconds, recorder.peak
+            measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
-                save_model(
-                    model,
-                    PreTrainedTokenizerFast(
-                        tokenizer_object=self.corpus.tokenizer,
-                        eos_token=END_OF_TEXT,
-                        model_max_length=settings.model.context,
-                    ),
-                    self.folder,
-                    self._told(),
-                    seconds=seconds,
-                    peak_memory=peak,
+                tokenizer = PreTrainedTokenizerFast(
+                    tokenizer_object=self.corpus.tokenizer,
+                    eos_token=END_OF_TEXT,
+                    model_max_length=settings.model.context,
                 )
-        return self._training_rows(seconds, peak, diverged=recorder.divergence is not None)
+                save_model(model, tokenizer, self.folder, self._told(), **measured)
+        return self._training_rows(measured, diverged=recorder.divergence is not None)
 
     def _told(self) -> dict[str, Any]:
         """What the model's card says of its training; nothing of clocks."""
         settings, training = self.settings, self.settings.training
-        lines = read_lines(self.folder.metrics)
+        lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
-        nats = [
+        before, after = (
             "not a number" if loss is None else f"{loss:.4f} nats per token"
             for loss in (losses[0], losses[-1])
-        ]
+        )
         return {
             "data": f"{self.corpus.name}, SHA-256 {self.corpus.fingerprint[:16]}...",
             "updates": f"{training.steps} of {training.batch_size} sequences of "
@@ -217,25 +194,27 @@ class Run:
             "optimiser": f"{training.optimiser}, peak learning rate {training.learning_rate:g}, "
             f"{training.schedule} decay",
             "seed": settings.seed,
-            "validation loss before": nats[0],
-            "validation loss after": nats[1],
+            "validation loss before": before,
+            "validation loss after": after,
         }
 
     def _training_rows(
-        self, seconds: float, peak: float, *, diverged: bool = False
-    ) -> list[ResultRow]:
-        lines = read_lines(self.folder.metrics)
+        self, measured: Mapping[str, float], *, diverged: bool = False
+    ) -> list[storage.ResultRow]:
+        lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
         if not losses or not speeds:
             raise RunError(
-                f"{self.folder.metrics}: lacks losses or speeds; remove {self.folder.path} and run again."
+                f"{self.folder.metrics}: lacks losses or speeds; remove {self.folder.path} and run "
+                "again."
             )
+        first, last = (math.nan if loss is None else loss for loss in (losses[0], losses[-1]))
         values = {
-            ("loss", "initial"): math.nan if losses[0] is None else losses[0],
-            ("loss", "final"): math.nan if diverged or losses[-1] is None else losses[-1],
+            ("loss", "initial"): first,
+            ("loss", "final"): math.nan if diverged else last,
             ("tokens_per_second", ""): statistics.median(speeds),
-            ("peak_memory", ""): peak,
-            ("training_time", ""): seconds,
+            ("peak_memory", ""): measured["peak_memory"],
+            ("training_time", ""): measured["seconds"],
         }
         return self._rows("measured", values)
