@@ -120,9 +120,8 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
         whole = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
         if not (whole and all(one[0].split("."))):
             raise ArgumentError(
-                "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side "
-                "of a "
-                f"point, got {one!r}."
+                "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of "
+                f"a point, got {one!r}."
             )
     return pairs
 

@@ -37,8 +37,7 @@ class Shaping(BlockPart, kind="shaping"):
         if self.beta == 0 and not self.trainable:
             raise ArgumentError(
                 "shaping: beta=0 and trainable=False exclude each other: queries and keys would "
-                "never "
-                "have an effect; train the gains or give beta another value"
+                "never have an effect; train the gains or give beta another value"
             )
 
     def build(self, heads: int) -> ShapedGains:
@@ -92,9 +91,8 @@ class Branch(BlockPart, kind="branch"):
         super().__post_init__()
         if self.gain == 0 and not self.trainable:
             raise ArgumentError(
-                "branch: gain=0 and trainable=False exclude each other: the sub-block would "
-                "never have "
-                "an effect; train the gain or give it another value"
+                "branch: gain=0 and trainable=False exclude each other: the sub-block would never "
+                "have an effect; train the gain or give it another value"
             )
 
     @property

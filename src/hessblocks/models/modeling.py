@@ -33,6 +33,9 @@ from hessblocks.models.attention_functions import (
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
+_Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
+"""Vectors, mask, positions and cache of a pass: what its masks and places are made from."""
+
 
 @dataclass(frozen=True)
 class _Window:
@@ -106,8 +109,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         heads = self.config.num_attention_heads
         check_mask(attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values)
-        self._refuse_packing(attention_mask, position_ids, past_key_values)
-        places = self._places(x, attention_mask, position_ids, past)
+        given = (x, attention_mask, position_ids, past_key_values)
+        self._refuse_packing(given)
+        places = self._places(given, past)
         if self.position_embedding is not None:
             embedded = _looked_up(
                 self.position_embedding,
@@ -116,11 +120,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
-        masked = (x, attention_mask, position_ids, past_key_values)
         context = Context(
             causal=self.config.causal,
-            mask=self._mask(*masked),
-            windows={window: self._mask_of(window, past, *masked) for window in self.windows},
+            mask=self._mask(given),
+            windows={window: self._mask_of(window, past, given) for window in self.windows},
             allowed=padding(attention_mask),
             aligned=not has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
@@ -139,10 +142,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             hidden_states=(*states[:-1], last) if output_hidden_states else None,
         )
 
-    def _refuse_packing(
-        self, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> None:
+    def _refuse_packing(self, given: _Given) -> None:
         """Refuse packed sequences where flash, a 2-D mask, a cache or no causal mask joins them."""
+        _, attention_mask, position_ids, cache = given
         if (
             position_ids is not None
             and (not self.config.causal or attention_mask is not None or cache is not None)
@@ -176,14 +178,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             f"{self.config.vocab_size}; use the tokenizer that the model was trained with",
         )
 
-    def _places(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past: int | Tensor,
-    ) -> Tensor:
+    def _places(self, given: _Given, past: int | Tensor) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
+        x, attention_mask, position_ids, _ = given
         tokens = x.shape[1]
         real = padding(attention_mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
@@ -206,13 +203,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
-    def _mask(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-    ) -> Tensor | None:
+    def _mask(self, given: _Given) -> Tensor | None:
+        x, attention_mask, position_ids, cache = given
         if self.config.causal:
             mask = create_causal_mask(
                 self.config, x, attention_mask, cache, position_ids=position_ids
@@ -221,16 +213,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             mask = create_bidirectional_mask(self.config, x, attention_mask)
         return cast(Tensor | None, mask)
 
-    def _mask_of(
-        self,
-        window: int,
-        past: int | Tensor,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-    ) -> Any:
+    def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
         """Mask of layers that attend to so many tokens; one of the user's is narrowed."""
+        x, attention_mask, position_ids, cache = given
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
             raise ArgumentError(
@@ -247,9 +232,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         near = keys > queries[:, None] - window
         if attention_mask.dtype == torch.bool:
             return attention_mask & near
-        return attention_mask.masked_fill(
-            ~near, -torch.inf
-        )  # below any number that forbids a near key
+        # −∞ is below any number that forbids a near key
+        return attention_mask.masked_fill(~near, -torch.inf)
 
 
 WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")

@@ -176,8 +176,8 @@ def steps_of(
     cost = {} if exact else dict(known.get("cost", {}))
     if known and known["reference"] != reference:
         raise ArgumentError(
-            f"--presets: the budget of {folder.path} is that of {known['reference']}; name it first, "
-            "or choose another --out."
+            f"--presets: the budget of {folder.path} is that of {known['reference']}; name it "
+            "first, or choose another --out."
         )
     new = [
         run for run in settings.runs() if run.preset not in cost and run.seed == settings.seeds[0]

@@ -200,11 +200,11 @@ class _Alive(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {_key(x) for x in tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)}
+        given = {int(storage._cdata) for storage in _storages((args, kwargs))}
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and _key(tensor) not in given:
-                self._add(tensor.untyped_storage())
+        for storage in _storages(made):
+            if storage._cdata not in given:
+                self._add(storage)
         return made
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -220,6 +220,5 @@ class _Alive(TorchDispatchMode):
         self.now -= self._known.pop(key, 0)
 
 
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, Tensor)]

@@ -16,7 +16,6 @@ from hessblocks.progress import Progress
 from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.cost import start_counting
-from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.observer import Observer
 from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
@@ -84,18 +83,15 @@ def carry_out(
     with closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
     if recorder.divergence and ranks.is_first():
-        _warn(settings, recorder.divergence)
+        found = recorder.divergence
+        warnings.warn(
+            f"{settings.preset}, seed {settings.seed}: diverged at step {found.step}: the "
+            f"{found.words} {found.verb} not finite; the run ends there and its numbers are kept. "
+            f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
+            DivergenceWarning,
+            stacklevel=2,
+        )
     return model, recorder
-
-
-def _warn(settings: RunSettings, divergence: Divergence) -> None:
-    warnings.warn(
-        f"{settings.preset}, seed {settings.seed}: diverged at step {divergence.step}: the "
-        f"{divergence.words} {divergence.verb} not finite; the run ends there and its numbers are kept. "
-        f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
-        DivergenceWarning,
-        stacklevel=3,
-    )
 
 
 def give(order: Order | None) -> None:

@@ -76,8 +76,8 @@ class Following(TrainerCallback, Tabular):
         """
         if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
             raise RunError(
-                f"{type(self).__name__}: the model's parameters are sharded over processes; measure a saved one with "
-                "hessblocks.curvature.sharded"
+                f"{type(self).__name__}: the model's parameters are sharded over processes; "
+                "measure a saved one with hessblocks.curvature.sharded"
             )
         if state.global_step == 0:
             self._look(0, **given)
@@ -187,11 +187,10 @@ class CurvatureCallback(Following):
         return rows
 
     def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
-        if isinstance(self._groups, Mapping):
-            return self._groups
-        if callable(self._groups):
-            return self._groups(model)
-        patterns = [self._groups] if isinstance(self._groups, str) else self._groups
+        groups = self._groups(model) if callable(self._groups) else self._groups
+        if isinstance(groups, Mapping):
+            return groups
+        patterns = [groups] if isinstance(groups, str) else groups
         return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:

@@ -125,8 +125,9 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     count = sum(parameter.numel() for parameter in model.parameters())
     if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
         raise ArgumentError(
-            f"--width: {preset} has {count:,} parameters at these sizes, {in_units(WEIGHT_AND_GRADIENT * count)} "
-            f"with their gradients; this machine has {in_units(memory)}; make it smaller."
+            f"--width: {preset} has {count:,} parameters at these sizes, "
+            f"{in_units(WEIGHT_AND_GRADIENT * count)} with their gradients; this machine has "
+            f"{in_units(memory)}; make it smaller."
         )
     return model
 
@@ -167,8 +168,8 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
     size = LOGIT * rows * settings.model.context * vocab_size
     if size > (memory := _memory()):
         raise ArgumentError(
-            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine has "
-            f"{in_units(memory)}; make it smaller, or share it out with --accumulate."
+            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine "
+            f"has {in_units(memory)}; make it smaller, or share it out with --accumulate."
         )
 
 

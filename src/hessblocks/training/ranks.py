@@ -74,8 +74,8 @@ def _asked_of_accelerate() -> set[str]:
 
 def _another_training(name: str) -> ArgumentError:
     return ArgumentError(
-        f"{name}={os.environ[name]} in the environment changes how models are trained; unset it (--device chooses "
-        "the device)."
+        f"{name}={os.environ[name]} in the environment changes how models are trained; unset it "
+        "(--device chooses the device)."
     )
 
 
@@ -99,8 +99,8 @@ def join(device: str) -> None:
     except (RuntimeError, TimeoutError) as error:  # as torch's stores and backends say it
         reason = str(error).strip().partition("\n")[0][:200]
         message = (
-            f"the {count} processes of this command have not met within {MEETING.seconds:,} s ({reason}); end those "
-            "that are left and start all again."
+            f"the {count} processes of this command have not met within {MEETING.seconds:,} s "
+            f"({reason}); end those that are left and start all again."
         )
         if (
             os.environ["RANK"] == "1"
@@ -212,8 +212,9 @@ class Heart:
         if self.rank == min({*range(self.count)}.difference(silent)):
             names = ", ".join(map(str, silent))
             print(
-                f"hessblocks: process {names} of {self.count} (counted from 0) has given no sign of life for "
-                f"{self.patience:.0f} s; all end, and the same command goes on where it stopped.",
+                f"hessblocks: process {names} of {self.count} (counted from 0) has given no sign "
+                f"of life for {self.patience:.0f} s; all end, and the same command goes on where "
+                "it stopped.",
                 file=sys.stderr,
                 flush=True,
             )

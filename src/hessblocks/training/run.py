@@ -160,8 +160,8 @@ class Run:
         if self.folder.model.exists():
             kept = storage.set_aside(self.folder.model, self.folder.path).parent
             self._warn(
-                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, training "
-                f"{self.name}"
+                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, "
+                f"training {self.name}"
             )
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)

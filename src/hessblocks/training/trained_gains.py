@@ -34,7 +34,9 @@ def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
         model: of this library.
     """
     for layer, quantity, gain in _trained(model):
-        yield {"layer": layer, "quantity": quantity, **_value(gain)}
+        values = gain.detach().float()
+        row = {"layer": layer, "quantity": quantity, "value": float(values.mean())}
+        yield row | ({"heads": values.tolist()} if gain.ndim else {})
 
 
 def has_gains(model: nn.Module) -> bool:
@@ -60,8 +62,3 @@ def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]
     elif isinstance(module, ReparametrisedLinear):
         of = WEIGHTS.get(path) or WEIGHTS.get(name, name)
         yield from ((f"alpha_{of}", module.initial_gain), (f"beta_{of}", module.update_gain))
-
-
-def _value(gain: Tensor) -> dict[str, Any]:
-    value = {"value": float(gain.detach().float().mean())}
-    return value | ({"heads": gain.detach().float().tolist()} if gain.ndim else {})

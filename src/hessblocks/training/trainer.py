@@ -82,8 +82,8 @@ class GuardedTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
         except ValueError as error:
             raise RunError(
-                f"{checkpoint}: its optimiser is that of a model with other parameters (a preset of an earlier "
-                "version?); choose another --out"
+                f"{checkpoint}: its optimiser is that of a model with other parameters (a preset "
+                "of an earlier version?); choose another --out"
             ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
