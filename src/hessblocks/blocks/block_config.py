@@ -137,13 +137,10 @@ def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
     """Change a part by a tree of fields."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
+    known = [field.name for field in dataclasses.fields(part)]
     hints, fields = typing.get_type_hints(type(part)), {}
     for name, below in tree.items():
-        check_name(
-            f"field of {path or 'block'}",
-            name,
-            [field.name for field in dataclasses.fields(part)],
-        )
+        check_name(f"field of {path or 'block'}", name, known)
         place = f"{path}.{name}".lstrip(".")
         if place in SIZES:
             raise ArgumentError(f"{place}: a size that presets go by; give it as {place} itself.")

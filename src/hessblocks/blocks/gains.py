@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from hessblocks.blocks.parts import BlockPart, finite
 from hessblocks.errors import ArgumentError
 
+PerHead = Float[Tensor, "heads 1 1"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping(BlockPart, kind="shaping"):
@@ -63,9 +65,7 @@ class ShapedGains(nn.Module):
         nn.init.constant_(self.beta, self._part.beta)
         nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
-    def per_head(
-        self,
-    ) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
+    def per_head(self) -> tuple[PerHead, PerHead, PerHead]:
         """Shape α, β, γ as (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
         alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
         return alpha, beta, gamma

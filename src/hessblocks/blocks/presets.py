@@ -41,18 +41,14 @@ def _skipless(block: BlockConfig) -> BlockConfig:
 
 def _v_skipinit(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
-    orthogonal = Dense(init="orthogonal")
-    return skipless.replace(
-        attention=skipless.attention.replace(value=orthogonal, projection=orthogonal)
-    )
+    drawn = Dense(init="orthogonal")
+    return skipless.replace(attention=skipless.attention.replace(value=drawn, projection=drawn))
 
 
 def _sas(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
-    first = Reparametrised(init="identity", trainable_gains=True)
-    attention = skipless.attention.replace(
-        value=Identity(), first_value=first, projection=Identity()
-    )
+    own = Reparametrised(init="identity", trainable_gains=True)
+    attention = skipless.attention.replace(value=Identity(), first_value=own, projection=Identity())
     return skipless.replace(attention=attention)
 
 

@@ -16,6 +16,8 @@ from hessblocks import storage
 from hessblocks.errors import RunError
 
 MANIFEST = "manifest.json"
+Build = Callable[[Path], Mapping[str, Any]]
+"""Fills an empty folder and describes its contents, as JSON values."""
 
 
 class CacheWarning(UserWarning):
@@ -44,7 +46,7 @@ def cache_root() -> Path:
     return Path.home() / folder / "hessblocks"
 
 
-def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]) -> Entry:
+def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     """Open a cache entry; build it when it is missing, damaged, or made from another key.
 
     Of several processes that ask at once, one builds and the others wait for it.
@@ -72,9 +74,7 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
             if isinstance(found, Entry):
                 return found
             if folder.exists():
-                warnings.warn(
-                    f"cache: {found}; building {folder} again", CacheWarning, stacklevel=2
-                )
+                warnings.warn(f"cache: {found}; building {folder} again", CacheWarning, 2)
             storage.remove_partials(root, name)
             _build(folder, key, build)
     except OSError as error:
@@ -88,9 +88,7 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
     return built
 
 
-def _build(
-    folder: Path, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
-) -> None:
+def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
     with storage.atomic_folder(folder) as temporary:
         contents = build(temporary)
         files = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hessblocks.data.cache import cached
+from hessblocks.data.cache import Build, cached
 from hessblocks.data.tokens import token_type
 from hessblocks.errors import ArgumentError
 
@@ -130,9 +129,7 @@ class Corpus:
         return {"input_ids": input_ids, "labels": input_ids}
 
 
-def cached_corpus(
-    name: str, place: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
-) -> Corpus:
+def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -> Corpus:
     """Open the corpus of a cache entry; build it where it is missing.
 
     Args:

@@ -13,14 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
+from hessblocks.data import sources
 from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.sources import (
-    VALIDATION_SHARE,
-    Source,
-    package_files,
-    standard_library,
-    user_files,
-)
 from hessblocks.data.tokens import check_vocabulary, write_corpus
 from hessblocks.errors import ArgumentError
 
@@ -53,9 +47,9 @@ def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULAR
     """
     check_vocabulary(vocabulary)
     if path is None:
-        source = standard_library()
+        source = sources.standard_library()
         return _load(source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary)
-    source = user_files(Path(path))
+    source = sources.user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
     return _load(source, f"{name}-{place[:8]}", vocabulary)
@@ -79,10 +73,10 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
         torch (46 MB): 40 seconds of processor time, once.
     """
     check_vocabulary(vocabulary)
-    return _load(package_files(name), f"package-{name}", vocabulary)
+    return _load(sources.package_files(name), f"package-{name}", vocabulary)
 
 
-def _load(source: Source, entry: str, vocabulary: int) -> Corpus:
+def _load(source: sources.Source, entry: str, vocabulary: int) -> Corpus:
     """Open the cache entry, or build it; warn where the corpus is not quite what was asked for."""
     key = {
         "data version": DATA_VERSION,
@@ -108,7 +102,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, CorpusWarning, stacklevel=4)
 
 
-def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
+def _build(source: sources.Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
     """Learn the encoding from the training split, write every split, and say what was made."""
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
     found = {split: len(texts[split]) for split in texts}
@@ -130,7 +124,7 @@ def _cut_tails(texts: list[str]) -> dict[str, list[str]]:
     """The last tenth of each text held out, cut at a line end where there is one near."""
     parts: dict[str, list[str]] = {"train": [], "validation": []}
     for text in texts:
-        at = round((1 - VALIDATION_SHARE) * len(text))
+        at = round((1 - sources.VALIDATION_SHARE) * len(text))
         cut = text.rfind("\n", 0, at) + 1
         cut = cut if cut > at // 2 else at
         parts["train"].append(text[:cut])

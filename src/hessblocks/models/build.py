@@ -92,9 +92,8 @@ def build(
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
     layers = [blocks.with_slots(_block(one, block_fields), changes) for one in given]
     check_pattern(layers, depth)
-    pattern = [
-        one.to_dict() for one in (layers if any(one != layers[0] for one in layers) else layers[:1])
-    ]
+    alike = all(one == layers[0] for one in layers)
+    pattern = [one.to_dict() for one in (layers[:1] if alike else layers)]
     named = [one for one in given if isinstance(one, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,

@@ -125,14 +125,12 @@ def fold(
     state: State = dict(model.state_dict())
     _check_own(model, state)
     found = []
-    for index, (layer, block) in enumerate(
-        zip(model.model.layers, model.config.blocks, strict=True)
-    ):
-        _fold_layer(state, f"model.layers.{index}.", layer, block)
+    for at, (layer, block) in enumerate(zip(model.model.layers, model.config.blocks, strict=True)):
+        _fold_layer(state, f"model.layers.{at}.", layer, block)
         wide = _folded_block(block)
         found.append(merged_block(wide) if merge else wide)
         if merge:
-            merge_layer(state, f"model.layers.{index}.", wide, found[-1])
+            merge_layer(state, f"model.layers.{at}.", wide, found[-1])
     folded = _with_blocks(model, found[: len(model.config.pattern)], state)
     _check_same(model, folded, tolerance)
     return folded

@@ -145,7 +145,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
         return cross_entropy(logits, labels, items)
 
     @abc.abstractmethod
-    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """Logits from the trunk's last vectors, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -202,9 +202,7 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
     _causal = False
     _result = MaskedLMOutput
 
-    def _logits(
-        self, hidden: Tensor, attention_mask: Tensor | None
-    ) -> Float[Tensor, "sequences tokens vocabulary"]:
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "B T V"]:
         logits: Tensor = self.lm_head(hidden)
         return logits
 
@@ -240,19 +238,17 @@ class HessblocksForSequenceClassification(_WithoutCache):
         of_one = self.config.num_labels == 1
         return (squared_error if of_one else cross_entropy)(logits, labels, items)
 
-    def _logits(
-        self, hidden: Tensor, attention_mask: Tensor | None
-    ) -> Float[Tensor, "sequences classes"]:
-        real = padding(attention_mask)
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "sequences classes"]:
+        real = padding(mask)
         if real is not None:
             weights = real.to(hidden.dtype)[..., None]
             mean = (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-        elif attention_mask is None:
+        elif mask is None:
             mean = hidden.mean(dim=1)
         else:
             raise ArgumentError(
                 "attention_mask: expected (sequences, tokens) to average over, got "
-                f"{tuple(attention_mask.shape)}"
+                f"{tuple(mask.shape)}"
             )
         logits: Tensor = self.score(mean)
         return logits

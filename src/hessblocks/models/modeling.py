@@ -69,9 +69,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
-        self.layers = nn.ModuleList(
-            Layer(own, layer, config.depth) for layer, own in enumerate(blocks)
-        )
+        self.layers = nn.ModuleList(Layer(own, n, config.depth) for n, own in enumerate(blocks))
         self.final_norm = block.final_norm.build(block.width)
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
         for part in (self.layers, self.final_norm, *filter(None, own)):
@@ -144,12 +142,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
 
     def _refuse_packing(self, given: _Given) -> None:
         """Refuse packed sequences where flash, a 2-D mask, a cache or no causal mask joins them."""
-        _, attention_mask, position_ids, cache = given
+        _, mask, positions, cache = given
         if (
-            position_ids is not None
-            and (not self.config.causal or attention_mask is not None or cache is not None)
+            positions is not None
+            and (not self.config.causal or mask is not None or cache is not None)
             and not torch.compiler.is_compiling()
-            and starts_again(position_ids, attention_mask)
+            and starts_again(positions, mask)
         ):
             raise ArgumentError(
                 "position_ids: sequences packed into one row are told apart by causal models "
@@ -159,7 +157,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if (
             "flash" in str(self.config._attn_implementation)
             and cache is None
-            and has_own_mask(attention_mask, position_ids)
+            and has_own_mask(mask, positions)
         ):
             raise ArgumentError(
                 "position_ids: flash attention would mix sequences packed into one row; use "
@@ -180,15 +178,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
 
     def _places(self, given: _Given, past: int | Tensor) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
-        x, attention_mask, position_ids, _ = given
+        x, mask, positions, _ = given
         tokens = x.shape[1]
-        real = padding(attention_mask)
+        real = padding(mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             first = isinstance(past, int) and past == 0
-            packed = (
-                first and position_ids is not None and int(position_ids.max()) < self.config.context
-            )
+            packed = first and positions is not None and int(positions.max()) < self.config.context
             long = int(past) + tokens if real is None else int(real.sum(dim=-1).max())
             if long > self.config.context and not packed:
                 raise ArgumentError(
@@ -196,44 +192,40 @@ class HessblocksModel(HessblocksPreTrainedModel):
                     f"{self.config.context}; shorten the input or build the model with a larger "
                     "context"
                 )
-        if position_ids is not None:
-            return position_ids
+        if positions is not None:
+            return positions
         new = past + torch.arange(tokens, device=x.device)
         if real is None:
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
     def _mask(self, given: _Given) -> Tensor | None:
-        x, attention_mask, position_ids, cache = given
+        x, mask, positions, cache = given
         if self.config.causal:
-            mask = create_causal_mask(
-                self.config, x, attention_mask, cache, position_ids=position_ids
-            )
+            found = create_causal_mask(self.config, x, mask, cache, position_ids=positions)
         else:
-            mask = create_bidirectional_mask(self.config, x, attention_mask)
-        return cast(Tensor | None, mask)
+            found = create_bidirectional_mask(self.config, x, mask)
+        return cast(Tensor | None, found)
 
     def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
         """Mask of layers that attend to so many tokens; one of the user's is narrowed."""
-        x, attention_mask, position_ids, cache = given
+        x, mask, positions, cache = given
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
             raise ArgumentError(
                 f"attn_implementation: {name} would overlook attention.window; use "
                 f"{' or '.join(WITH_MASKS)}"
             )
-        if attention_mask is None or attention_mask.ndim == 2:
+        if mask is None or mask.ndim == 2:
             config: Any = _Window(name, window)
-            return create_sliding_window_causal_mask(
-                config, x, attention_mask, cache, position_ids=position_ids
-            )
+            return create_sliding_window_causal_mask(config, x, mask, cache, position_ids=positions)
         queries = past + torch.arange(x.shape[1], device=x.device)
-        keys = torch.arange(attention_mask.shape[-1], device=x.device)
+        keys = torch.arange(mask.shape[-1], device=x.device)
         near = keys > queries[:, None] - window
-        if attention_mask.dtype == torch.bool:
-            return attention_mask & near
+        if mask.dtype == torch.bool:
+            return mask & near
         # −∞ is below any number that forbids a near key
-        return attention_mask.masked_fill(~near, -torch.inf)
+        return mask.masked_fill(~near, -torch.inf)
 
 
 WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")

@@ -64,7 +64,7 @@ def compare(
 
 @contextmanager
 def _opened(
-    settings: RunSettings | ComparisonSettings,
+    settings: SharedSettings,
     presets: Sequence[str],
     corpus: Corpus,
     out: AnyPath,
@@ -179,12 +179,10 @@ def steps_of(
             f"--presets: the budget of {folder.path} is that of {known['reference']}; name it "
             "first, or choose another --out."
         )
-    new = [
-        run for run in settings.runs() if run.preset not in cost and run.seed == settings.seeds[0]
-    ]
-    if (
-        known and new and not exact
-    ):  # beside the reference: the machine may be slower or faster than it was
+    seed = settings.seeds[0]
+    new = [run for run in settings.runs() if run.preset not in cost and run.seed == seed]
+    # beside the reference: the machine may be slower or faster than it was
+    if known and new and not exact:
         again = [run for run in settings.runs() if run.preset == reference][:1]
         now = _costs(settings.match, again + new, corpus, progress)
         cost |= {run.preset: now[run.preset] * cost[reference] / now[reference] for run in new}
@@ -192,12 +190,8 @@ def steps_of(
         cost |= _costs(settings.match, new, corpus, progress)
     total = settings.training.steps * cost[reference]
     steps = {name: max(1, math.floor(total / own * (1 + 1e-12))) for name, own in cost.items()}
-    budget: dict[str, Any] = {
-        "match": settings.match,
-        "unit": UNITS[settings.match],
-        "reference": reference,
-    }
-    budget |= {"total": total, "cost": cost, "steps": steps}
+    budget: dict[str, Any] = {"match": settings.match, "unit": UNITS[settings.match]}
+    budget |= {"reference": reference, "total": total, "cost": cost, "steps": steps}
     if budget != known:
         storage.write_json(folder.budget, budget)
     return steps

@@ -182,9 +182,7 @@ def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -
     Returns:
         Bytes; two tensors that share memory count once.
     """
-    before = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in held
-    }
+    before = {one.data_ptr(): one.nbytes() for one in _storages(list(held))}
     alive = _Alive()
     with alive:
         run()

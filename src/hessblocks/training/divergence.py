@@ -18,6 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Batch = Mapping[str, Any]
+LossOf = Callable[[Batch], Float[Tensor, ""]]
+Findings = Iterator[tuple[str, str]]
+"""Quantity and place of what is not finite."""
 _LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
 
 
@@ -54,7 +57,7 @@ class Divergence:
 def locate(
     model: nn.Module,
     batches: Sequence[Batch],
-    loss_of: Callable[[Batch], Float[Tensor, ""]],
+    loss_of: LossOf,
     step: int,
 ) -> Divergence | None:
     """What first is not finite, in the order in which numbers are computed.
@@ -76,9 +79,7 @@ def locate(
     return None
 
 
-def _findings(
-    model: nn.Module, batches: Sequence[Batch], loss_of: Callable[[Batch], Tensor]
-) -> Iterator[tuple[str, str]]:
+def _findings(model: nn.Module, batches: Sequence[Batch], loss_of: LossOf) -> Findings:
     for batch in batches:
         yield from (("data", name) for name, value in batch.items() if not _finite(value))
     yield from (("parameters", name) for name, p in model.named_parameters() if not _finite(p))
@@ -86,9 +87,7 @@ def _findings(
         yield from _passes(model, batch, loss_of)
 
 
-def _passes(
-    model: nn.Module, batch: Batch, loss_of: Callable[[Batch], Tensor]
-) -> Iterator[tuple[str, str]]:
+def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
     forward: list[str] = []
     backward: list[str] = []
     with ExitStack() as hooks:

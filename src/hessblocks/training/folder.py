@@ -35,6 +35,7 @@ class RunFolder:
         """Losses along training, one a line."""
         self.observations = path / "observations.jsonl"
         """Gains, signal and curvature along training, one value a line."""
+        self.lines = (self.metrics, self.observations)
         self.budget = path / "budget.json"
         """What each preset of a matched comparison may spend, and its number of steps."""
         self.results = path / "results.csv"
@@ -51,7 +52,7 @@ class RunFolder:
 
     def sync_lines(self) -> None:
         """Wait until all lines so far are on the disk."""
-        for path in (self.metrics, self.observations):
+        for path in self.lines:
             if path.exists():
                 storage.sync(path)
 
@@ -67,9 +68,7 @@ class RunFolder:
             RunError: it cannot be written.
         """
         self.sync_lines()
-        lines = {
-            path.name: len(storage.read_lines(path)) for path in (self.metrics, self.observations)
-        }
+        lines = {path.name: len(storage.read_lines(path)) for path in self.lines}
         progress = {**progress, "lines": lines}
         storage.write_manifest(folder, self.identity, name, progress)
 

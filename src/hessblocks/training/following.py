@@ -87,9 +87,7 @@ class Following(TrainerCallback, Tabular):
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
             self._look(state.global_step, **given)
 
-    def _look(
-        self, step: int, model: nn.Module, optimizer: Optimizer | None = None, **other: Any
-    ) -> None:
+    def _look(self, step: int, model: nn.Module, optimizer: Any = None, **other: Any) -> None:
         if not ranks.is_first():
             return
         self._optimizer = optimizer

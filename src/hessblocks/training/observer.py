@@ -80,9 +80,8 @@ def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) ->
         if wanted.chooses(name, group.role)
     }
     problem = curvature.Problem(model, batch, loss="causal-lm")
-    norms = curvature.group_norms(
-        problem, groups, probes=wanted.sample.probes, seed=wanted.sample.seed
-    )
+    sample = wanted.sample
+    norms = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
     loss = problem.value()
     yield {"quantity": "batch_loss", "layer": None, "value": loss}
     yield from (norm | {"batch_loss": loss} for norm in curvature.norm_rows(groups, norms))

@@ -16,13 +16,7 @@ from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
 from hessblocks.models import build
-from hessblocks.settings import (
-    ComparisonSettings,
-    ModelSettings,
-    RunSettings,
-    SharedSettings,
-    chooses,
-)
+from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
 from hessblocks.training import ranks
 from hessblocks.training.trained_gains import has_gains
 
@@ -150,9 +144,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
         ArgumentError: names the option.
     """
     check_tracker(settings.report_to)
-    models = [
-        model_without_weights(settings.model, preset, corpus.vocab_size) for preset in presets
-    ]
+    models = [model_without_weights(settings.model, name, corpus.vocab_size) for name in presets]
     for split in ("train", "validation"):
         corpus.windows(split, settings.model.context)
     _check_logits(settings, corpus.vocab_size)
@@ -175,9 +167,7 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
 
 def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:
     """Refuse a pattern that means no group of any model."""
-    known = {
-        name: group.role for model in models for name, group in parameter_groups(model).items()
-    }
+    known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
     for one in wanted:
         if not any(chooses(one, name, role) for name, role in known.items()):
             raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
@@ -191,9 +181,7 @@ def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
     return ("metrics", "observations") if observed else ("metrics",)
 
 
-def config_of(
-    settings: RunSettings | ComparisonSettings, command: str, corpus: Corpus
-) -> dict[str, Any]:
+def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
     """All that the numbers depend on: what config.json holds."""
     single = isinstance(settings, RunSettings)
     names = ("preset", "seed") if single else ("presets", "seeds", "match")

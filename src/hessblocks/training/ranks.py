@@ -14,10 +14,10 @@ import atexit
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from threading import Event, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -102,9 +102,8 @@ def join(device: str) -> None:
             f"the {count} processes of this command have not met within {MEETING.seconds:,} s "
             f"({reason}); end those that are left and start all again."
         )
-        if (
-            os.environ["RANK"] == "1"
-        ):  # the first, which speaks else, may be the one that is missing
+        # the first, which speaks else, may be the one that is missing
+        if os.environ["RANK"] == "1":
             print(f"hessblocks: {message}", file=sys.stderr, flush=True)
         raise RunError(message) from error
     if device == "cpu":
@@ -190,10 +189,8 @@ class Heart:
         self.store, self.rank, self.count = store, rank, count
         self.every, self.patience = every, patience
         self._beats: dict[int, int] = {}
-        self._end = threading.Event()
-        self._threads = [
-            threading.Thread(target=work, daemon=True) for work in (self._beat, self._watch)
-        ]
+        self._end = Event()
+        self._threads = [Thread(target=work, daemon=True) for work in (self._beat, self._watch)]
         for thread in self._threads:
             thread.start()
 
@@ -245,9 +242,8 @@ class Heart:
             for rank in silence:
                 silence[rank] += self.every
             for rank, beats in self._beats.copy().items():
-                if beats != known.setdefault(
-                    rank, beats
-                ):  # the first count may be of an earlier meeting
+                # the first count may be of an earlier meeting
+                if beats != known.setdefault(rank, beats):
                     known[rank], silence[rank] = beats, 0.0
             silent = [rank for rank, seconds in silence.items() if seconds >= self.patience]
             if silent:  # who does not hear itself has lost the store, which the first process keeps
@@ -261,13 +257,11 @@ def beating() -> Iterator[None]:
     Raises:
         RunError: another process has ended.
     """
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
+    if count() == 1:
         yield
         return
     shared: Any = dist.distributed_c10d._get_default_store()
-    heart = Heart(
-        shared.clone(), dist.get_rank(), dist.get_world_size(), every=EVERY, patience=PATIENCE
-    )
+    heart = Heart(shared.clone(), dist.get_rank(), count(), every=EVERY, patience=PATIENCE)
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
@@ -76,11 +76,10 @@ class Recorder(StepClock):
         for callback in (self, *observers):
             trainer.add_callback(callback)
         trainer.args.eval_on_start = self.checkpoint is None
+        last = str(self.checkpoint) if self.checkpoint else None
         with quiet():
             try:
-                trainer.train(
-                    resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None
-                )
+                trainer.train(resume_from_checkpoint=last)
             except UnpicklingError as error:  # of more than numbers; nothing of it was executed
                 raise RunError(
                     f"{self.checkpoint} holds something other than states of a run; remove it and run again."
@@ -90,17 +89,14 @@ class Recorder(StepClock):
         """Count tokens from here."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
         super().on_step_end(args, state, control)
         self.seconds += self.each[-1]
         training, step = self.settings.training, state.global_step
         last = step == training.steps
-        control.should_save = bool(
-            self.folder and not last and step % training.checkpoint_every == 0
-        )
+        due = step % training.checkpoint_every == 0
+        control.should_save = bool(self.folder and due and not last)
         control.should_log = last or control.should_save or step % training.log_every == 0
         control.should_evaluate = last or step % training.evaluate_every == 0
         self.divergence = self.divergence or self.trainer.divergence
@@ -125,9 +121,7 @@ class Recorder(StepClock):
         )
         self._logged = (tokens, self.seconds)
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Note the validation loss; no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
@@ -146,11 +140,7 @@ class Recorder(StepClock):
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
         self.peak = max(self.peak, allocated_peak(self.device))
-        done = {
-            "step": state.global_step,
-            "seconds": self.seconds,
-            "peak_memory": self.peak,
-        }
+        done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 

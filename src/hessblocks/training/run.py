@@ -24,6 +24,8 @@ from hessblocks.training.folder import RunFolder, continued, newest, prune, save
 from hessblocks.training.observer import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
 
+Rows = list[storage.ResultRow]
+
 
 class Run:
     """A run in its folder; `complete` does what is not done yet."""
@@ -108,15 +110,11 @@ class Run:
 
     def _record(self, rows: Sequence[storage.ResultRow]) -> None:
         again = set(map(storage.step_of, rows))
-        kept = [row for row in self.rows if storage.step_of(row) not in again]
-        self.rows = sorted(
-            [*kept, *rows], key=lambda row: storage.STEPS.index(storage.step_of(row))
-        )
+        old = [row for row in self.rows if storage.step_of(row) not in again]
+        self.rows = sorted([*old, *rows], key=lambda row: storage.STEPS.index(storage.step_of(row)))
         storage.write_results(self.folder.results, self.rows)
 
-    def _rows(
-        self, method: str, values: Mapping[tuple[str, str], float]
-    ) -> list[storage.ResultRow]:
+    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
         """Rows of the whole model, by quantity and stage."""
         row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
@@ -128,7 +126,7 @@ class Run:
         settings = self.settings
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _begun(self) -> list[storage.ResultRow]:
+    def _begun(self) -> Rows:
         settings, vocabulary = self.settings, self.corpus.vocab_size
         model = model_without_weights(settings.model, settings.preset, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -151,7 +149,7 @@ class Run:
             )
         return model
 
-    def _train(self) -> list[storage.ResultRow]:
+    def _train(self) -> Rows:
         """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
         settings, ended = self.settings, storage.remembered_in(self.folder.model)
         known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
@@ -198,9 +196,7 @@ class Run:
             "validation loss after": after,
         }
 
-    def _training_rows(
-        self, measured: Mapping[str, float], *, diverged: bool = False
-    ) -> list[storage.ResultRow]:
+    def _training_rows(self, measured: Mapping[str, float], *, diverged: bool = False) -> Rows:
         lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
