@@ -158,16 +158,15 @@ def _value(given: Any, hint: Any, place: str) -> Any:
     optional = types.NoneType in typing.get_args(hint)
     if optional and (given is None or given == "none"):
         return None
-    if not isinstance(wanted[0], type) or len(wanted) > 1:
+    kind = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) else object
+    if issubclass(kind, BlockPart):
+        return part_of(given, kind, place)
+    if kind not in _WORDS:
         raise ArgumentError(f"{place}: can be given in a part only, not by name.")
-    if issubclass(wanted[0], BlockPart):
-        return part_of(given, wanted[0], place)
-    if wanted[0] not in _WORDS:
-        raise ArgumentError(f"{place}: can be given in a part only, not by name.")
-    value = _read(given) if isinstance(given, str) and wanted[0] is not str else given
-    fits = isinstance(value, int | float if wanted[0] is float else wanted[0])
-    if not fits or isinstance(value, bool) != (wanted[0] is bool):
-        expected = _WORDS[wanted[0]] + (" or none" if optional else "")
+    value = _read(given) if isinstance(given, str) and kind is not str else given
+    fits = isinstance(value, int | float if kind is float else kind)
+    if not fits or isinstance(value, bool) != (kind is bool):
+        expected = _WORDS[kind] + (" or none" if optional else "")
         raise ArgumentError(f"{place}: expected {expected}, got {given!r}.")
     return value
 

@@ -21,7 +21,7 @@ from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.training.cost import step_seconds, update_flops
-from hessblocks.training.execution import give, together
+from hessblocks.training.execution import agree, together
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.preparation import config_of, line_files, model_without_weights
 from hessblocks.training.run import Run
@@ -207,7 +207,7 @@ def _costs(
     with progress.stage("pace", ", ".join(run.preset for run in runs)):
         seconds: dict[str, list[float]] = {run.preset: [] for run in runs}
         for run in runs * ROUNDS:
-            give(partial(step_seconds, run))
+            agree(partial(step_seconds, run))
             seconds[run.preset] += step_seconds(run, corpus)
     return {name: statistics.median(found) for name, found in seconds.items()}
 

@@ -102,15 +102,10 @@ def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
             return
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    found = {name: one for (name, _), one in zip(named, gradients, strict=True) if one is not None}
     yield from (("gradients", name) for name in backward)
-    for (name, _), gradient in reversed(list(zip(named, gradients, strict=True))):
-        if not _finite(gradient):
-            yield "gradients", name
-    norms = {
-        name: float(gradient.double().norm())
-        for (name, _), gradient in zip(named, gradients, strict=True)
-        if gradient is not None
-    }
+    yield from (("gradients", name) for name in reversed(found) if not _finite(found[name]))
+    norms = {name: float(one.double().norm()) for name, one in found.items()}
     if math.hypot(*norms.values()) > torch.finfo(loss.dtype).max ** 0.5:
         yield "gradient norm", max(norms, key=norms.__getitem__)  # finite, its square is not
 

@@ -48,12 +48,12 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     ranks.join(settings.device)
     with ranks.beating():
         if not ranks.is_first():
-            while order := hear():
+            while order := agree():
                 order(corpus)
             yield False
             return
         yield True
-        give(None)  # not after an error: this process then ends, and with it the others
+        agree(None)  # not after an error: this process then ends, and with it the others
 
 
 @in_float32()
@@ -94,14 +94,9 @@ def carry_out(
     return model, recorder
 
 
-def give(order: Order | None) -> None:
-    """Tell the others what to do; None sends them home."""
+def agree(order: Order | None = None) -> Order | None:
+    """Tell the others what to do, None to go home; they hear it by the same call."""
+    heard = [order]
     if ranks.count() > 1:
-        dist.broadcast_object_list([order], src=0)
-
-
-def hear() -> Order | None:
-    """What the first process wants done; None where there is nothing more."""
-    heard: list[Order | None] = [None]
-    dist.broadcast_object_list(heard, src=0)
+        dist.broadcast_object_list(heard, src=0)
     return heard[0]

@@ -35,7 +35,7 @@ Groups = (
 class Following(TrainerCallback, Tabular):
     """Measures something before the first update and after every so many; of several processes the first does."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int = 100) -> None:
         """Measure at steps 0, every, 2 every, ... and after the last.
 
         Raises:
@@ -217,10 +217,6 @@ class SignalCallback(Following):
 
 class GainCallback(Following):
     """Trained gains of skips, branches, attention and weights of this library's models."""
-
-    def __init__(self, *, every: int = 100) -> None:
-        """Fix the steps between two measurements."""
-        super().__init__(every)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """One row a layer and gain, the mean over heads."""

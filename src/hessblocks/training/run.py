@@ -19,7 +19,7 @@ from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.cost import update_flops
-from hessblocks.training.execution import carry_out, give
+from hessblocks.training.execution import agree, carry_out
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.observer import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
@@ -164,7 +164,7 @@ class Run:
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
             order = partial(carry_out, settings, self.folder, checkpoint)
-            give(order)
+            agree(order)
             model, recorder = order(self.corpus, self.progress)
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:

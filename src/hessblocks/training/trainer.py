@@ -109,7 +109,6 @@ def quiet_arguments(
         use_cpu=device == "cpu",
         logging_strategy="no",
         logging_nan_inf_filter=False,
-        eval_strategy="no",
         prediction_loss_only=True,
         save_strategy="no",
         remove_unused_columns=False,
