@@ -1,4 +1,4 @@
-"""Attention at Hugging Face's face: its functions (sdpa, eager, flash, flex) and masks, for the blocks.
+"""Adapt Hugging Face's attention functions (sdpa, eager, flash, flex) and masks to the blocks.
 
 Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head width,
 V value width.

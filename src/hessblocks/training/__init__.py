@@ -1,4 +1,4 @@
-"""Training runs and comparisons that stop and go on without changing a digit."""
+"""Train and compare: runs that stop and go on without changing a digit."""
 
 from hessblocks.progress import Progress
 from hessblocks.settings import (

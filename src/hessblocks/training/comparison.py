@@ -1,4 +1,4 @@
-"""Fair comparison: presets and seeds in one folder, on the same data in the same order, for one budget."""
+"""Compare presets and seeds in one folder: the same data in the same order, for one budget."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _opened(
     out: AnyPath,
     command: str,
 ) -> Iterator[RunFolder | None]:
-    """The folder, claimed, with its blocks drawn; None in processes that only train along."""
+    """Open the folder, with its blocks drawn; None in processes that only train along."""
     with together(settings, presets, corpus) as deciding:
         if not deciding:
             yield None
@@ -83,7 +83,7 @@ def _opened(
 
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
-    """The blocks as a picture, for the page."""
+    """Draw the blocks, for the page."""
     blocks: dict[str, BlockConfig] = {}
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
@@ -117,7 +117,7 @@ def train(
     command: str = "train",
     finish: Callable[[Path], object] | None = None,
 ) -> None:
-    """One run in a folder of its own, or what is left of it.
+    """Train one run in a folder of its own, or what is left of it.
 
     Args:
         settings: of the run.
@@ -146,11 +146,11 @@ ROUNDS = 3
 def steps_of(
     settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
 ) -> dict[str, int]:
-    """Updates of each preset; a budget is recorded in budget.json, and costs are taken from there.
+    """Give each preset its updates; a budget and its costs are recorded in budget.json.
 
-    budget.json says what is matched and in which unit, the `reference` (the preset whose steps set the
-    budget), the `total` that it spends and nobody more, the `cost` of an update of each preset, and its
-    `steps`: as many as the budget allows, at least 1.
+    budget.json says what is matched and in which unit, the `reference` (the preset whose steps set
+    the budget), the `total` that it spends and nobody more, the `cost` of an update of each preset,
+    and its `steps`: as many as the budget allows, at least 1.
 
     Args:
         settings: of the comparison.
@@ -166,8 +166,8 @@ def steps_of(
         RunError: budget.json is damaged.
 
     Cost:
-        Where time is matched, a few steps of each preset that was not measured before, and of the first
-        beside them.
+        Where time is matched, a few steps of each preset that was not measured before, and of the
+        first beside them.
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
@@ -213,7 +213,7 @@ def _costs(
 
 
 def _recorded(path: Path) -> dict[str, Any]:
-    """The budget as it was written; empty where there is none yet."""
+    """Read the budget as it was written; empty where there is none yet."""
     if not path.exists():
         return {}
     try:

@@ -37,14 +37,14 @@ RATE = 1e-6
 
 
 def working_seconds(device: str) -> float:
-    """A clock that other programs hardly move, where there is one.
+    """Read a clock that other programs hardly move, where there is one.
 
     Args:
         device: cpu or cuda.
 
     Returns:
-        Seconds of processor time of all threads of this process; on cuda those of the clock on the wall, once
-        the device has done what it was given.
+        Seconds of processor time of all threads of this process; on cuda those of the clock on the
+        wall, once the device has done what it was given.
     """
     if device == "cpu":
         return time.process_time()
@@ -53,7 +53,7 @@ def working_seconds(device: str) -> float:
 
 
 class StepClock(TrainerCallback):
-    """Measures each step; evaluation, checkpoints and what is measured between steps are left out."""
+    """Clock of each step, without evaluation, checkpoints and what is measured between steps."""
 
     def __init__(self, device: str) -> None:
         """Measure work on `device`, cpu or cuda."""
@@ -72,7 +72,7 @@ class StepClock(TrainerCallback):
 
 
 def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
-    """The seconds of `COUNTED` steps, the first ones of a run; nothing is written.
+    """Time `COUNTED` steps, the first ones of a run; nothing is written.
 
     Args:
         settings: what is trained, and how.
@@ -101,11 +101,14 @@ def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
 
 
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
-    """Operations of the matrix products of one update, forward and backward; an addition counts too.
+    """Count the floating-point operations (FLOPs) of one update, forward and backward.
 
-    They are counted on a model without memory. Attention counts in full: tokens × tokens scores, though
-    a fused kernel may skip the masked half. Norms, activations and the optimiser are left out; the running
-    means of shaped attention are products with a small triangle and count, with less than 1 % of a layer.
+    Those of matrix products count, an addition as much as a multiplication.
+
+    They are counted on a model without memory. Attention counts in full: tokens × tokens scores,
+    though a fused kernel may skip the masked half. Norms, activations and the optimiser are left
+    out; the running means of shaped attention are products with a small triangle and count, with
+    less than 1 % of a layer.
 
     Args:
         settings: of the run.
@@ -124,7 +127,7 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
 
 @cache
 def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
-    """Those of one sequence, counted once: seeds differ in none."""
+    """Count those of one sequence once: seeds differ in none."""
     model = model_without_weights(sizes, preset, vocab_size)
     tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -138,7 +141,7 @@ AVERAGES = {"adamw": 2, "sgd": 1}
 
 
 def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
-    """Bytes of one update on a cpu; on cuda 0, and counting begins.
+    """Count the bytes of one update on a cpu; on cuda 0, and counting begins.
 
     Args:
         model: to be trained; its gradients go.
@@ -168,12 +171,12 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
 
 
 def allocated_peak(device: str) -> int:
-    """Bytes at most in use since `start_counting` on cuda; 0 on a cpu, where that has counted."""
+    """Read the bytes at most in use since `start_counting` on cuda; 0 on a cpu."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
 def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
-    """Most bytes of tensors alive at once while `run` runs, those held before included.
+    """Count the most bytes of tensors alive at once while `run` runs, those held before included.
 
     Args:
         run: the work; what a kernel takes inside itself is not seen.
@@ -190,7 +193,7 @@ def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -
 
 
 class _Alive(TorchDispatchMode):
-    """Adds up the storages that operations make, until each is gone."""
+    """Mode that adds up the storages that operations make, until each is gone."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where numbers stop being finite: looked for once, at the moment when loss or gradient do.
+"""Locate a divergence: where numbers stop being finite, looked for when loss or gradient do.
 
 One more forward and backward pass over the same sequences, with a hook on every module; nothing is
 looked at before, so an undisturbed run pays nothing.
@@ -26,7 +26,7 @@ _LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """What first became infinite or not a number."""
+    """First quantity that became infinite or not a number."""
 
     step: int
     """The update that could not be made, counted from 1."""
@@ -60,7 +60,7 @@ def locate(
     loss_of: LossOf,
     step: int,
 ) -> Divergence | None:
-    """What first is not finite, in the order in which numbers are computed.
+    """Find what first is not finite, in the order in which numbers are computed.
 
     Args:
         model: at the weights of the step.
@@ -69,7 +69,8 @@ def locate(
         step: counted from 1.
 
     Returns:
-        The finding; None where everything is finite here (another process has it, or sums overflowed).
+        The finding; None where everything is finite here (another process has it, or sums
+        overflowed).
 
     Cost:
         One forward and one backward pass a batch, until something is found.
@@ -111,7 +112,7 @@ def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
 
 
 def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., None]:
-    """A hook that notes the module where its output, or the gradient by it, is not finite."""
+    """Make a hook that notes modules whose output, or the gradient by it, is not finite."""
 
     def look(module: nn.Module, arguments: Any, output: Any) -> None:
         for tensor in output if isinstance(output, tuple) else (output,):

@@ -1,4 +1,4 @@
-"""Carrying out an order: the same in every process."""
+"""Carry out an order of training: the same in every process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class DivergenceWarning(UserWarning):
 
 @contextmanager
 def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> Iterator[bool]:
-    """Meet the other processes; yields whether this one decides. The others work inside until sent home.
+    """Meet the other processes, and yield whether this one decides.
+
+    The others work inside until sent home.
 
     Args:
         settings: of all runs, refused here before anything is written.

@@ -47,7 +47,7 @@ class RunFolder:
 
     @cached_property
     def identity(self) -> str:
-        """What its files say that they are of: a digest of config.json."""
+        """Digest of config.json: what its files say that they are of."""
         return storage.identity_in(self.path)
 
     def sync_lines(self) -> None:
@@ -73,7 +73,7 @@ class RunFolder:
         storage.write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:
-        """The folder of one run of a comparison."""
+        """Find the folder of one run of a comparison."""
         return RunFolder(storage.run_path(self.path, preset, seed))
 
     def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
@@ -126,7 +126,7 @@ class RunFolder:
 def claimed(
     path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
 ) -> Iterator[RunFolder]:
-    """The run folder, held for this process and prepared; the lock goes with the process.
+    """Hold the run folder for this process, prepared; the lock goes with the process.
 
     Args:
         path: of the folder.
@@ -156,7 +156,7 @@ class CheckpointWarning(UserWarning):
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Around code that only saves: what goes wrong is the disk, and the half-written folder goes.
+    """Clean up after code that only saves: what goes wrong is the disk, and its folder goes.
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
@@ -175,10 +175,10 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Where training goes on: the newest whole checkpoint of this run.
+    """Find where training goes on: the newest whole checkpoint of this run.
 
-    Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training starts from
-    the beginning; the file with a damaged one is set aside.
+    Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training
+    starts from the beginning; the file with a damaged one is set aside.
 
     Args:
         folder: of the run.
@@ -212,18 +212,18 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
 
 
 def _lacks_lines(checkpoint: Path, path: Path) -> bool:
-    """Whether a file lacks lines that were there when the checkpoint was written."""
+    """Tell whether a file lacks lines that were there when the checkpoint was written."""
     count = storage.remembered_in(checkpoint).get("lines", {}).get(path.name)
     return isinstance(count, int) and len(_lines_until(checkpoint, path)) < count
 
 
 def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
-    """The lines of a file up to a checkpoint."""
+    """Read the lines of a file up to a checkpoint."""
     return [line for line in storage.read_lines(path) if line["step"] <= _step_of(checkpoint)]
 
 
 def newest(folder: RunFolder) -> Path | None:
-    """The newest checkpoint that counts; what a killed process left half-written goes.
+    """Find the newest checkpoint that counts; what a killed process left half-written goes.
 
     Returns:
         None where none counts.
@@ -254,7 +254,7 @@ def _warn(message: str) -> None:
 
 
 def _step_of(checkpoint: Path) -> int:
-    """The step at which a checkpoint was made."""
+    """Read the step at which a checkpoint was made."""
     found = _NAME.fullmatch(checkpoint.name)
     assert found, checkpoint
     return int(found[1])
@@ -269,7 +269,7 @@ def prune(folder: Path, kept: int = KEPT) -> None:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    """Checkpoints, the last first."""
+    """List checkpoints, the last first."""
     found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=_step_of, reverse=True)
 
@@ -281,7 +281,7 @@ def save_model(
     told: Mapping[str, Any],
     **progress: Any,
 ) -> None:
-    """Save model and tokeniser as Hugging Face reads them, whole or not at all, in the folder of the run.
+    """Save model and tokeniser in the folder of the run as Hugging Face reads them, or not at all.
 
     Args:
         model: trained.

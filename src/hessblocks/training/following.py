@@ -1,7 +1,7 @@
 """Callbacks for any Trainer of transformers: curvature, signal and gains along a training.
 
-A callback looks at the model between two updates and changes nothing of it. What it measures stands in its rows;
-`attach` also hands it to the Trainer's log, and so to whatever the Trainer reports to.
+A callback looks at the model between two updates and changes nothing of it. What it measures stands
+in its rows; `attach` also hands it to the Trainer's log, and so to whatever the Trainer reports to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Groups = (
 
 
 class Following(TrainerCallback, Tabular):
-    """Measures something before the first update and after every so many; of several processes the first does."""
+    """Callback that measures before the first update and after every so many.
+
+    Of several processes the first does.
+    """
 
     def __init__(self, every: int = 100) -> None:
         """Measure at steps 0, every, 2 every, ... and after the last.
@@ -72,7 +75,8 @@ class Following(TrainerCallback, Tabular):
         """Look at the model before the first step.
 
         Raises:
-            RunError: its parameters are sharded over processes, of which one alone would wait for the others.
+            RunError: its parameters are sharded over processes, of which one alone would wait for
+                the others.
         """
         if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
             raise RunError(
@@ -112,7 +116,10 @@ class Following(TrainerCallback, Tabular):
 
 
 class CurvatureCallback(Following):
-    """Norms of H_o, H_f or H of each group along a training, with their standard errors; the sharpness of Adam's or SGD's step."""
+    """Callback of curvature: norms of H_o (Gauss-Newton), H_f or H of each group, with errors.
+
+    On request also the sharpness of the step of Adam or SGD.
+    """
 
     def __init__(
         self,
@@ -130,22 +137,25 @@ class CurvatureCallback(Following):
 
         Args:
             batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
-            groups: by name, a function from the model to them, or patterns on the names of all (`layers.*.attention.query`).
+            groups: by name, a function from the model to them, or patterns on the names of all
+                (`layers.*.attention.query`).
             parts: outer, functional or full; none where the sharpness alone is wanted.
             every: steps between two measurements.
             probes: for each group, at least 4.
             loss: as `Problem` takes it.
             seed: of the probes, the same at all steps.
-            sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the preconditioner of the Trainer's
-                optimiser (`preconditioned_sharpness`): each time with 5 products at most, which start from what was found
-                before, and with the residual in its row. Adam has one from its first step on.
+            sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
+                preconditioner of the Trainer's optimiser (`preconditioned_sharpness`): each time
+                with 5 products at most, which start from what was found before, and with the
+                residual in its row. Adam has one from its first step on.
 
         Raises:
-            ArgumentError: an unknown part, too few probes, or fewer than one step; when the training begins, a pattern
-                that matches no group, or a sharpness of an optimiser whose preconditioner is not known.
+            ArgumentError: an unknown part, too few probes, or fewer than one step; when the
+                training begins, a pattern that matches no group, or a sharpness of an optimiser
+                whose preconditioner is not known.
 
-        Cost: about a gradient of the batch for each group and probe a measurement; the sharpness about ten, and a
-            vector of all parameters between two measurements.
+        Cost: about a gradient of the batch for each group and probe a measurement; the sharpness
+            about ten, and a vector of all parameters between two measurements.
         """
         super().__init__(every)
         for part in parts:
@@ -159,12 +169,12 @@ class CurvatureCallback(Following):
     """Where the next measurement of the same training starts."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Look at the model before the first step, as at another than that of an earlier training."""
+        """Begin anew: the last sharpness is that of an earlier training."""
         self._last = None
         super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a group and part; of the sharpness one more, and one of the largest that is stable."""
+        """Measure one row a group and part; of the sharpness two, itself and the stable one."""
         problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
@@ -197,10 +207,10 @@ class CurvatureCallback(Following):
 
 
 class SignalCallback(Following):
-    """Similarity, rank, norm and kurtosis of the tokens, and entropy of attention, in each layer."""
+    """Callback of the signal: similarity, rank, norm, kurtosis, entropy of attention, by layer."""
 
     def __init__(self, batch: Any, *, every: int = 100) -> None:
-        """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps between two measurements."""
+        """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
         super().__init__(every)
         self._batch = batch
 
@@ -216,7 +226,7 @@ class SignalCallback(Following):
 
 
 class GainCallback(Following):
-    """Trained gains of skips, branches, attention and weights of this library's models."""
+    """Callback of trained gains: of skips, branches, attention and weights of our models."""
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """One row a layer and gain, the mean over heads."""

@@ -1,7 +1,7 @@
-"""What is measured of a model beside its loss: lines of observations.jsonl, and the maps of results.csv.
+"""Observe a run: lines of observations.jsonl along training, and maps for results.csv.
 
-An observer looks at the model between two updates and changes nothing of it: an observed run has the
-digits of one that is not.
+An observer looks at the model between two updates and changes nothing of it: an observed run has
+the digits of one that is not.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hessblocks.training.trained_gains import gain_values
 
 
 class Observer(TrainerCallback):
-    """Measures what is due; of several ranks the first does, while the others wait for it."""
+    """Callback that measures what is due; of several ranks the first does, the others wait."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
-        """Observe the run of a recorder, which stands before this callback and has stopped the clock."""
+        """Observe a run whose recorder stands before this callback and has stopped the clock."""
         self.recorder = recorder
         self.folder = folder
         self.corpus = corpus

@@ -1,4 +1,4 @@
-"""From settings to what a run needs: the device, the model, the checks before anything is written."""
+"""Prepare a run: its device, its model, and the checks before anything is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOGIT = 4
 
 
 def resolve_device(device: str) -> str:
-    """The device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one, else cpu.
+    """Choose the device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one.
 
     Returns:
         cpu or cuda.
@@ -57,14 +57,15 @@ def check_tracker(name: str) -> str:
     check_name("--report-to", name, TRACKERS)
     if name != "none" and name not in get_available_reporting_integrations():
         raise ArgumentError(
-            f"--report-to: {name} is not installed; run pip install {name}, or leave the option out."
+            f"--report-to: {name} is not installed; run pip install {name}, or leave the option "
+            "out."
         )
     return name
 
 
 @contextmanager
 def closed_tracker(name: str) -> Iterator[None]:
-    """Ends a tracker's run with the training inside; of wandb the Trainer leaves that to its caller."""
+    """End a tracker's run with the training inside; of wandb the Trainer leaves that to us."""
     try:
         yield
     finally:  # a caller who catches an error would go on in it
@@ -74,7 +75,7 @@ def closed_tracker(name: str) -> Iterator[None]:
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """Inside, torch makes tensors of float32, whatever its default is."""
+    """Make torch's tensors float32 inside, whatever its default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -87,7 +88,7 @@ def in_float32() -> Iterator[None]:
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:
-    """The freshly initialised causal language model of a preset in float32; sets torch's random state.
+    """Build the causal language model of a preset in float32; sets torch's random state.
 
     Args:
         sizes: of the model.
@@ -106,7 +107,7 @@ def build_model(
 
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
-    """The same on the device `meta`, before any data is read: no memory is taken.
+    """Build it on the device `meta`, before any data is read: no memory is taken.
 
     Returns:
         A model that has shapes only.
@@ -127,7 +128,7 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
 
 
 def _memory() -> int:
-    """Bytes of the largest memory of this machine."""
+    """Find the largest memory of this machine, in bytes."""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return max([main_memory(), *(card.total_memory for card in cards)])
 
@@ -174,7 +175,7 @@ def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> N
 
 
 def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
-    """Which of metrics and observations a run leaves; gains alone may be nothing to observe."""
+    """Name the files of lines that a run leaves; gains alone may be nothing to observe."""
     observed = settings.observation.needs_batch
     if settings.observation.gains_every and not observed:
         observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))
@@ -182,7 +183,7 @@ def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
 
 
 def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
-    """All that the numbers depend on: what config.json holds."""
+    """Describe all that the numbers depend on, as config.json holds it."""
     single = isinstance(settings, RunSettings)
     names = ("preset", "seed") if single else ("presets", "seeds", "match")
     return {

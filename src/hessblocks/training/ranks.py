@@ -37,14 +37,14 @@ _USE_CPU = "ACCELERATE_USE_CPU"
 
 
 def asked_for() -> int:
-    """How many processes torchrun started; 1 without it.
+    """Count the processes that torchrun started; 1 without it.
 
     Returns:
         Their number, this one included.
 
     Raises:
-        ArgumentError: the environment holds a part of what torchrun writes, as an earlier command leaves it, or
-            asks accelerate for a training of another kind.
+        ArgumentError: the environment holds a part of what torchrun writes, as an earlier command
+            leaves it, or asks accelerate for a training of another kind.
     """
     if asked := _asked_of_accelerate() - {_USE_CPU}:
         raise _another_training(min(asked))
@@ -66,7 +66,7 @@ def asked_for() -> int:
 
 
 def _asked_of_accelerate() -> set[str]:
-    """What the environment asks accelerate for: FSDP, DeepSpeed, another device."""
+    """List what the environment asks accelerate for: FSDP, DeepSpeed, another device."""
     off = ("", "0", "false", "no", "off", "n", "f")
     named = (name for name in os.environ if name.startswith("ACCELERATE_USE_"))
     return {name for name in named if os.environ[name].lower() not in off}
@@ -126,23 +126,23 @@ def _leave() -> None:
 
 
 def count() -> int:
-    """How many processes have met."""
+    """Count the processes that have met."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Whether this process decides and writes."""
+    """Tell whether this process decides and writes."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def wait() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes are here (a barrier)."""
     if count() > 1:
         dist.barrier()
 
 
 def any_of(flag: bool) -> bool:
-    """Whether the flag is set in any process."""
+    """Tell whether the flag is set in any process."""
     if count() == 1:
         return flag
     found = torch.tensor(float(flag), device="cuda" if dist.get_backend() == "nccl" else "cpu")
@@ -151,7 +151,7 @@ def any_of(flag: bool) -> bool:
 
 
 def first_of(value: T | None) -> T | None:
-    """The value of the first process that has one."""
+    """Take the value of the first process that has one."""
     if count() == 1:
         return value
     values: list[T | None] = [None] * count()
@@ -168,10 +168,11 @@ _LINK = re.compile(r"gloo|NCCL|Connection (reset|closed) by peer|Broken pipe")
 
 
 class Heart:
-    """Counts up in the store that all processes share, and watches the counts of the others.
+    """Heartbeat: counts up in the store that all processes share, and watches the others.
 
-    Time is counted in turns of the watching thread: where all processes were stopped together and go on, no
-    one is lost. Silence counts from the start, also that of a process which has not beaten once.
+    Time is counted in turns of the watching thread: where all processes were stopped together and
+    go on, no one is lost. Silence counts from the start, also that of a process which has not
+    beaten once.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Heart:
             self.store.set("last words", f" (process {self.rank}: {words})")
 
     def last_words(self) -> str:
-        """Why another process ended, where it could say so."""
+        """Read why another process ended, where it could say so."""
         with suppress(RuntimeError):
             if self.store.check(["last words"]):
                 return self.store.get("last words").decode()
@@ -252,7 +253,7 @@ class Heart:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Inside, the processes of the default group look after each other.
+    """Let the processes of the default group look after each other inside.
 
     Raises:
         RunError: another process has ended.
@@ -267,7 +268,8 @@ def beating() -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, RuntimeError) and _LINK.search(str(error)):
             raise RunError(
-                f"another process has ended{heart.last_words()}; the same command goes on where it stopped."
+                f"another process has ended{heart.last_words()}; the same command goes on where it "
+                "stopped."
             ) from error
         heart.leave(str(error).strip().partition("\n")[0] or type(error).__name__)
         raise

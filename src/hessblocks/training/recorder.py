@@ -1,4 +1,4 @@
-"""The one recorder of losses: when they are taken, who is told, and that a diverged training ends."""
+"""Record losses along a training, and end it where it diverges."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Line = dict[str, Any]
 
 
 class Recorder(StepClock):
-    """Decides when to log, evaluate and save, and notes what comes of it as lines.
+    """Callback that decides when to log, evaluate and save, and notes what comes of it as lines.
 
-    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at which
-    training diverged says so under `diverged`. Training time is that of forward, backward and update;
-    evaluation, checkpoints and what is measured on the way are left out. Only the first of several
-    processes writes.
+    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at
+    which training diverged says so under `diverged`. Training time is that of forward, backward and
+    update; evaluation, checkpoints and what is measured on the way are left out. Only the first of
+    several processes writes.
     """
 
     trainer: GuardedTrainer
@@ -70,7 +70,8 @@ class Recorder(StepClock):
             *observers: come after this one in each step.
 
         Raises:
-            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something else.
+            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something
+                else.
         """
         self.trainer = trainer
         for callback in (self, *observers):
@@ -82,7 +83,8 @@ class Recorder(StepClock):
                 trainer.train(resume_from_checkpoint=last)
             except UnpicklingError as error:  # of more than numbers; nothing of it was executed
                 raise RunError(
-                    f"{self.checkpoint} holds something other than states of a run; remove it and run again."
+                    f"{self.checkpoint} holds something other than states of a run; remove it and "
+                    "run again."
                 ) from error
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
@@ -145,13 +147,13 @@ class Recorder(StepClock):
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Note the peak of memory; what was noted is on the disk before anything says that training is over."""
+        """Note the peak of memory; lines are on the disk before training counts as over."""
         self.peak = max(self.peak, allocated_peak(self.device))
         if self.folder and ranks.is_first():
             self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
-        """What every line of a run's files says."""
+        """Give what every line of a run's files says."""
         return {
             "preset": self.settings.preset,
             "seed": self.settings.seed,
@@ -161,7 +163,7 @@ class Recorder(StepClock):
         }
 
     def _tokens(self, step: int) -> int:
-        """Tokens so far."""
+        """Count the tokens so far."""
         return step * self.settings.training.batch_size * self.settings.model.context
 
     def _note(self, step: int, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""One run: initial curvature, training, final curvature; each step recorded once and never redone."""
+"""Complete a run: initial curvature, training, final curvature; nothing is done twice."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def _model_fault(self) -> str:
-        """Why the saved model is not that of this run, and what to do; empty where it is."""
+        """Say why the saved model is not that of this run, and what to do; empty where it is."""
         found = storage.check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def _lines(self) -> list[Path]:
-        """The files of lines that the run leaves."""
+        """List the files of lines that the run leaves."""
         names = line_files(self.settings, self.corpus.vocab_size)
         return [getattr(self.folder, name) for name in names]
 
@@ -115,7 +115,7 @@ class Run:
         storage.write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
-        """Rows of the whole model, by quantity and stage."""
+        """Make rows of the whole model, by quantity and stage."""
         row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
             row(quantity=quantity, stage=stage, value=float(value), method=method)
@@ -137,7 +137,7 @@ class Run:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained(self) -> PreTrainedModel:
-        """The saved model, read back: the same whether this process trained it or one before."""
+        """Read the saved model back: the same whoever trained it, this process or one before."""
         if fault := self._model_fault:
             raise RunError(fault)
         with quiet():
@@ -150,7 +150,7 @@ class Run:
         return model
 
     def _train(self) -> Rows:
-        """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
+        """Train from the newest whole checkpoint or the start, where no model is saved."""
         settings, ended = self.settings, storage.remembered_in(self.folder.model)
         known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
         if known and not any(map(storage.fault_in_finished_lines, self._lines)):
@@ -177,7 +177,7 @@ class Run:
         return self._training_rows(measured, diverged=recorder.divergence is not None)
 
     def _told(self) -> dict[str, Any]:
-        """What the model's card says of its training; nothing of clocks."""
+        """Tell of the training in the model's card; nothing of clocks."""
         settings, training = self.settings, self.settings.training
         lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]

@@ -1,4 +1,4 @@
-"""The trained gains of a model: α, β, γ of shaped attention, those of branches and of reparametrised weights."""
+"""List a model's trained gains: of shaped attention (α, β, γ), branches and weights."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ WEIGHTS = {
 
 
 def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Every trainable gain: layer, quantity, value (mean over heads) and, where there are any, `heads`.
+    """List every trainable gain: layer, quantity, value (mean over heads), `heads` where there are.
 
-    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF (skips
-    and branches), alpha_V, beta_V and the like (reparametrised weights).
+    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF
+    (skips and branches), alpha_V, beta_V and the like (reparametrised weights).
 
     Args:
         model: of this library.
@@ -40,7 +40,7 @@ def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def has_gains(model: nn.Module) -> bool:
-    """Whether any gain of the model is trained."""
+    """Tell whether any gain of the model is trained."""
     return any(True for _ in _trained(model))
 
 

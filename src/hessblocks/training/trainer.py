@@ -1,4 +1,4 @@
-"""Trainer of transformers that stops at a loss which is no number, and goes on digit for digit."""
+"""Train with transformers: stop at a loss that is no number, go on digit for digit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from hessblocks.training.folder import writing
 
 
 class GuardedTrainer(Trainer):
-    """Prints nothing, decays matrices and embeddings alone, and leaves no half-written checkpoint.
+    """Trainer that prints nothing, decays matrices and embeddings alone, and saves whole or not.
 
-    Training ends before an update whose loss or gradient is not finite; `divergence` then says where.
+    Training ends before an update whose loss or gradient is not finite; `divergence` then says
+    where.
     """
 
     divergence: Divergence | None = None
@@ -93,7 +94,7 @@ class GuardedTrainer(Trainer):
 def quiet_arguments(
     folder: AnyPath, device: str, report_to: str = "none", **given: Any
 ) -> TrainingArguments:
-    """Quiet arguments, one device a process; logging, evaluation and saving are left to a recorder.
+    """Make quiet arguments, one device a process; logging and saving are left to a recorder.
 
     Args:
         folder: of the checkpoints.
@@ -125,7 +126,7 @@ def quiet_arguments(
 
 
 class ShuffledPasses(Sampler[int]):
-    """`count` indices: one shuffled pass over the data after another, each in its own order.
+    """Sampler of `count` indices: one shuffled pass after another, each in its own order.
 
     A function of seed and position alone, so that it can go on anywhere.
     """
@@ -147,7 +148,7 @@ class ShuffledPasses(Sampler[int]):
 
 
 class RunTrainer(GuardedTrainer):
-    """A Trainer whose order of data depends on seed and step alone."""
+    """Trainer whose order of data depends on seed and step alone."""
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         windows = cast(Windows, self.train_dataset)
@@ -160,7 +161,7 @@ class RunTrainer(GuardedTrainer):
 def make_trainer(
     model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: AnyPath
 ) -> RunTrainer:
-    """A trainer that is ready to train, with a recorder or without.
+    """Make a trainer that is ready to train, with a recorder or without.
 
     Args:
         model: freshly initialised.
@@ -172,7 +173,8 @@ def make_trainer(
         The trainer.
 
     Raises:
-        ArgumentError: the corpus is smaller than one window, or an update cannot be shared out evenly.
+        ArgumentError: the corpus is smaller than one window, or an update cannot be shared out
+            evenly.
     """
     windows = held_out(corpus, settings)
     trainer = RunTrainer(
@@ -187,7 +189,7 @@ def make_trainer(
 
 
 def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
-    """The windows of each validation loss, spread evenly over the split.
+    """Choose the windows of each validation loss, spread evenly over the split.
 
     Args:
         corpus: that is held out from.
@@ -204,7 +206,7 @@ def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
 
 
 def spread(size: int, count: int) -> list[int]:
-    """`count` indices spread evenly over `size` (all of them where there are fewer)."""
+    """Spread `count` indices evenly over `size` (all of them where there are fewer)."""
     count = min(size, count)
     return [index * size // count for index in range(count)]
 
@@ -212,7 +214,7 @@ def spread(size: int, count: int) -> list[int]:
 def run_arguments(
     settings: RunSettings, folder: AnyPath, sequences: int, **more: Any
 ) -> TrainingArguments:
-    """The settings of a run in the words of `transformers`.
+    """Translate the settings of a run into the words of `transformers`.
 
     Args:
         settings: of the run.
@@ -243,7 +245,7 @@ def run_arguments(
 
 
 def _evaluation_batch(sequences: int, most: int) -> int:
-    """Sequences of a pass, such that several processes have equally many and none twice."""
+    """Choose the sequences of a pass: several processes have equally many and none twice."""
     if ranks.count() == 1:
         return most
     shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]
