@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.block_fields import BlockFields
-from hessblocks.blocks.parts import BlockPart, check_parts
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import parse_json
@@ -39,7 +39,6 @@ class BlockConfig(BlockFields, kind="block"):
 
     def __post_init__(self) -> None:
         """Check sizes, parts and combinations."""
-        check_parts(self)
         super().__post_init__()
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
             check_positive(name.removeprefix("resolved_"), getattr(self, name))

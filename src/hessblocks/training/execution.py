@@ -17,7 +17,7 @@ from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.cost import start_counting
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.observer import Observer
+from hessblocks.training.following import Observer
 from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer

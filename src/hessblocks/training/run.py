@@ -21,7 +21,7 @@ from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.cost import update_flops
 from hessblocks.training.execution import agree, carry_out
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
-from hessblocks.training.observer import map_rows
+from hessblocks.training.following import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
 
 Rows = list[storage.ResultRow]
