@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
@@ -18,7 +20,7 @@ from hessblocks.training import ranks
 from hessblocks.training.cost import start_counting
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.following import Observer
-from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
+from hessblocks.training.preparation import build_model, check, closed_tracker
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer
 
@@ -58,7 +60,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
         agree(None)  # not after an error: this process then ends, and with it the others
 
 
-@in_float32()
+@local_torch_dtype(torch.float32)
 def carry_out(
     settings: RunSettings,
     folder: RunFolder,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 from transformers.integrations import get_available_reporting_integrations
+from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
@@ -73,18 +74,7 @@ def closed_tracker(name: str) -> Iterator[None]:
             importlib.import_module("wandb").finish()
 
 
-@contextmanager
-def in_float32() -> Iterator[None]:
-    """Make torch's tensors float32 inside, whatever its default is."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@in_float32()
+@local_torch_dtype(torch.float32)
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:

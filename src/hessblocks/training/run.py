@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from hessblocks import storage
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
+from hessblocks.models import Saved
 from hessblocks.progress import Progress
-from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
 from hessblocks.training.cost import update_flops
 from hessblocks.training.execution import agree, carry_out
@@ -140,13 +140,7 @@ class Run:
         """Read the saved model back: the same whoever trained it, this process or one before."""
         if fault := self._model_fault:
             raise RunError(fault)
-        with quiet():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                self.folder.model,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
+        model, _ = Saved.at(str(self.folder.model)).load(AutoModelForCausalLM)
         return model
 
     def _train(self) -> Rows:
