@@ -235,11 +235,9 @@ class ReparametrisedLinear(nn.Module, Tied):
 
     def effective_weight(self) -> Float[Tensor, "outputs inputs"]:
         """Compute α W_init + β ΔW, (outputs, inputs)."""
-        initial = (
-            torch.eye(self.update.shape[0], dtype=self.update.dtype, device=self.update.device)
-            if self.initial is None
-            else self.initial
-        )
+        initial = self.initial
+        if initial is None:
+            initial = torch.eye(len(self.update)).to(self.update)
         return self.initial_gain * initial + self.update_gain * self.update
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:

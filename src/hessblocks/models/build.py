@@ -84,11 +84,8 @@ def build(
     given = [block] if isinstance(block, str | blocks.BlockConfig) else block
     if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    given = [
-        part
-        for one in given
-        for part in (blocks.pattern_names(one) if isinstance(one, str) else [one])
-    ]
+    several = [blocks.pattern_names(one) if isinstance(one, str) else [one] for one in given]
+    given = [part for parts in several for part in parts]
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
     layers = [blocks.with_slots(_block(one, block_fields), changes) for one in given]
     check_pattern(layers, depth)

@@ -162,12 +162,10 @@ def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
 def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
     """Find what takes each branch's gain; a user's own weight would not, and is left out."""
     found: dict[str, tuple[str, ...]] = {}
-    if isinstance(block.attention.projection, MATRICES):
+    projection = block.attention.projection
+    if isinstance(projection, MATRICES):
         found["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
-    elif (
-        isinstance(block.attention.projection, blocks.Identity)
-        and block.attention.shaping is not None
-    ):
+    elif isinstance(projection, blocks.Identity) and block.attention.shaping is not None:
         gains = ("alpha", "beta", "gamma")
         found["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
     if isinstance(block.mlp.output, MATRICES):

@@ -149,13 +149,9 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(bytes_of(value))
+        entries = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(entries.view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def bytes_of(value: Any) -> Any:
-    """View the bytes of a tensor's entries, as a buffer on the CPU."""
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _place(source: str) -> str:

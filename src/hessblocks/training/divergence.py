@@ -55,10 +55,7 @@ class Divergence:
 
 
 def locate(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    loss_of: LossOf,
-    step: int,
+    model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, step: int
 ) -> Divergence | None:
     """Find what first is not finite, in the order in which numbers are computed.
 

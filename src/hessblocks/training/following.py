@@ -350,10 +350,8 @@ class GainCallback(Following):
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """One row a layer and gain, the mean over heads."""
-        return (
-            {name: row[name] for name in ("layer", "quantity", "value")}
-            for row in gain_values(model)
-        )
+        names = ("layer", "quantity", "value")
+        return ({name: row[name] for name in names} for row in gain_values(model))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """gain/LAYER/QUANTITY."""
