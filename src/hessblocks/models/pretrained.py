@@ -143,7 +143,9 @@ class HessblocksPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if getattr(module, KEPT, False):
             return
-        if isinstance(module, nn.Embedding | nn.Linear) and not hasattr(module, "_part"):
+        if isinstance(module, nn.Embedding) or (
+            isinstance(module, nn.Linear) and not hasattr(module, "_part")
+        ):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
         elif isinstance(module, Resettable):
             module.reset_parameters()
