@@ -20,7 +20,7 @@ from hessblocks.errors import RunError
 from hessblocks.figures.figure import Panel
 from hessblocks.linalg import frobenius_norm
 from hessblocks.storage.tables import Row
-from hessblocks.training.trainer.run_trainer import ShuffledPasses
+from hessblocks.training.trainer import ShuffledPasses
 from hessblocks_studies.data.texts import text_of
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.our_questions import optimiser_steps

@@ -16,7 +16,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
-from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
+from hessblocks.training.trainer import ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts

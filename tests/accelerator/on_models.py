@@ -18,7 +18,7 @@ from hessblocks.models import fold
 from hessblocks.progress import Progress
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.run_settings import RunSettings
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
 from tests.accelerator.alike import assert_alike, case_on

@@ -107,8 +107,8 @@ def test_an_ignored_signal_stays_ignored(shell: Shell, monkeypatch: pytest.Monke
 
 
 STEPS = {
-    "train": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
-    "compare": "hessblocks.training.trainer.guarded.GuardedTrainer.training_step",
+    "train": "hessblocks.training.trainer.GuardedTrainer.training_step",
+    "compare": "hessblocks.training.trainer.GuardedTrainer.training_step",
     "curvature": "hessblocks.inspection.curvature_run.CurvatureRun._measure",
 }
 """What each command does several times."""

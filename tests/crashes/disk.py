@@ -22,7 +22,7 @@ import safetensors.torch
 import tokenizers
 import torch
 
-from hessblocks.data import tokens
+from hessblocks.data import corpus as texts
 
 T = TypeVar("T")
 KILLS = ("before", "torn", "after", "power")
@@ -193,7 +193,7 @@ def watched(disk: Disk) -> Iterator[None]:
         put(
             safetensors.torch, "serialize_file", _library(disk, safetensors.torch.serialize_file, 1)
         )
-        put(tokens, "write_tokens", _library(disk, tokens.write_tokens, place=2))
+        put(texts, "write_tokens", _library(disk, texts.write_tokens, place=2))
         put(tokenizers.Tokenizer, "save", _library(disk, tokenizers.Tokenizer.save, place=1))
         yield
 

@@ -11,7 +11,7 @@ from tests.crashes.disk import ERRORS, KILLS, Fault
 
 CASES = {"train": 50, "compare": 36, "curvature": 44}
 """Calls of each command at which each kind of fault comes, spread evenly: about 18 minutes on two idle cores."""
-STEP = "hessblocks.training.trainer.guarded.GuardedTrainer.training_step"
+STEP = "hessblocks.training.trainer.GuardedTrainer.training_step"
 MEMORY = {
     "train": STEP,
     "compare": STEP,

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hessblocks.data.corpus import Corpus
-from hessblocks.data.python_code import CorpusWarning, load_corpus
-from hessblocks.data.sources import user_files
-from hessblocks.data.tokens import END_OF_TEXT, learn_encoding, pieces_of, token_type
+from hessblocks.data.corpus import END_OF_TEXT, Corpus, learn_encoding, pieces_of, token_type
+from hessblocks.data.python_code import CorpusWarning, load_corpus, user_files
 from hessblocks.errors import ArgumentError
 from tests.data.helpers import write_code
 

@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 
 from hessblocks.data.corpus import Corpus
-from hessblocks.data.python_code import load_corpus, load_package_corpus
-from hessblocks.data.sources import TEST_FOLDERS, package_files, standard_library
+from hessblocks.data.python_code import (
+    TEST_FOLDERS,
+    load_corpus,
+    load_package_corpus,
+    package_files,
+    standard_library,
+)
 from hessblocks.errors import ArgumentError
 
 

@@ -21,7 +21,7 @@ PRESET = Recipe(
     edits={
         "src/hessblocks/blocks/presets.py": (
             (
-                "_PRESETS = {\n",
+                "_PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {\n",
                 """def _quiet(block: BlockConfig) -> BlockConfig:
     return block.replace(attention_branch=Branch(gain=0.1), mlp_branch=Branch(gain=0.1))
 
@@ -29,8 +29,8 @@ PRESET = Recipe(
 """,
             ),
             (
-                '    "post-ln": Preset(',
-                '    "quiet": Preset(summary="pre-ln; small branches", edit=_quiet),\n',
+                '    "post-ln": (',
+                '    "quiet": ("pre-ln; small branches", _quiet),\n',
             ),
         ),
         "src/hessblocks/figures/style.py": (

@@ -64,8 +64,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
     "curvature.verification": {"exact", "last_layer"},
-    "training.folder": set(),
-    "training.trainer": {"folder"},
     "cli.terminal": set(),
     "cli.commands": {"terminal"},
 }

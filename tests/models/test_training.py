@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import hessblocks as hb
-from hessblocks.models.token_losses import cross_entropy, next_token_loss
+from hessblocks.models.heads import cross_entropy, next_token_loss
 from tests.models.cases import SIZES, ids
 
 TASKS = ["causal-lm", "masked-lm", "classification"]

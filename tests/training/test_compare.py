@@ -27,7 +27,7 @@ from hessblocks.settings.run_settings import (
 from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.run_folder import claimed
+from hessblocks.training.folder import claimed
 from hessblocks.training.preparation import config_of, resolve_device
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
 

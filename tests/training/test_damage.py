@@ -11,11 +11,10 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.storage.rows import STEPS, read_results, step_of, write_results
+from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.checkpoints import save_model, writing
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.folder import RunFolder, save_model, writing
 from hessblocks.training.preparation import build_model
-from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, MODEL, complete, files, numbers
 
 

@@ -17,9 +17,9 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
+from hessblocks.training.divergence import Divergence, locate
 from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.preparation import build_model
-from hessblocks.training.trainer.divergence import Divergence, locate
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
 
 NAME = "model.layers.1.mlp.output"

@@ -14,9 +14,9 @@ import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.signal.propagation import propagate
+from hessblocks.training import following
+from hessblocks.training.following import Following
 from hessblocks.training.trained_gains import gain_values
-from hessblocks.training.trainer import following
-from hessblocks.training.trainer.following import Following
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 STEPS = 5

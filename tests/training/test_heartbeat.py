@@ -19,12 +19,15 @@ import pytest
 import torch.distributed as dist
 
 from hessblocks.cli.app import main
-from hessblocks.training import heartbeat, ranks
-from hessblocks.training.trainer.guarded import GuardedTrainer
+from hessblocks.training import ranks
+from hessblocks.training.trainer import GuardedTrainer
 from tests.cli.helpers import SIZES, use_the_terminal
 from tests.data.helpers import write_code
 
-EVERY, PATIENCE = 0.2, 4.0
+EVERY, PATIENCE, MEETING = 0.2, 4.0, 4
+FIRST = [0, pytest.param(1, marks=pytest.mark.slow)]
+SECOND = [pytest.param(0, marks=pytest.mark.slow), 1]
+"""Each case is a command in two processes: one of the two ranks is tried every day, both in slow runs."""
 WORDS = ["train", "sas", *SIZES, "--batch-size", "4", "--device", "cpu"]
 NO_SIGN = (
     "hessblocks: process {} of 2 (counted from 0) has given no sign of life for 4 s; all end, and the same "
@@ -32,7 +35,7 @@ NO_SIGN = (
 )
 
 
-class Noted(heartbeat.Heart):
+class Noted(ranks.Heart):
     """Notes who is lost, where a heart would end its process."""
 
     noted: list[int] | None = None
@@ -152,7 +155,7 @@ def live(
     os.dup2(descriptor, 2)
     use_the_terminal()
     os.environ.update(environment)
-    heartbeat.EVERY, heartbeat.PATIENCE = EVERY, PATIENCE
+    ranks.EVERY, ranks.PATIENCE = EVERY, PATIENCE
     before(int(environment["RANK"]))
     sys.exit(main(words))
 
@@ -189,7 +192,7 @@ def trains(folder: Path) -> None:
     time.sleep(1)  # a few beats
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", FIRST)
 def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: int) -> None:
     both = two(tmp_path, steps=100_000)
     trains(tmp_path)
@@ -203,7 +206,7 @@ def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: i
     assert len(both[stopped].sentences()) <= 1  # that the other has ended
 
 
-@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("dead", SECOND)
 def test_a_dead_process_ends_all(tmp_path: Path, dead: int) -> None:
     both = two(tmp_path, steps=100_000)
     trains(tmp_path)
@@ -231,17 +234,24 @@ def fails_at_the_fourth_step(failing: int, rank: int) -> None:
 def stops_before_it_beats(stopping: int, rank: int) -> None:
     """The watch of the others begins, that of the stopped one never does."""
     if rank == stopping:
-        heartbeat.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
+        ranks.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
 
 
 def stops_before_it_meets(stopping: int, rank: int) -> None:
-    ranks.MEETING = timedelta(seconds=12)
+    ranks.MEETING = timedelta(seconds=MEETING)
     if rank == stopping:
         ranks.join = lambda device: os.kill(os.getpid(), signal.SIGSTOP)
 
 
-@pytest.mark.parametrize("stopping", [0, 1])
-@pytest.mark.parametrize("before", [stops_before_it_beats, stops_before_it_meets])
+@pytest.mark.parametrize(
+    ("before", "stopping"),
+    [
+        (stops_before_it_beats, 0),
+        pytest.param(stops_before_it_beats, 1, marks=pytest.mark.slow),
+        (stops_before_it_meets, 1),
+        pytest.param(stops_before_it_meets, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_one_that_is_stopped_in_its_first_seconds_is_not_waited_for_without_end(
     tmp_path: Path, before: Callable[[int, int], None], stopping: int
 ) -> None:
@@ -249,13 +259,17 @@ def test_one_that_is_stopped_in_its_first_seconds_is_not_waited_for_without_end(
     try:
         assert both[1 - stopping].status(300) == 1  # a minute of silence, on a busy machine
         (said,) = both[1 - stopping].sentences()
-        words = "have not met within 12 s" if before is stops_before_it_meets else "no sign of life"
+        words = (
+            f"have not met within {MEETING} s"
+            if before is stops_before_it_meets
+            else "no sign of life"
+        )
         assert words in said
     finally:
         both[stopping].signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", SECOND)
 def test_an_error_in_one_ends_the_other(tmp_path: Path, failing: int) -> None:
     both = two(tmp_path, steps=100_000, before=partial(fails_at_the_fourth_step, failing))
     assert [rank.status() for rank in both] == [1, 1]

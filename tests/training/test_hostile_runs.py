@@ -18,8 +18,8 @@ from hessblocks.progress import Progress
 from hessblocks.storage import held, load_results
 from hessblocks.storage.files import refuse_links
 from hessblocks.storage.manifest import MANIFEST, check_manifest
+from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
-from hessblocks.training.run import DamageWarning
 from tests.training.helpers import COMPARISON, files, listed_anew, numbers
 from tests.training.test_resume import interrupted
 

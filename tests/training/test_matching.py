@@ -20,11 +20,11 @@ from hessblocks.storage.environment import EnvironmentWarning
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import read_results
-from hessblocks.training import matching
+from hessblocks.training import comparison
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.cost import update_flops
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import build_model
-from hessblocks.training.trainer.update_cost import update_flops
 from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers, unsealed
 
 MATCHED = replace(COMPARISON, match="time", presets=("pre-ln", "sas-p"))
@@ -40,7 +40,7 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(settings.preset)  # type: ignore[attr-defined]
         return [seconds[asked[-1]]] * 5
 
-    monkeypatch.setattr("hessblocks.training.matching.step_seconds", measured)
+    monkeypatch.setattr("hessblocks.training.comparison.step_seconds", measured)
     return asked
 
 
@@ -140,13 +140,13 @@ def test_a_further_preset_is_measured_beside_the_first_and_trained_alone(
     complete(corpus, out, MATCHED)
     before = {name: (out / name).read_bytes() for name in files(out) if name.startswith("runs/")}
     pace.clear()
-    fast = matching.step_seconds
+    fast = comparison.step_seconds
 
     def halved(settings: Any, corpus: Any) -> list[float]:
         """A machine that has become half as fast."""
         return [2 * seconds for seconds in fast(settings, corpus)]
 
-    monkeypatch.setattr("hessblocks.training.matching.step_seconds", halved)
+    monkeypatch.setattr("hessblocks.training.comparison.step_seconds", halved)
     complete(corpus, out, replace(MATCHED, presets=("pre-ln", "parallel", "sas-p")))
     assert pace == ["pre-ln", "parallel"] * 3
     assert steps(out) == {"pre-ln": 12, "parallel": 4, "sas-p": 24}
@@ -227,7 +227,7 @@ def test_a_budget_with_a_cost_that_is_none_is_damaged(
         f'{{"reference": "pre-ln", "cost": {{"pre-ln": 1.0, "sas-p": {cost}}}}}'
     )
     with pytest.raises(RunError, match=r"budget.json: damaged; remove the folder"):
-        matching.steps_of(MATCHED, corpus, RunFolder(tmp_path), Progress())
+        comparison.steps_of(MATCHED, corpus, RunFolder(tmp_path), Progress())
 
 
 def test_runs_of_an_edited_budget_of_time_are_refused(

@@ -26,7 +26,7 @@ from hessblocks.settings.run_settings import ComparisonSettings, RunSettings
 from hessblocks.signal.propagation import propagate
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import compare, train
-from hessblocks.training.folder.checkpoints import CheckpointWarning
+from hessblocks.training.folder import CheckpointWarning
 from hessblocks.training.trained_gains import gain_values
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 

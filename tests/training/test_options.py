@@ -18,7 +18,7 @@ from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import train
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.folder import RunFolder
 from tests.training.helpers import MODEL, TRAINING, killed_at_write
 from tests.training.test_run import batches, loss_of
 

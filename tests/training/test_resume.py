@@ -18,7 +18,7 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.manifest import check_manifest
 from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
-from hessblocks.training.folder.checkpoints import CheckpointWarning
+from hessblocks.training.folder import CheckpointWarning
 from tests.training.helpers import (
     COMPARISON,
     complete,

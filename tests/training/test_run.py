@@ -16,10 +16,10 @@ from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.rows import ResultRow, read_results
-from hessblocks.training.folder.run_folder import RunFolder
+from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
-from hessblocks.training.trainer.run_trainer import ShuffledPasses, spread
+from hessblocks.training.trainer import ShuffledPasses, spread
 from tests.training.helpers import MODEL, TRAINING
 
 

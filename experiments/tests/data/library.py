@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from hessblocks.data.sources import Source, user_files
+from hessblocks.data.python_code import Source, user_files
 
 WORDS = {
     "net": "socket packet server client address port protocol stream",

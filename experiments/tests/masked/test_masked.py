@@ -12,9 +12,9 @@ from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 import hessblocks as hb
 from hessblocks.data.cache import CacheWarning
 from hessblocks.data.corpus import Corpus
-from hessblocks.training.preparation import run_of_size
-from hessblocks.training.trainer.guarded import GuardedTrainer, quiet_arguments
-from hessblocks.training.trainer.memory import peak_bytes
+from hessblocks.training.cost import peak_bytes
+from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
+from hessblocks_studies.data import run_of_size
 from hessblocks_studies.data.tasks import Task
 from hessblocks_studies.masked import pretrain
 from hessblocks_studies.masked.cost import costs

@@ -11,8 +11,8 @@ import torch
 from hessblocks.data.cache import cache_root
 from hessblocks.data.corpus import Corpus
 from hessblocks.storage.lines import read_lines
-from hessblocks.training.folder.checkpoints import CheckpointWarning
-from hessblocks.training.trainer.guarded import GuardedTrainer
+from hessblocks.training.folder import CheckpointWarning
+from hessblocks.training.trainer import GuardedTrainer
 from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.masked.pretrain import Pretrained, pretrained
 from tests.training.helpers import killed_at_write

@@ -11,9 +11,9 @@ from hessblocks.blocks.block_config import (
     with_slots,
 )
 from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
-from hessblocks.blocks.kernels import Context, Kernel, fused_kernel, linear_kernel
-from hessblocks.blocks.mlp import MLP, FeedForward
-from hessblocks.blocks.norms import DynamicTanh, DyT, LayerNorm, NoNorm, Norm, RMSNorm
+from hessblocks.blocks.kernels import Context, Kernel, fused_kernel
+from hessblocks.blocks.mlp import MLP
+from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, Norm, RMSNorm
 from hessblocks.blocks.parts import BlockPart, Resettable
 from hessblocks.blocks.positions import (
     LearnedPosition,
@@ -23,10 +23,9 @@ from hessblocks.blocks.positions import (
     SinusoidalPosition,
 )
 from hessblocks.blocks.presets import JOIN, PRESETS, pattern_names, preset, summary
-from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.shaped import centre
 from hessblocks.blocks.weights import (
     Dense,
-    DenseLinear,
     Identity,
     Reparametrised,
     ReparametrisedLinear,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.parts import BlockPart, above_zero, check_parts, one_of
+from hessblocks.blocks.parts import BlockPart, above_zero, one_of
 from hessblocks.blocks.positions import Rotation, rotate
 from hessblocks.blocks.shaped import centre, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
@@ -59,11 +59,6 @@ class Attention(BlockPart, kind="attention"):
     """W_G: each head's output is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
     gate_per: str = one_of("entry", "head")
     """Whether each entry of a head, or each head, has a gate of its own."""
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_parts(self)
-        super().__post_init__()
 
     @property
     def resolved_query_norm(self) -> Norm:
@@ -169,9 +164,8 @@ class SelfAttention(nn.Module):
         if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        causal = (
-            context.causal and query.shape[2] > 1
-        )  # behind a cache one query attends to all keys
+        # behind a cache one query attends to all keys
+        causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
         return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
 

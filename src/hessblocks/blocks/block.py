@@ -48,12 +48,7 @@ class Block(nn.Module):
         attended = self.attention(inputs, context, cache)
         return self.after_attention(attended, x, inputs)
 
-    def after_attention(
-        self,
-        attended: Vectors,
-        x: Vectors,
-        inputs: Vectors,
-    ) -> Vectors:
+    def after_attention(self, attended: Vectors, x: Vectors, inputs: Vectors) -> Vectors:
         """Run the rest of the block, which acts on each token by itself.
 
         Args:

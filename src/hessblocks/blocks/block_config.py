@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.block_fields import BlockFields
-from hessblocks.blocks.parts import BlockPart, check_parts
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.rules import first_refusal
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import parse_json
@@ -39,7 +39,6 @@ class BlockConfig(BlockFields, kind="block"):
 
     def __post_init__(self) -> None:
         """Check sizes, parts and combinations."""
-        check_parts(self)
         super().__post_init__()
         for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
             check_positive(name.removeprefix("resolved_"), getattr(self, name))
@@ -120,9 +119,8 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
         whole = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
         if not (whole and all(one[0].split("."))):
             raise ArgumentError(
-                "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side "
-                "of a "
-                f"point, got {one!r}."
+                "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of "
+                f"a point, got {one!r}."
             )
     return pairs
 
@@ -138,13 +136,10 @@ def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
     """Change a part by a tree of fields."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
+    known = [field.name for field in dataclasses.fields(part)]
     hints, fields = typing.get_type_hints(type(part)), {}
     for name, below in tree.items():
-        check_name(
-            f"field of {path or 'block'}",
-            name,
-            [field.name for field in dataclasses.fields(part)],
-        )
+        check_name(f"field of {path or 'block'}", name, known)
         place = f"{path}.{name}".lstrip(".")
         if place in SIZES:
             raise ArgumentError(f"{place}: a size that presets go by; give it as {place} itself.")
@@ -162,16 +157,15 @@ def _value(given: Any, hint: Any, place: str) -> Any:
     optional = types.NoneType in typing.get_args(hint)
     if optional and (given is None or given == "none"):
         return None
-    if not isinstance(wanted[0], type) or len(wanted) > 1:
+    kind = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) else object
+    if issubclass(kind, BlockPart):
+        return part_of(given, kind, place)
+    if kind not in _WORDS:
         raise ArgumentError(f"{place}: can be given in a part only, not by name.")
-    if issubclass(wanted[0], BlockPart):
-        return part_of(given, wanted[0], place)
-    if wanted[0] not in _WORDS:
-        raise ArgumentError(f"{place}: can be given in a part only, not by name.")
-    value = _read(given) if isinstance(given, str) and wanted[0] is not str else given
-    fits = isinstance(value, int | float if wanted[0] is float else wanted[0])
-    if not fits or isinstance(value, bool) != (wanted[0] is bool):
-        expected = _WORDS[wanted[0]] + (" or none" if optional else "")
+    value = _read(given) if isinstance(given, str) and kind is not str else given
+    fits = isinstance(value, int | float if kind is float else kind)
+    if not fits or isinstance(value, bool) != (kind is bool):
+        expected = _WORDS[kind] + (" or none" if optional else "")
         raise ArgumentError(f"{place}: expected {expected}, got {given!r}.")
     return value
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from hessblocks.blocks.parts import BlockPart, finite
 from hessblocks.errors import ArgumentError
 
+PerHead = Float[Tensor, "heads 1 1"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping(BlockPart, kind="shaping"):
@@ -37,8 +39,7 @@ class Shaping(BlockPart, kind="shaping"):
         if self.beta == 0 and not self.trainable:
             raise ArgumentError(
                 "shaping: beta=0 and trainable=False exclude each other: queries and keys would "
-                "never "
-                "have an effect; train the gains or give beta another value"
+                "never have an effect; train the gains or give beta another value"
             )
 
     def build(self, heads: int) -> ShapedGains:
@@ -64,9 +65,7 @@ class ShapedGains(nn.Module):
         nn.init.constant_(self.beta, self._part.beta)
         nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
-    def per_head(
-        self,
-    ) -> tuple[Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"], Float[Tensor, "heads 1 1"]]:
+    def per_head(self) -> tuple[PerHead, PerHead, PerHead]:
         """Shape α, β, γ as (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
         alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
         return alpha, beta, gamma
@@ -92,9 +91,8 @@ class Branch(BlockPart, kind="branch"):
         super().__post_init__()
         if self.gain == 0 and not self.trainable:
             raise ArgumentError(
-                "branch: gain=0 and trainable=False exclude each other: the sub-block would "
-                "never have "
-                "an effect; train the gain or give it another value"
+                "branch: gain=0 and trainable=False exclude each other: the sub-block would never "
+                "have an effect; train the gain or give it another value"
             )
 
     @property

@@ -5,9 +5,9 @@ Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -17,25 +17,11 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.blocks.positions import Rotation
 from hessblocks.errors import ArgumentError
 
+Kernel = Callable[..., Float[Tensor, "B H T V"]]
+"""Attention kernel: computes A V, by whatever way, from the arguments of `fused_kernel`.
 
-class Kernel(Protocol):
-    """Attention kernel: computes A V, by whatever way."""
-
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Float[Tensor, "B H T K"],
-        key: Float[Tensor, "B G S K"],
-        value: Float[Tensor, "B G S V"],
-        mask: Any,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Float[Tensor, "B H T V"]:
-        """Map (B, H, T, K), (B, G, S, K), (B, G, S, V) to (B, H, T, V).
-
-        Without a mask and with `causal`, query number i attends to keys 0 to i.
-        """
+Without a mask and with `causal`, query number i attends to keys 0 to i.
+"""
 
 
 def fused_kernel(

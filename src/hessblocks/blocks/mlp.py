@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.blocks.parts import BlockPart, check_parts, finite, one_of
+from hessblocks.blocks.parts import BlockPart, finite, one_of
 from hessblocks.blocks.weights import Dense, Weight
 
 
@@ -30,11 +30,6 @@ class MLP(BlockPart, kind="mlp"):
     """W_in, and W_gate where gated."""
     output: Weight = Dense()
     """W_out."""
-
-    def __post_init__(self) -> None:
-        """Check the fields."""
-        check_parts(self)
-        super().__post_init__()
 
     def build(self, width: int, hidden: int) -> FeedForward:
         """Build the module, width → hidden → width."""

@@ -40,7 +40,8 @@ class BlockPart:
             BlockPart._by_kind[kind] = cls
 
     def __post_init__(self) -> None:
-        """Refuse a field outside what `finite`, `above_zero` or `one_of` says of it."""
+        """Refuse a part of another slot, and what `finite`, `above_zero` or `one_of` exclude."""
+        _check_parts(self)
         for field in dataclasses.fields(self):
             value, place = getattr(self, field.name), f"{self.kind}: {field.name}"
             choices, above = field.metadata.get("choices"), field.metadata.get("above")
@@ -106,7 +107,7 @@ def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
         check_name(f"field of {part.kind}", name, known)
 
 
-def check_parts(part: BlockPart) -> None:
+def _check_parts(part: BlockPart) -> None:
     """Refuse a slot that does not hold a part of its kind.
 
     Raises:

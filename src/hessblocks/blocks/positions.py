@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hessblocks.blocks.parts import BlockPart, above_zero, finite
 
+Places = Int[Tensor, "B T"]
 Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
 
@@ -25,9 +26,7 @@ class Position(BlockPart, abc.ABC):
         """Build a module from positions (B, T) to vectors (B, T, width) to be added, or None."""
         return None
 
-    def rotation(
-        self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
-    ) -> Rotation | None:
+    def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
         """Compute cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
         return None
 
@@ -60,9 +59,7 @@ class RotaryPosition(Position, kind="rotary-position"):
     base: float = above_zero(10_000.0)
     """Longest wavelength over 2π, in tokens."""
 
-    def rotation(
-        self, positions: Int[Tensor, "B T"], head_width: int, dtype: torch.dtype
-    ) -> Rotation | None:
+    def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
         """Compute cosines and sines for halves of the head width."""
         angles = _angles(positions, head_width, self.base)
         both = torch.cat([angles, angles], dim=-1)[:, None]

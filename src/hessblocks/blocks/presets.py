@@ -6,7 +6,6 @@ Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 240
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from hessblocks.blocks.attention import Attention
@@ -17,16 +16,6 @@ from hessblocks.blocks.norms import NoNorm, RMSNorm
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 from hessblocks.errors import check_name
-
-
-@dataclass(frozen=True)
-class Preset:
-    """Preset: a named edit of the Pre-LN block."""
-
-    summary: str
-    """Difference from pre-ln, in words."""
-    edit: Callable[[BlockConfig], BlockConfig]
-    """Function from the sized Pre-LN block to the preset's."""
 
 
 def _mlp_gain(block: BlockConfig) -> float:
@@ -52,18 +41,14 @@ def _skipless(block: BlockConfig) -> BlockConfig:
 
 def _v_skipinit(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
-    orthogonal = Dense(init="orthogonal")
-    return skipless.replace(
-        attention=skipless.attention.replace(value=orthogonal, projection=orthogonal)
-    )
+    drawn = Dense(init="orthogonal")
+    return skipless.replace(attention=skipless.attention.replace(value=drawn, projection=drawn))
 
 
 def _sas(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
-    first = Reparametrised(init="identity", trainable_gains=True)
-    attention = skipless.attention.replace(
-        value=Identity(), first_value=first, projection=Identity()
-    )
+    own = Reparametrised(init="identity", trainable_gains=True)
+    attention = skipless.attention.replace(value=Identity(), first_value=own, projection=Identity())
     return skipless.replace(attention=attention)
 
 
@@ -99,18 +84,19 @@ def _modern(block: BlockConfig) -> BlockConfig:
     )
 
 
-_PRESETS = {
-    "pre-ln": Preset("skips and norms around both sub-blocks", lambda block: block),
-    "post-ln": Preset("norm after each sum", _post_ln),
-    "parallel": Preset("attention and MLP side by side, one norm and skip", _parallel),
-    "skipless": Preset("no attention skip; shaped attention", _skipless),
-    "v-skipinit": Preset("skipless; orthogonal values and projection", _v_skipinit),
-    "sas": Preset("skipless; no values, no projection", _sas),
-    "sas-p": Preset("sas; parallel, no MLP skip", _sas_p),
-    "sas-p-no-norm": Preset("sas-p; no norms but the first and the last", _sas_p_no_norm),
-    "op": Preset("pre-ln; no norms but QK-norm, first and last; small branch gains", _op),
-    "modern": Preset("pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", _modern),
+_PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {
+    "pre-ln": ("skips and norms around both sub-blocks", lambda block: block),
+    "post-ln": ("norm after each sum", _post_ln),
+    "parallel": ("attention and MLP side by side, one norm and skip", _parallel),
+    "skipless": ("no attention skip; shaped attention", _skipless),
+    "v-skipinit": ("skipless; orthogonal values and projection", _v_skipinit),
+    "sas": ("skipless; no values, no projection", _sas),
+    "sas-p": ("sas; parallel, no MLP skip", _sas_p),
+    "sas-p-no-norm": ("sas-p; no norms but the first and the last", _sas_p_no_norm),
+    "op": ("pre-ln; no norms but QK-norm, first and last; small branch gains", _op),
+    "modern": ("pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", _modern),
 }
+"""Preset → its difference from pre-ln in words, and its edit of the sized Pre-LN block."""
 
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
 JOIN = "+"
@@ -139,7 +125,8 @@ def preset(name: str, **fields: Any) -> BlockConfig:
     sizes = {key: fields.pop(key) for key in ("width", "heads", "mlp_width") if key in fields}
     place = {"position": fields["position"]} if "position" in fields else {}
     base = BlockConfig().replace(**sizes, **place)
-    return _PRESETS[name].edit(base).replace(**fields)
+    _, edit = _PRESETS[name]
+    return edit(base).replace(**fields)
 
 
 def pattern_names(name: str) -> list[str]:
@@ -167,4 +154,4 @@ def summary(name: str) -> str:
     'skipless; no values, no projection'
     """
     check_name("preset", name, PRESETS)
-    return _PRESETS[name].summary
+    return _PRESETS[name][0]

@@ -49,15 +49,13 @@ def _tied(block: BlockFields) -> Iterator[str]:
     if _grouped(block):
         yield (
             f"key_value_heads: a {TIED} projection needs as many key-value heads as heads "
-            f"({block.heads}), "
-            f"got {block.key_value_heads}"
+            f"({block.heads}), got {block.key_value_heads}"
         )
     for values in filter(None, (attention.value, attention.first_value)):
         if values.initial != "orthogonal":
             yield (
                 f"attention: projection with initial value {TIED!r} needs values with initial "
-                "value 'orthogonal', "
-                f"got {values.initial!r}"
+                f"value 'orthogonal', got {values.initial!r}"
             )
 
 
@@ -67,9 +65,8 @@ def _squares(block: BlockFields) -> Iterator[str]:
         if weight.square and _grouped(block) and name in ("key", "value", "first_value"):
             yield (
                 f"key_value_heads: attention's {name} with initial value {weight.initial!r} needs "
-                "as many key-value "
-                f"heads as heads ({block.heads}), got {block.key_value_heads}; leave "
-                f"key_value_heads out or use dense {name}s"
+                f"as many key-value heads as heads ({block.heads}), got {block.key_value_heads}; "
+                f"leave key_value_heads out or use dense {name}s"
             )
 
 
@@ -92,9 +89,8 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
     if attention.query.square and block.heads > 1:
         yield (
             f"attention: query with initial value {attention.query.initial!r} and "
-            "query_key='one-matrix' exclude "
-            f"each other with {block.heads} heads, each of which has a matrix of its own; use one "
-            "head"
+            f"query_key='one-matrix' exclude each other with {block.heads} heads, each of which "
+            "has a matrix of its own; use one head"
         )
 
 
@@ -118,8 +114,7 @@ def _rotary(block: BlockFields) -> Iterator[str]:
     if isinstance(block.position, RotaryPosition) and block.head_width % 2:
         yield (
             "position: rotary positions turn pairs and need an even head width, got "
-            f"{block.head_width}"
-            f" (width {block.width}, {block.heads} heads); use position='learned'"
+            f"{block.head_width} (width {block.width}, {block.heads} heads); use position='learned'"
         )
 
 
@@ -129,10 +124,8 @@ def _zero_scores(block: BlockFields) -> Iterator[str]:
         if weight.initial == "zeros" and norm.scale_free:
             yield (
                 f"attention: a zero {name} and a query-key norm exclude each other (the norm of a "
-                "zero vector has a "
-                "gradient of size 1/eps); use a dense query and query_norm=rms-norm with gain=0, "
-                "which starts with "
-                "zero scores too"
+                "zero vector has a gradient of size 1/eps); use a dense query and "
+                "query_norm=rms-norm with gain=0, which starts with zero scores too"
             )
     zeros = _score_zeros(block)
     if len(zeros) > 1:
@@ -168,9 +161,8 @@ def _linear(block: BlockFields) -> Iterator[str]:
         return
     if attention.shaping is not None and attention.shaping.centred:
         yield (
-            "attention: scores='linear' and a centre exclude each other: linear attention is 0 "
-            "at zero scores, so there "
-            "is nothing to subtract; use shaping with centred=False"
+            "attention: scores='linear' and a centre exclude each other: linear attention is 0 at "
+            "zero scores, so there is nothing to subtract; use shaping with centred=False"
         )
     zeros = _score_zeros(block)
     if zeros and attention.shaping is None and block.attention_branch.skip == 0:
@@ -197,8 +189,7 @@ def _mlp_squares(block: BlockFields) -> Iterator[str]:
         if weight.square and wide != block.width:
             yield (
                 f"mlp_width: mlp's {name} with initial value {weight.initial!r} needs mlp_width = "
-                f"width = {block.width}, "
-                f"got {wide}"
+                f"width = {block.width}, got {wide}"
             )
 
 
@@ -206,23 +197,20 @@ def _layout(block: BlockFields) -> Iterator[str]:
     parallel, post = block.layout == "parallel", block.norm_placement == "post"
     if parallel and block.mlp_branch.has_skip:
         yield (
-            "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout "
-            "has one skip, in "
-            "attention_branch; set mlp_branch's skip to 0"
+            "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout has "
+            "one skip, in attention_branch; set mlp_branch's skip to 0"
         )
     if parallel and post:
         yield (
             "norm_placement: post and layout='parallel' exclude each other: the parallel layout "
-            "has its norm before "
-            "the sub-blocks; use pre"
+            "has its norm before the sub-blocks; use pre"
         )
     if post and isinstance(block.norm, NoNorm):
         yield "norm_placement: post and norm no-norm exclude each other; use pre"
     if post and block.first_norm is not None:
         yield (
-            "first_norm: it stands before the first attention, which norm_placement='post' "
-            "leaves without a norm; "
-            "use pre or leave first_norm out"
+            "first_norm: it stands before the first attention, which norm_placement='post' leaves "
+            "without a norm; use pre or leave first_norm out"
         )
 
 

@@ -134,13 +134,11 @@ def _orthogonal(weight: Tensor) -> None:
     It is `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition
     differ between processors; rounded from float64 they are the same on all of them.
     """
-    if weight.is_meta or getattr(
-        weight, "_is_hf_initialized", False
-    ):  # transformers' mark of loaded values
+    # the second is transformers' mark of loaded values
+    if weight.is_meta or getattr(weight, "_is_hf_initialized", False):
         return
-    drawn = torch.empty_like(
-        weight, dtype=torch.promote_types(weight.dtype, torch.float32)
-    ).normal_()
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    drawn = torch.empty_like(weight, dtype=dtype).normal_()
     wide = drawn.double()
     wide = wide if len(wide) >= len(wide.T) else wide.T
     q, r = torch.linalg.qr(wide)
@@ -237,11 +235,9 @@ class ReparametrisedLinear(nn.Module, Tied):
 
     def effective_weight(self) -> Float[Tensor, "outputs inputs"]:
         """Compute α W_init + β ΔW, (outputs, inputs)."""
-        initial = (
-            torch.eye(self.update.shape[0], dtype=self.update.dtype, device=self.update.device)
-            if self.initial is None
-            else self.initial
-        )
+        initial = self.initial
+        if initial is None:
+            initial = torch.eye(len(self.update)).to(self.update)
         return self.initial_gain * initial + self.update_gain * self.update
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:

@@ -1,15 +1,24 @@
 """Text corpora and their tokenisers."""
 
 from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached
-from hessblocks.data.corpus import Corpus, Example, Windows, cached_corpus
+from hessblocks.data.corpus import (
+    END_OF_TEXT,
+    Corpus,
+    Example,
+    Windows,
+    cached_corpus,
+    check_vocabulary,
+    write_corpus,
+)
 from hessblocks.data.python_code import (
     DEFAULT_VOCABULARY,
     CorpusWarning,
+    Source,
+    fingerprint,
     load_corpus,
     load_package_corpus,
+    standard_library,
 )
-from hessblocks.data.sources import Source, fingerprint, standard_library
-from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
 
 __all__ = [
     "DEFAULT_VOCABULARY",

@@ -12,17 +12,12 @@ from typing import Any
 
 from filelock import FileLock
 
+from hessblocks import storage
 from hessblocks.errors import RunError
-from hessblocks.storage import (
-    atomic_folder,
-    read_object,
-    remove_partials,
-    sha256,
-    stays_inside,
-    write_json,
-)
 
 MANIFEST = "manifest.json"
+Build = Callable[[Path], Mapping[str, Any]]
+"""Fills an empty folder and describes its contents, as JSON values."""
 
 
 class CacheWarning(UserWarning):
@@ -51,7 +46,7 @@ def cache_root() -> Path:
     return Path.home() / folder / "hessblocks"
 
 
-def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]) -> Entry:
+def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     """Open a cache entry; build it when it is missing, damaged, or made from another key.
 
     Of several processes that ask at once, one builds and the others wait for it.
@@ -79,46 +74,39 @@ def cached(name: str, key: Mapping[str, Any], build: Callable[[Path], Mapping[st
             if isinstance(found, Entry):
                 return found
             if folder.exists():
-                warnings.warn(
-                    f"cache: {found}; building {folder} again", CacheWarning, stacklevel=2
-                )
-            remove_partials(root, name)
+                warnings.warn(f"cache: {found}; building {folder} again", CacheWarning, 2)
+            storage.remove_partials(root, name)
             _build(folder, key, build)
     except OSError as error:
         raise RunError(
             f"cache: {root} cannot be used ({error.strerror or error}); free some space or set "
             "HESSBLOCKS_CACHE to another folder."
         ) from error
-    built = _verified(folder, key)
-    if not isinstance(built, Entry):
-        raise RunError(f"cache: {built} right after it was built; set HESSBLOCKS_CACHE elsewhere.")
-    return built
+    return Entry(folder=folder, manifest=storage.read_object(folder / MANIFEST))
 
 
-def _build(
-    folder: Path, key: Mapping[str, Any], build: Callable[[Path], Mapping[str, Any]]
-) -> None:
-    with atomic_folder(folder) as temporary:
+def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
+    with storage.atomic_folder(folder) as temporary:
         contents = build(temporary)
         files = {
-            path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
+            path.name: {"size": path.stat().st_size, "sha256": storage.sha256(path)}
             for path in sorted(temporary.iterdir())
         }
-        write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
+        storage.write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
 
 
 def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
     """The entry, or why it cannot be used."""
     try:
-        manifest = read_object(folder / MANIFEST)
+        manifest = storage.read_object(folder / MANIFEST)
         stale = [name for name in key if manifest["key"].get(name) != key[name]]
         if stale:
             return f"{folder.name} is out of date (other {', '.join(stale)})"
-        if not all(map(stays_inside, manifest["files"])):
+        if not all(map(storage.stays_inside, manifest["files"])):
             return f"{folder.name} is damaged (its manifest names files elsewhere)"
         for name, file in manifest["files"].items():
             path = folder / name
-            if path.stat().st_size != file["size"] or sha256(path) != file["sha256"]:
+            if path.stat().st_size != file["size"] or storage.sha256(path) != file["sha256"]:
                 return f"{folder.name} is damaged ({name} is not as it was written)"
     except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"

@@ -1,28 +1,30 @@
-"""Load corpora that need no network: the standard library's code, or the user's own files."""
+"""Load corpora that need no network: Python code of this machine, or text of the user's.
+
+A source is a list of documents (files) per split, and a fingerprint of their contents. It is
+tokenised once, then cached.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import os
 import platform
 import re
 import sys
+import sysconfig
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data.corpus import Corpus, cached_corpus
-from hessblocks.data.sources import (
-    VALIDATION_SHARE,
-    Source,
-    package_files,
-    standard_library,
-    user_files,
-)
-from hessblocks.data.tokens import check_vocabulary, write_corpus
-from hessblocks.errors import ArgumentError
+from hessblocks.data.corpus import Corpus, cached_corpus, check_vocabulary, write_corpus
+from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
+from hessblocks.escape import printable
+from hessblocks.storage import sha256
 
 DATA_VERSION = 1
 """Raised whenever the same files would give other tokens."""
@@ -52,11 +54,13 @@ def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULAR
         The standard library (12 MB, 3.5 million tokens): 5 seconds on 2 cores, once.
     """
     check_vocabulary(vocabulary)
-    path = None if path is None else Path(path)
-    source = standard_library() if path is None else user_files(path)
-    corpus = _of_source(source, _entry_name(source, path), vocabulary)
-    _warn(corpus, vocabulary, source if path is not None else None)
-    return corpus
+    if path is None:
+        source = standard_library()
+        return _load(source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary)
+    source = user_files(Path(path))
+    place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
+    return _load(source, f"{name}-{place[:8]}", vocabulary)
 
 
 def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
@@ -77,28 +81,33 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
         torch (46 MB): 40 seconds of processor time, once.
     """
     check_vocabulary(vocabulary)
-    corpus = _of_source(package_files(name), f"package-{name}", vocabulary)
-    _warn(corpus, vocabulary, None)
-    return corpus
+    return _load(package_files(name), f"package-{name}", vocabulary)
 
 
-def _of_source(source: Source, entry: str, vocabulary: int) -> Corpus:
-    """Build what the cache does not hold under this entry."""
+def _load(source: Source, entry: str, vocabulary: int) -> Corpus:
+    """Open the cache entry, or build it; warn where the corpus is not quite what was asked for."""
     key = {
         "data version": DATA_VERSION,
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    return cached_corpus(source.name, entry, key, partial(_build, source, vocabulary))
+    corpus = cached_corpus(source.name, entry, key, partial(_build, source, vocabulary))
+    if corpus.vocab_size < vocabulary:
+        _warn(
+            f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
+            f"{vocabulary}; the smaller vocabulary is used"
+        )
+    if source.links is not None and (lost := source.links + corpus.description["left_out"]):
+        _warn(
+            f"--data: {lost} files of {corpus.name} are empty, not UTF-8 text, or links and are "
+            "left out"
+        )
+    return corpus
 
 
-def _entry_name(source: Source, path: Path | None) -> str:
-    """One cache entry an interpreter, or a path of the user's."""
-    if path is None:
-        return f"{source.name}-{sys.implementation.cache_tag}"
-    place = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', source.name)[:40]}-{place[:8]}"
+def _warn(message: str) -> None:
+    warnings.warn(message, CorpusWarning, stacklevel=4)
 
 
 def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
@@ -131,18 +140,219 @@ def _cut_tails(texts: list[str]) -> dict[str, list[str]]:
     return parts
 
 
-def _warn(corpus: Corpus, vocabulary: int, source: Source | None) -> None:
-    if corpus.vocab_size < vocabulary:
-        warnings.warn(
-            f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
-            f"{vocabulary}; the smaller vocabulary is used",
-            CorpusWarning,
-            stacklevel=3,
+VALIDATION_SHARE = 0.1
+"""Share of the files, or of each file's end, that is held out."""
+FEW_FILES = 20
+"""Below this many files the split is within each file, not by file."""
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+_LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "pydoc_data"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Files to learn from, by split."""
+
+    name: str
+    """Short name, shown to the user."""
+    root: Path
+    """Folder that the relative paths start from."""
+    splits: dict[str, tuple[str, ...]]
+    """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
+    fingerprint: str
+    """SHA-256 of the relative paths and contents."""
+    links: int | None = None
+    """Files of a folder of the user's that are links, which are not followed; None for others."""
+
+    @property
+    def by_tail(self) -> bool:
+        """True where the end of each file is the validation split, for want of files."""
+        return "validation" not in self.splits
+
+    def read(self, split: str) -> Iterator[tuple[str, str]]:
+        """Read path and text of each file of a split; files that are not text are left out.
+
+        Raises:
+            ArgumentError: a file cannot be read.
+        """
+        for relative in self.splits.get(split, ()):
+            text = read_text(self.root / relative)
+            if text is not None:
+                yield relative, text
+
+
+def standard_library() -> Source:
+    """List the standard library's source, its tests a domain of their own.
+
+    Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data`
+    (prose).
+
+    Returns:
+        Splits train and validation, by file, and test-domain: a tenth of the tests.
+
+    Raises:
+        RunError: the interpreter comes without source files.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in _python(root) if not Path(path).name.startswith("_sysconfigdata")]
+    library = [path for path in paths if not _is_test(path)]
+    if len(library) < FEW_FILES:
+        raise RunError(
+            f"python-code: the interpreter ({sys.executable}) has no source of its standard "
+            "library; give text of your own with --data PATH."
         )
-    if source is not None and (left_out := source.links + corpus.description["left_out"]):
-        warnings.warn(
-            f"--data: {left_out} files of {corpus.name} are empty, not UTF-8 text, or links and "
-            "are left out",
-            CorpusWarning,
-            stacklevel=3,
-        )
+    splits = _by_file(library) | {"test-domain": _held_out([p for p in paths if _is_test(p)])}
+    return _source("python-code", root, paths, splits)
+
+
+def package_files(name: str) -> Source:
+    """List the Python source of an installed package, without folders of tests.
+
+    Args:
+        name: as it is imported; it is found, not imported.
+
+    Returns:
+        Splits train and validation, by file.
+
+    Raises:
+        ArgumentError: there is no such top-level package, or it has hardly any source files.
+    """
+    found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+    if found is None:
+        raise ArgumentError(f"package {printable(name)}: not installed; install it.")
+    if len(folders := found.submodule_search_locations or []) != 1:
+        raise ArgumentError(f"package {printable(name)}: no package in one folder; name another.")
+    root = Path(folders[0])
+    paths = [path for path in _python(root) if not _is_test(path)]
+    if len(paths) < FEW_FILES:
+        raise ArgumentError(f"package {printable(name)}: {len(paths)} source files are too few.")
+    return _source(name, root, paths, _by_file(paths))
+
+
+def user_files(path: Path) -> Source:
+    """List a file, or the files of a folder but for hidden ones and links.
+
+    Links and hidden files are left out, and all that a hidden folder holds.
+
+    Args:
+        path: file or folder.
+
+    Returns:
+        Splits train and validation by file; train alone, to be split within each file, where there
+        are few files.
+
+    Raises:
+        ArgumentError: there is nothing at `path`, it cannot be read, or holds no file.
+    """
+    try:
+        if not path.is_file() and not path.is_dir():
+            raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
+        root, found = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+        paths = [name for name in found if root != path or not (root / name).is_symlink()]
+        if not paths:
+            only = "no files but links, which are not followed" if found else "no files"
+            raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
+        splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
+        links = len(found) - len(paths)
+        return _source(printable(path.resolve().name), root, paths, splits, links)
+    except OSError as error:
+        raise _unreadable(error.filename or path, error) from error
+
+
+def read_text(path: Path) -> str | None:
+    """Read a file as UTF-8; None where it is empty or not text.
+
+    A file that holds a zero byte, or is not UTF-8, is not text.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The text without a byte order mark, or None.
+
+    Raises:
+        ArgumentError: the file cannot be read.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except UnicodeDecodeError:
+        return None
+    return text if text.strip() and "\0" not in text else None
+
+
+def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
+    return ArgumentError(
+        f"--data: {path} cannot be read ({error.strerror}); change its permissions or leave it out."
+    )
+
+
+def _source(
+    name: str,
+    root: Path,
+    paths: Sequence[str],
+    splits: dict[str, tuple[str, ...]],
+    links: int | None = None,
+) -> Source:
+    digest = fingerprint(root, paths)
+    return Source(name=name, root=root, splits=splits, fingerprint=digest, links=links)
+
+
+def _python(root: Path) -> list[str]:
+    return [path for path in _files(root) if path.endswith(".py")]
+
+
+def _is_test(path: str) -> bool:
+    return not TEST_FOLDERS.isdisjoint(path.split("/"))
+
+
+def _files(root: Path) -> Iterator[str]:
+    """List files below `root`, sorted; hidden files and linked folders are left out."""
+
+    def refuse(error: OSError) -> None:
+        raise _unreadable(error.filename, error) from error
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = sorted(n for n in folders if n[0] != "." and n not in _LEFT_OUT)
+        for path in (Path(folder, name) for name in sorted(names) if name[0] != "."):
+            if path.is_file():
+                yield path.relative_to(root).as_posix()
+
+
+def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
+    """The tenth of the files whose paths have the smallest SHA-256."""
+
+    def place(relative: str) -> bytes:
+        return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).digest()
+
+    return tuple(sorted(paths, key=place)[: round(VALIDATION_SHARE * len(paths))])
+
+
+def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    held = dict.fromkeys(_held_out(paths))
+    return {"train": tuple(path for path in paths if path not in held), "validation": tuple(held)}
+
+
+def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
+    """Hash files by relative path and contents (SHA-256); about a second a gigabyte.
+
+    Args:
+        root: folder that the paths start from.
+        paths: relative, in their order.
+
+    Returns:
+        Hexadecimal digits.
+
+    Raises:
+        ArgumentError: a file is larger than the machine's memory, which has to hold it.
+    """
+    root, digest = Path(root), hashlib.sha256()
+    for relative in paths:
+        if (size := (root / relative).stat().st_size) > main_memory():
+            raise ArgumentError(
+                f"--data: {printable(relative)} holds {in_units(size)}, this machine has "
+                f"{in_units(main_memory())} of memory; give a part of it."
+            )
+        line = f"{relative}\0{sha256(root / relative)}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

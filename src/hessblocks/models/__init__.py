@@ -15,7 +15,7 @@ from hessblocks.models.heads import (
 )
 from hessblocks.models.modeling import HessblocksModel, Layer
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
-from hessblocks.models.saved import Saved, bytes_of, context_of, fingerprint
+from hessblocks.models.saved import Saved, context_of, fingerprint
 
 transformers.AutoConfig.register("hessblocks", HessblocksConfig)
 transformers.AutoModel.register(HessblocksConfig, HessblocksModel)

@@ -1,4 +1,4 @@
-"""Adapt Hugging Face's attention functions (sdpa, eager, flash, flex) to the blocks.
+"""Adapt Hugging Face's attention functions (sdpa, eager, flash, flex) and masks to the blocks.
 
 Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head width,
 V value width.
@@ -9,32 +9,25 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hessblocks.blocks import Kernel
+from hessblocks.errors import ArgumentError
 
 
 def attention_kernel(implementation: str) -> Kernel:
     """Look up the softmax attention of that name, in the form that the blocks call."""
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
 
-    def kernel(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
+    def kernel(module: nn.Module, *tensors: Any, scale: float, causal: bool) -> Tensor:
+        query, key, value, mask = tensors
         key, value = key.to(query.dtype), value.to(query.dtype)  # identity values miss autocast
-        attended: Tensor = function(
-            module, query, key, value, mask, scaling=scale, is_causal=causal
-        )[0]
-        return attended.transpose(1, 2)
+        attended = function(module, query, key, value, mask, scaling=scale, is_causal=causal)[0]
+        mixed: Tensor = attended.transpose(1, 2)
+        return mixed
 
     return kernel
 
@@ -62,3 +55,102 @@ def eager_attention(
     attention = scores.softmax(dim=-1)
     mixed = attention @ value.repeat_interleave(groups, dim=1)
     return mixed.transpose(1, 2), attention
+
+
+def check_mask(
+    mask: Shaped[Tensor, "..."] | None,
+    rows: tuple[int, int],
+    heads: int,
+    cache: Cache | None,
+) -> None:
+    """Refuse a mask whose shape does not fit, or whose entries would be misread.
+
+    While a model is compiled, neither shape nor values are asked for.
+
+    Args:
+        mask: as the model was given it.
+        rows: sequences, and tokens of each that are new.
+        heads: of attention.
+        cache: keys and values of earlier tokens.
+
+    Raises:
+        ArgumentError: names the shape, the dtype or the value that came and what fits.
+    """
+    if not isinstance(mask, Tensor):
+        return
+    if mask.ndim == 4:
+        _check_entries(mask)
+    if torch.compiler.is_compiling():
+        return
+    sequences, tokens = rows
+    whole = most = tokens
+    if cache is not None:
+        whole += int(cache.get_seq_length())
+        most = max(whole, cache.get_mask_sizes(tokens, 0)[0])
+    shape = tuple(mask.shape)
+    if len(shape) == 2:
+        fits = shape[0] == sequences and whole <= shape[1] <= most
+    else:
+        sizes = ((1, sequences), (1, heads), (1, tokens), range(whole, most + 1))
+        fits = len(shape) == 4 and all(n in fit for n, fit in zip(shape, sizes, strict=True))
+    if not fits:
+        cached = "" if cache is None else ", the tokens in past_key_values among them,"
+        raise ArgumentError(
+            f"attention_mask: expected ({sequences}, {whole}){cached} with 0 at padding, or a mask "
+            f"of your own, ({sequences}, 1, {tokens}, {whole}), got {shape}"
+        )
+
+
+def _check_entries(mask: Tensor) -> None:
+    """Refuse ones and zeros as numbers: they would be added to scores, or be misread."""
+    if mask.dtype == torch.bool:
+        return
+    got = str(mask.dtype)
+    if mask.is_floating_point():
+        if torch.compiler.is_compiling() or not (mask > 0).any():
+            return
+        got = f"{mask.max().item():g}"
+    raise ArgumentError(
+        "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, "
+        f"got {got}; where 1 marks what may be attended to, give mask.bool()"
+    )
+
+
+def padding(
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+) -> Bool[Tensor, "#sequences keys"] | None:
+    """Find padding: True where a token is none; None where no mask says so."""
+    if mask is None or mask.ndim != 2:
+        return None
+    return mask.bool()
+
+
+def has_own_mask(
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+    position_ids: Int[Tensor, "#sequences tokens"] | None,
+) -> bool:
+    """Tell whether a mask may be more than causal or full with padding: own or packed.
+
+    transformers reads sequences packed into one row off positions that start again.
+
+    Returns:
+        True where that cannot be excluded.
+    """
+    if mask is None:
+        return position_ids is not None
+    return mask.ndim != 2
+
+
+def starts_again(
+    position_ids: Int[Tensor, "#sequences tokens"],
+    mask: Shaped[Tensor, "#sequences ..."] | None,
+) -> bool:
+    """Tell whether positions of unpadded tokens do not grow; False with a mask of four axes."""
+    if mask is not None and mask.ndim != 2:
+        return False
+    found = position_ids.diff(dim=-1) < 1
+    real = padding(mask)
+    if real is not None:
+        real = real[:, -position_ids.shape[1] :]
+        found = found & real[:, 1:] & real[:, :-1]
+    return bool(found.any())

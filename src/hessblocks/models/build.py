@@ -8,18 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hessblocks.blocks import (
-    JOIN,
-    BlockConfig,
-    Position,
-    Slots,
-    check_positive,
-    part_of,
-    pattern_names,
-    preset,
-    slot_pairs,
-    with_slots,
-)
+from hessblocks import blocks
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models.configuration import HessblocksConfig, check_pattern
 from hessblocks.models.heads import (
@@ -36,7 +25,7 @@ TASKS: dict[str, type[PreTrainedModel]] = {
 
 
 def build(
-    block: str | BlockConfig | Sequence[str | BlockConfig],
+    block: str | blocks.BlockConfig | Sequence[str | blocks.BlockConfig],
     *,
     depth: int = 4,
     vocab_size: int = 4096,
@@ -45,8 +34,8 @@ def build(
     classes: int = 2,
     tie_word_embeddings: bool = True,
     embedding_std: float = 0.02,
-    position: Position | str | None = None,
-    slots: Slots = (),
+    position: blocks.Position | str | None = None,
+    slots: blocks.Slots = (),
     **block_fields: Any,
 ) -> PreTrainedModel:
     """Build a Hugging Face model made of `depth` blocks.
@@ -84,33 +73,31 @@ def build(
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
-        check_positive(name, size)
+        blocks.check_positive(name, size)
     if not (math.isfinite(embedding_std) and embedding_std > 0):
         raise ArgumentError(f"embedding_std: expected a number above 0, got {embedding_std!r}")
     check_name("task", task, TASKS)
     chosen = {}
     if position is not None:
-        chosen = {"position": part_of(position, Position, "position")}
+        chosen = {"position": blocks.part_of(position, blocks.Position, "position")}
         block_fields |= chosen
-    given = [block] if isinstance(block, str | BlockConfig) else block
+    given = [block] if isinstance(block, str | blocks.BlockConfig) else block
     if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
-    given = [
-        part for one in given for part in (pattern_names(one) if isinstance(one, str) else [one])
-    ]
-    changes = [*chosen.items(), *slot_pairs(slots)]
-    blocks = [with_slots(_block(one, block_fields), changes) for one in given]
-    check_pattern(blocks, depth)
-    pattern = [
-        one.to_dict() for one in (blocks if any(one != blocks[0] for one in blocks) else blocks[:1])
-    ]
+    several = [blocks.pattern_names(one) if isinstance(one, str) else [one] for one in given]
+    given = [part for parts in several for part in parts]
+    changes = [*chosen.items(), *blocks.slot_pairs(slots)]
+    layers = [blocks.with_slots(_block(one, block_fields), changes) for one in given]
+    check_pattern(layers, depth)
+    alike = all(one == layers[0] for one in layers)
+    pattern = [one.to_dict() for one in (layers[:1] if alike else layers)]
     named = [one for one in given if isinstance(one, str)]
     config = HessblocksConfig(
         vocab_size=vocab_size,
         depth=depth,
         context=context,
         causal=task == "causal-lm",
-        preset=JOIN.join(named) if len(named) == len(blocks) else None,
+        preset=blocks.JOIN.join(named) if len(named) == len(layers) else None,
         block=pattern if pattern[1:] else pattern[0],
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=embedding_std,
@@ -119,9 +106,9 @@ def build(
     return TASKS[task](config)
 
 
-def _block(given: object, fields: dict[str, Any]) -> BlockConfig:
+def _block(given: object, fields: dict[str, Any]) -> blocks.BlockConfig:
     if isinstance(given, str):
-        return preset(given, **fields)
-    if isinstance(given, BlockConfig):
+        return blocks.preset(given, **fields)
+    if isinstance(given, blocks.BlockConfig):
         return given.replace(**fields)
     raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {given!r}")

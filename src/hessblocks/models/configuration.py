@@ -71,9 +71,7 @@ class HessblocksConfig(PreTrainedConfig):
     """Whether a token attends to itself and what stands before it only."""
     preset: str | None = None
     """Name of the preset that the block was made from, for tables and figures."""
-    block: dict[str, Any] | list[dict[str, Any]] = field(
-        default_factory=lambda: BlockConfig().to_dict()
-    )
+    block: dict[str, Any] | list[dict[str, Any]] = field(default_factory=BlockConfig().to_dict)
     """The block, as `BlockConfig.to_dict` gives it, or those that the layers have in turn."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of token and position embeddings at initialisation."""

@@ -96,38 +96,21 @@ def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
     drawing.text(88, _ROW - 20, "x")
     words = textwrap.shorten(", ".join(_besides(block)), _FITTING, placeholder=" …")
     drawing.text(88, _ROW - 4, words, "gone-text")
-    if block.layout == "parallel":
-        _parallel(block, drawing)
-    else:
-        _sequential(block, drawing)
+    (_parallel if block.layout == "parallel" else _sequential)(block, drawing)
     return drawing.elements
 
 
 def _sequential(block: BlockConfig, drawing: _Drawing) -> None:
+    """Each sub-block from its norm (or, with post, its first matrix) up to its sum."""
     drawing.line((88, 30), (88, _ROW - 34))
-    post = block.norm_placement == "post"
-    bottom = _ROW - 66
-    _sub_block(drawing, block, bottom, post, attention=True)
-    _sub_block(drawing, block, bottom - 6 * _STEP, post, attention=False)
-
-
-def _sub_block(
-    drawing: _Drawing, block: BlockConfig, bottom: int, post: bool, *, attention: bool
-) -> None:
-    """From the norm (or, with post, the first matrix) up to the sum."""
-    y = bottom
-    if not post:
-        _norm(drawing, block.norm, 38, y)
-        y -= _STEP
-    if attention:
-        y = _attention(drawing, block, 38, y, 97)
-    else:
-        _mlp(drawing, block, 38, y, 97)
-        y -= _STEP
-    branch = block.attention_branch if attention else block.mlp_branch
-    _skip(drawing, branch, y + 11, bottom + 27)
-    if post:
-        _norm(drawing, block.norm, 38, y - 26)
+    for place, branch in enumerate((block.attention_branch, block.mlp_branch)):
+        bottom = y = _ROW - 66 - 6 * _STEP * place
+        if block.norm_placement == "pre":
+            y = _norm(drawing, block.norm, 38, y)
+        y = (_mlp if place else _attention)(drawing, block, 38, y, 97)
+        _skip(drawing, branch, y + 11, bottom + 27)
+        if block.norm_placement == "post":
+            _norm(drawing, block.norm, 38, y - 26)
 
 
 def _parallel(block: BlockConfig, drawing: _Drawing) -> None:
@@ -146,18 +129,13 @@ def _parallel(block: BlockConfig, drawing: _Drawing) -> None:
 def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> int:
     """Matrices, mixing and projection; returns the y above them."""
     attention, third = block.attention, width // 3
-    for place, (label, weight) in enumerate(
-        (("Q", attention.query), ("K", attention.key), ("V", attention.value))
-    ):
-        drawing.box(x + place * (third + 2), y, third - 2, label, _kind(weight))
-    kind = "box" if attention.shaping is None else "special"
-    drawing.box(x, y - _STEP, width, _mixing(block), kind)
+    for place, name in enumerate(("query", "key", "value")):
+        kind = _kind(getattr(attention, name))
+        drawing.box(x + place * (third + 2), y, third - 2, "QKV"[place], kind)
+    mixing = ("A", "box") if attention.shaping is None else ("αI+βA−γC", "special")
+    drawing.box(x, y - _STEP, width, *mixing)
     drawing.box(x, y - 2 * _STEP, width, "P", _kind(attention.projection))
     return y - 3 * _STEP
-
-
-def _mixing(block: BlockConfig) -> str:
-    return "A" if block.attention.shaping is None else "αI+βA−γC"
 
 
 def _besides(block: BlockConfig) -> Iterator[str]:
@@ -191,9 +169,10 @@ def _said(name: str, value: Any) -> str:
     return name.replace("_", " ") + ("" if value is True else f" {value}")
 
 
-def _mlp(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> None:
+def _mlp(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> int:
     gated = GATED.get(block.mlp.activation, "gated MLP")
     drawing.box(x, y, width, gated if block.mlp.gated else "MLP")
+    return y - _STEP
 
 
 def _kind(weight: Weight) -> str:
@@ -202,19 +181,15 @@ def _kind(weight: Weight) -> str:
     return "box" if weight.initial == "normal" else "special"
 
 
-def _norm(drawing: _Drawing, norm: Norm, x: int, y: int) -> None:
+def _norm(drawing: _Drawing, norm: Norm, x: int, y: int) -> int:
     drawing.box(x, y, 97, "norm", "gone" if isinstance(norm, NoNorm) else "box")
+    return y - _STEP
 
 
 def _skip(drawing: _Drawing, branch: Branch, top: int, bottom: int) -> None:
     """The sum, the skip around the sub-block, and the branch's gain."""
-    drawing.line(
-        (88, bottom),
-        (14, bottom),
-        (14, top),
-        (88, top),
-        kind="line" if branch.has_skip else "no-skip",
-    )
+    around = ((88, bottom), (14, bottom), (14, top), (88, top))
+    drawing.line(*around, kind="line" if branch.has_skip else "no-skip")
     if branch.has_skip:
         drawing.text(88, top + 5, "⊕", "name")
     if branch.trainable:

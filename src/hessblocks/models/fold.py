@@ -17,25 +17,16 @@ from jaxtyping import Shaped
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from hessblocks.blocks import (
-    BlockConfig,
-    Dense,
-    Identity,
-    NoNorm,
-    Reparametrised,
-    ReparametrisedLinear,
-    RotaryPosition,
-    Weight,
-)
+from hessblocks import blocks
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models.modeling import HessblocksModel
 
 State = dict[str, Shaped[Tensor, "..."]]
 
-PLAIN = Dense()
+PLAIN = blocks.Dense()
 
 
-def merged_block(block: BlockConfig) -> BlockConfig:
+def merged_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
     """Return the block's configuration after merging.
 
     Returns:
@@ -51,7 +42,7 @@ def merged_block(block: BlockConfig) -> BlockConfig:
         )
     attention = block.attention
     if _values_touch(block):
-        attention = attention.replace(first_value=None, projection=Identity())
+        attention = attention.replace(first_value=None, projection=blocks.Identity())
     if _scores_touch(block):
         attention = attention.replace(query_key="one-matrix")
     if attention == block.attention:
@@ -62,7 +53,9 @@ def merged_block(block: BlockConfig) -> BlockConfig:
     return block.replace(attention=attention)
 
 
-def merge_layer(state: State, prefix: str, wide: BlockConfig, merged: BlockConfig) -> None:
+def merge_layer(
+    state: State, prefix: str, wide: blocks.BlockConfig, merged: blocks.BlockConfig
+) -> None:
     """Multiply one layer's matrices in a state dictionary.
 
     Args:
@@ -80,24 +73,24 @@ def merge_layer(state: State, prefix: str, wide: BlockConfig, merged: BlockConfi
         state[attention + "query.weight"] = wide.head_width**-0.5 * key.T @ query
 
 
-def _values_touch(block: BlockConfig) -> bool:
+def _values_touch(block: blocks.BlockConfig) -> bool:
     attention = block.attention
     values = (attention.value, attention.first_value or attention.value, attention.projection)
     return attention.gate is None and all(weight == PLAIN for weight in values)
 
 
-def _scores_touch(block: BlockConfig) -> bool:
+def _scores_touch(block: blocks.BlockConfig) -> bool:
     attention = block.attention
     norms = (attention.query_key_norm, attention.resolved_query_norm)
     return (
         attention.query_key == "two-matrix"
         and attention.query == attention.key == PLAIN
-        and all(isinstance(norm, NoNorm) for norm in norms)
-        and not isinstance(block.position, RotaryPosition)
+        and all(isinstance(norm, blocks.NoNorm) for norm in norms)
+        and not isinstance(block.position, blocks.RotaryPosition)
     )
 
 
-MATRICES = (Dense, Reparametrised)
+MATRICES = (blocks.Dense, blocks.Reparametrised)
 """Weights that are one matrix, or become one."""
 
 
@@ -131,16 +124,14 @@ def fold(
         )
     state: State = dict(model.state_dict())
     _check_own(model, state)
-    blocks = []
-    for index, (layer, block) in enumerate(
-        zip(model.model.layers, model.config.blocks, strict=True)
-    ):
-        _fold_layer(state, f"model.layers.{index}.", layer, block)
+    found = []
+    for at, (layer, block) in enumerate(zip(model.model.layers, model.config.blocks, strict=True)):
+        _fold_layer(state, f"model.layers.{at}.", layer, block)
         wide = _folded_block(block)
-        blocks.append(merged_block(wide) if merge else wide)
+        found.append(merged_block(wide) if merge else wide)
         if merge:
-            merge_layer(state, f"model.layers.{index}.", wide, blocks[-1])
-    folded = _with_blocks(model, blocks[: len(model.config.pattern)], state)
+            merge_layer(state, f"model.layers.{at}.", wide, found[-1])
+    folded = _with_blocks(model, found[: len(model.config.pattern)], state)
     _check_same(model, folded, tolerance)
     return folded
 
@@ -157,7 +148,7 @@ def _check_own(model: PreTrainedModel, state: State) -> None:
         )
 
 
-def _folded_block(block: BlockConfig) -> BlockConfig:
+def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
     attention, mlp = block.attention, block.mlp
     names = ("query", "key", "value", "first_value", "projection", "gate")
     plain = {"gain": 1.0, "trainable": False, "over_sqrt_depth": False}
@@ -168,12 +159,13 @@ def _folded_block(block: BlockConfig) -> BlockConfig:
     )
 
 
-def _gain_targets(block: BlockConfig) -> dict[str, tuple[str, ...]]:
+def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
     """Find what takes each branch's gain; a user's own weight would not, and is left out."""
     found: dict[str, tuple[str, ...]] = {}
-    if isinstance(block.attention.projection, MATRICES):
+    projection = block.attention.projection
+    if isinstance(projection, MATRICES):
         found["attention_branch"] = ("attention.projection.weight", "attention.projection.bias")
-    elif isinstance(block.attention.projection, Identity) and block.attention.shaping is not None:
+    elif isinstance(projection, blocks.Identity) and block.attention.shaping is not None:
         gains = ("alpha", "beta", "gamma")
         found["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
     if isinstance(block.mlp.output, MATRICES):
@@ -181,16 +173,16 @@ def _gain_targets(block: BlockConfig) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _dense(weight: Weight | None) -> Weight | None:
+def _dense(weight: blocks.Weight | None) -> blocks.Weight | None:
     """One plain matrix, however it was drawn; the user's own weights stay what they are."""
     if not isinstance(weight, MATRICES):
         return weight
-    return Dense(bias=getattr(weight, "bias", False))
+    return blocks.Dense(bias=getattr(weight, "bias", False))
 
 
-def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> None:
+def _fold_layer(state: State, prefix: str, layer: Any, block: blocks.BlockConfig) -> None:
     for name, module in layer.named_modules():
-        if isinstance(module, ReparametrisedLinear):
+        if isinstance(module, blocks.ReparametrisedLinear):
             for key in module.state_dict():
                 del state[f"{prefix}{name}.{key}"]
             state[f"{prefix}{name}.weight"] = module.effective_weight().detach()
@@ -203,10 +195,10 @@ def _fold_layer(state: State, prefix: str, layer: Any, block: BlockConfig) -> No
 
 
 def _with_blocks(
-    model: PreTrainedModel, blocks: Sequence[BlockConfig], state: State
+    model: PreTrainedModel, found: Sequence[blocks.BlockConfig], state: State
 ) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
-    pattern = [block.to_dict() for block in blocks]
+    pattern = [block.to_dict() for block in found]
     config.block = pattern if pattern[1:] else pattern[0]
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         folded: Any = type(model)(config)

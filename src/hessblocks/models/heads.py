@@ -1,4 +1,7 @@
-"""Hugging Face models for a task: the trunk with a head and a loss."""
+"""Hugging Face models for a task: the trunk with a head and a loss in nats.
+
+Letters: B sequences, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import abc
 import inspect
 from typing import Any, ClassVar, NoReturn
 
+import torch
 from jaxtyping import Float, Int, Num, Shaped
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
@@ -18,12 +23,12 @@ from transformers.modeling_outputs import (
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError
+from hessblocks.models.attention_functions import padding
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.masks import padding
 from hessblocks.models.modeling import HessblocksModel
 from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel, check_keywords
-from hessblocks.models.token_losses import cross_entropy, next_token_loss, squared_error
 
 _OF_THE_TRUNK = frozenset(inspect.signature(HessblocksModel.forward).parameters)
 
@@ -140,7 +145,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
         return cross_entropy(logits, labels, items)
 
     @abc.abstractmethod
-    def _logits(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """Logits from the trunk's last vectors, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -197,9 +202,7 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
     _causal = False
     _result = MaskedLMOutput
 
-    def _logits(
-        self, hidden: Tensor, attention_mask: Tensor | None
-    ) -> Float[Tensor, "sequences tokens vocabulary"]:
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "B T V"]:
         logits: Tensor = self.lm_head(hidden)
         return logits
 
@@ -235,19 +238,73 @@ class HessblocksForSequenceClassification(_WithoutCache):
         of_one = self.config.num_labels == 1
         return (squared_error if of_one else cross_entropy)(logits, labels, items)
 
-    def _logits(
-        self, hidden: Tensor, attention_mask: Tensor | None
-    ) -> Float[Tensor, "sequences classes"]:
-        real = padding(attention_mask)
+    def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "sequences classes"]:
+        real = padding(mask)
         if real is not None:
             weights = real.to(hidden.dtype)[..., None]
             mean = (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
-        elif attention_mask is None:
+        elif mask is None:
             mean = hidden.mean(dim=1)
         else:
             raise ArgumentError(
                 "attention_mask: expected (sequences, tokens) to average over, got "
-                f"{tuple(attention_mask.shape)}"
+                f"{tuple(mask.shape)}"
             )
         logits: Tensor = self.score(mean)
         return logits
+
+
+def cross_entropy(
+    logits: Float[Tensor, "*batch classes"],
+    labels: Int[Tensor, "*batch"],
+    items: Num[Tensor, ""] | int | None = None,
+) -> Float[Tensor, ""]:
+    """Compute the mean cross-entropy over the labels that are not `IGNORED`, in nats.
+
+    Args:
+        logits: float32 or wider is kept, half precision is widened.
+        labels: classes; `IGNORED` is left out.
+        items: what the sum is divided by, where a batch is one of several that are accumulated;
+            None means the valid labels of this batch.
+
+    Returns:
+        The loss as a number with a graph.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss = F.cross_entropy(
+        wide.flatten(0, -2),
+        labels.flatten().long(),
+        ignore_index=IGNORED,
+        reduction="mean" if items is None else "sum",
+    )
+    return loss if items is None else loss / items
+
+
+def squared_error(
+    predicted: Float[Tensor, "B 1"],
+    labels: Num[Tensor, "B ..."],
+    items: Num[Tensor, ""] | int | None = None,
+) -> Float[Tensor, ""]:
+    """Compute the mean squared difference between one number a sequence and its label.
+
+    Args:
+        predicted: float32 or wider is kept, half precision is widened.
+        labels: numbers, (B,) or (B, 1), in any unit; none is left out.
+        items: what the sum is divided by, as in `cross_entropy`.
+
+    Returns:
+        The loss as a number with a graph, in the square of the labels' unit.
+    """
+    wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+    total = F.mse_loss(wide, labels.to(wide.dtype).reshape(wide.shape), reduction="sum")
+    return total / (len(labels) if items is None else items)
+
+
+def next_token_loss(
+    logits: Float[Tensor, "B T V"],
+    tokens: Int[Tensor, "B T"],
+    items: Num[Tensor, ""] | int | None = None,
+) -> Float[Tensor, ""]:
+    """Compute `cross_entropy` of each next token; the last logits have no label."""
+    following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+    return cross_entropy(logits, following, items)

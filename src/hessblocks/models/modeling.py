@@ -23,10 +23,18 @@ from transformers.utils.generic import can_return_tuple
 
 from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
-from hessblocks.models.attention_functions import attention_kernel
+from hessblocks.models.attention_functions import (
+    attention_kernel,
+    check_mask,
+    has_own_mask,
+    padding,
+    starts_again,
+)
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.masks import check_mask, has_own_mask, padding, starts_again
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
+
+_Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
+"""Vectors, mask, positions and cache of a pass: what its masks and places are made from."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.position = block.position
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
-        self.layers = nn.ModuleList(
-            Layer(own, layer, config.depth) for layer, own in enumerate(blocks)
-        )
+        self.layers = nn.ModuleList(Layer(own, n, config.depth) for n, own in enumerate(blocks))
         self.final_norm = block.final_norm.build(block.width)
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
         for part in (self.layers, self.final_norm, *filter(None, own)):
@@ -101,8 +107,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         heads = self.config.num_attention_heads
         check_mask(attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values)
-        self._refuse_packing(attention_mask, position_ids, past_key_values)
-        places = self._places(x, attention_mask, position_ids, past)
+        given = (x, attention_mask, position_ids, past_key_values)
+        self._refuse_packing(given)
+        places = self._places(given, past)
         if self.position_embedding is not None:
             embedded = _looked_up(
                 self.position_embedding,
@@ -111,11 +118,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
-        masked = (x, attention_mask, position_ids, past_key_values)
         context = Context(
             causal=self.config.causal,
-            mask=self._mask(*masked),
-            windows={window: self._mask_of(window, past, *masked) for window in self.windows},
+            mask=self._mask(given),
+            windows={window: self._mask_of(window, past, given) for window in self.windows},
             allowed=padding(attention_mask),
             aligned=not has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
@@ -134,15 +140,14 @@ class HessblocksModel(HessblocksPreTrainedModel):
             hidden_states=(*states[:-1], last) if output_hidden_states else None,
         )
 
-    def _refuse_packing(
-        self, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> None:
+    def _refuse_packing(self, given: _Given) -> None:
         """Refuse packed sequences where flash, a 2-D mask, a cache or no causal mask joins them."""
+        _, mask, positions, cache = given
         if (
-            position_ids is not None
-            and (not self.config.causal or attention_mask is not None or cache is not None)
+            positions is not None
+            and (not self.config.causal or mask is not None or cache is not None)
             and not torch.compiler.is_compiling()
-            and starts_again(position_ids, attention_mask)
+            and starts_again(positions, mask)
         ):
             raise ArgumentError(
                 "position_ids: sequences packed into one row are told apart by causal models "
@@ -152,7 +157,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if (
             "flash" in str(self.config._attn_implementation)
             and cache is None
-            and has_own_mask(attention_mask, position_ids)
+            and has_own_mask(mask, positions)
         ):
             raise ArgumentError(
                 "position_ids: flash attention would mix sequences packed into one row; use "
@@ -171,22 +176,15 @@ class HessblocksModel(HessblocksPreTrainedModel):
             f"{self.config.vocab_size}; use the tokenizer that the model was trained with",
         )
 
-    def _places(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past: int | Tensor,
-    ) -> Tensor:
+    def _places(self, given: _Given, past: int | Tensor) -> Tensor:
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
+        x, mask, positions, _ = given
         tokens = x.shape[1]
-        real = padding(attention_mask)
+        real = padding(mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             first = isinstance(past, int) and past == 0
-            packed = (
-                first and position_ids is not None and int(position_ids.max()) < self.config.context
-            )
+            packed = first and positions is not None and int(positions.max()) < self.config.context
             long = int(past) + tokens if real is None else int(real.sum(dim=-1).max())
             if long > self.config.context and not packed:
                 raise ArgumentError(
@@ -194,57 +192,40 @@ class HessblocksModel(HessblocksPreTrainedModel):
                     f"{self.config.context}; shorten the input or build the model with a larger "
                     "context"
                 )
-        if position_ids is not None:
-            return position_ids
+        if positions is not None:
+            return positions
         new = past + torch.arange(tokens, device=x.device)
         if real is None:
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
-    def _mask(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-    ) -> Tensor | None:
+    def _mask(self, given: _Given) -> Tensor | None:
+        x, mask, positions, cache = given
         if self.config.causal:
-            mask = create_causal_mask(
-                self.config, x, attention_mask, cache, position_ids=position_ids
-            )
+            found = create_causal_mask(self.config, x, mask, cache, position_ids=positions)
         else:
-            mask = create_bidirectional_mask(self.config, x, attention_mask)
-        return cast(Tensor | None, mask)
+            found = create_bidirectional_mask(self.config, x, mask)
+        return cast(Tensor | None, found)
 
-    def _mask_of(
-        self,
-        window: int,
-        past: int | Tensor,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-    ) -> Any:
+    def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
         """Mask of layers that attend to so many tokens; one of the user's is narrowed."""
+        x, mask, positions, cache = given
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
             raise ArgumentError(
                 f"attn_implementation: {name} would overlook attention.window; use "
                 f"{' or '.join(WITH_MASKS)}"
             )
-        if attention_mask is None or attention_mask.ndim == 2:
+        if mask is None or mask.ndim == 2:
             config: Any = _Window(name, window)
-            return create_sliding_window_causal_mask(
-                config, x, attention_mask, cache, position_ids=position_ids
-            )
+            return create_sliding_window_causal_mask(config, x, mask, cache, position_ids=positions)
         queries = past + torch.arange(x.shape[1], device=x.device)
-        keys = torch.arange(attention_mask.shape[-1], device=x.device)
+        keys = torch.arange(mask.shape[-1], device=x.device)
         near = keys > queries[:, None] - window
-        if attention_mask.dtype == torch.bool:
-            return attention_mask & near
-        return attention_mask.masked_fill(
-            ~near, -torch.inf
-        )  # below any number that forbids a near key
+        if mask.dtype == torch.bool:
+            return mask & near
+        # −∞ is below any number that forbids a near key
+        return mask.masked_fill(~near, -torch.inf)
 
 
 WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")

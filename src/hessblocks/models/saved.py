@@ -11,21 +11,14 @@ from typing import Any, Self
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
+from hessblocks import storage
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.escape import printable
 from hessblocks.quiet import quiet
-from hessblocks.storage import (
-    MANIFEST,
-    DamageWarning,
-    check_in_place,
-    check_model_folder,
-    refuse_links,
-)
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
@@ -109,11 +102,6 @@ class Saved:
                 )
             except (HessblocksError, MemoryError):
                 raise
-            except SafetensorError as error:
-                raise RunError(
-                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
-                    "the model again"
-                ) from error
             except Exception as error:  # of any kind: the files are somebody else's
                 raise RunError(
                     f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
@@ -161,13 +149,9 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(bytes_of(value))
+        entries = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(entries.view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def bytes_of(value: Any) -> Any:
-    """View the bytes of a tensor's entries, as a buffer on the CPU."""
-    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _place(source: str) -> str:
@@ -175,7 +159,7 @@ def _place(source: str) -> str:
     folder = Path(source)
     if folder.is_dir():
         if (folder / "model" / "config.json").is_file():
-            refuse_links(folder)
+            storage.refuse_links(folder)
             return str(folder / "model")
         return str(folder)
     if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
@@ -185,17 +169,19 @@ def _place(source: str) -> str:
 
 def _warn_of_other_weights(source: str, place: Path) -> None:
     """Warn where a model trained here has other files than were saved, or another run's."""
-    if not (place / MANIFEST).is_file():
+    if not (place / storage.MANIFEST).is_file():
         return
-    found = check_in_place(place)
+    found = storage.check_in_place(place)
     if not found.usable:
         warnings.warn(
-            f"MODEL: {source} {found.words}; it is taken as it is now", DamageWarning, stacklevel=4
+            f"MODEL: {source} {found.words}; it is taken as it is now",
+            storage.DamageWarning,
+            stacklevel=4,
         )
 
 
 def _config(source: str, place: str) -> Any:
-    check_model_folder(_folder_of(place))
+    storage.check_model_folder(_folder_of(place))
     try:
         config = AutoConfig.from_pretrained(place, **_LOCAL)
     except Exception as error:

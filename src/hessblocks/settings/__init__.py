@@ -38,6 +38,5 @@ from hessblocks.settings.run_settings import (
     ModelSettings,
     PresetSizes,
     RunSettings,
-    RunSize,
     SharedSettings,
 )

@@ -1,30 +1,28 @@
-"""Several presets and seeds in one folder, each trained on the same data in the same order."""
+"""Compare presets and seeds in one folder: the same data in the same order, for one budget."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hessblocks import storage
 from hessblocks.blocks import BlockConfig
 from hessblocks.conventions import AnyPath
 from hessblocks.data import Corpus
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
-from hessblocks.storage import (
-    is_trained,
-    read_finished_lines,
-    read_lines,
-    read_results,
-    write_results,
-    write_text,
-)
-from hessblocks.training.execution import together
+from hessblocks.training.cost import step_seconds, update_flops
+from hessblocks.training.execution import agree, together
 from hessblocks.training.folder import RunFolder, claimed
-from hessblocks.training.matching import steps_of
 from hessblocks.training.preparation import config_of, line_files, model_without_weights
 from hessblocks.training.run import Run
 
@@ -51,46 +49,64 @@ def compare(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written.
     """
-    out = Path(out)
-    with together(settings, settings.presets, corpus) as deciding:
+    with _opened(settings, settings.presets, corpus, out, command) as folder:
+        if not folder:
+            return
+        runs = settings.runs(steps_of(settings, corpus, folder, progress))
+        for run in runs:
+            own = folder.run(run.preset, run.seed)
+            own.prepare(config_of(run, command, corpus))
+            Run(run, corpus, own, progress).complete()
+            _gather(folder, runs, corpus.vocab_size)
+        if finish:
+            finish(folder.path)
+
+
+@contextmanager
+def _opened(
+    settings: SharedSettings,
+    presets: Sequence[str],
+    corpus: Corpus,
+    out: AnyPath,
+    command: str,
+) -> Iterator[RunFolder | None]:
+    """Open the folder, with its blocks drawn; None in processes that only train along."""
+    with together(settings, presets, corpus) as deciding:
         if not deciding:
+            yield None
             return
         config = config_of(settings, command, corpus)
-        with claimed(out, config, growing=("presets", "seeds")) as folder:
-            _draw(out, settings, settings.presets, corpus.vocab_size)
-            runs = settings.runs(steps_of(settings, corpus, folder, progress))
-            for run in runs:
-                own = folder.run(run.preset, run.seed)
-                own.prepare(config_of(run, command, corpus))
-                Run(run, corpus, own, progress).complete()
-                _gather(folder, runs, corpus.vocab_size)
-            if finish:
-                finish(out)
+        growing = ("presets", "seeds") if isinstance(settings, ComparisonSettings) else ()
+        with claimed(Path(out), config, growing) as folder:
+            _draw(folder.path, settings, presets, corpus.vocab_size)
+            yield folder
 
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
-    """The blocks as a picture, for the page."""
+    """Draw the blocks, for the page."""
     blocks: dict[str, BlockConfig] = {}
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
         several = len(own) > 1
         blocks |= {f"{k} of {name}" if several else name: one for k, one in enumerate(own, start=1)}
-    write_text(out / "blocks.svg", draw_blocks(blocks))
+    storage.write_text(out / "blocks.svg", draw_blocks(blocks))
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
     """Put the tables of the runs so far into the folder of the comparison, once all are read."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
-    rows = [read_results(own.results) for _, own in runs]
+    rows = [storage.read_results(own.results) for _, own in runs]
     for name in ("metrics", "observations"):
         found: list[dict[str, Any]] = []
         for (run, own), known in zip(runs, rows, strict=True):
             path = getattr(own, name)
-            finished = is_trained(known) and name in line_files(run, vocab_size)
-            found += read_finished_lines(path) if finished else read_lines(path)
+            finished = storage.is_trained(known) and name in line_files(run, vocab_size)
+            found += storage.read_finished_lines(path) if finished else storage.read_lines(path)
         if name == "metrics" or found:
-            write_text(getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found))
-    write_results(folder.results, chain.from_iterable(rows))
+            storage.write_text(
+                getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found)
+            )
+    storage.write_results(folder.results, chain.from_iterable(rows))
 
 
 def train(
@@ -101,7 +117,7 @@ def train(
     command: str = "train",
     finish: Callable[[Path], object] | None = None,
 ) -> None:
-    """One run in a folder of its own, or what is left of it.
+    """Train one run in a folder of its own, or what is left of it.
 
     Args:
         settings: of the run.
@@ -115,11 +131,96 @@ def train(
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
         RunError: `out` cannot be written or is damaged.
     """
-    out = Path(out)
-    with together(settings, [settings.preset], corpus) as deciding:
-        if deciding:
-            with claimed(out, config_of(settings, command, corpus)) as folder:
-                _draw(out, settings, [settings.preset], corpus.vocab_size)
-                Run(settings, corpus, folder, progress).complete()
-                if finish:
-                    finish(out)
+    with _opened(settings, [settings.preset], corpus, out, command) as folder:
+        if folder:
+            Run(settings, corpus, folder, progress).complete()
+            if finish:
+                finish(folder.path)
+
+
+UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
+ROUNDS = 3
+"""How often the pace of each preset is measured, in turns."""
+
+
+def steps_of(
+    settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
+) -> dict[str, int]:
+    """Give each preset its updates; a budget and its costs are recorded in budget.json.
+
+    budget.json says what is matched and in which unit, the `reference` (the preset whose steps set
+    the budget), the `total` that it spends and nobody more, the `cost` of an update of each preset,
+    and its `steps`: as many as the budget allows, at least 1.
+
+    Args:
+        settings: of the comparison.
+        corpus: to measure the pace on.
+        folder: of the comparison, claimed.
+        progress: told what is going on.
+
+    Returns:
+        Preset → updates.
+
+    Raises:
+        ArgumentError: the folder's budget is that of another preset.
+        RunError: budget.json is damaged.
+
+    Cost:
+        Where time is matched, a few steps of each preset that was not measured before, and of the
+        first beside them.
+    """
+    if settings.match == "steps":
+        return dict.fromkeys(settings.presets, settings.training.steps)
+    known = _recorded(folder.budget)
+    exact, reference = settings.match != "time", settings.presets[0]
+    cost = {} if exact else dict(known.get("cost", {}))
+    if known and known["reference"] != reference:
+        raise ArgumentError(
+            f"--presets: the budget of {folder.path} is that of {known['reference']}; name it "
+            "first, or choose another --out."
+        )
+    seed = settings.seeds[0]
+    new = [run for run in settings.runs() if run.preset not in cost and run.seed == seed]
+    # beside the reference: the machine may be slower or faster than it was
+    if known and new and not exact:
+        again = [run for run in settings.runs() if run.preset == reference][:1]
+        now = _costs(settings.match, again + new, corpus, progress)
+        cost |= {run.preset: now[run.preset] * cost[reference] / now[reference] for run in new}
+    else:
+        cost |= _costs(settings.match, new, corpus, progress)
+    total = settings.training.steps * cost[reference]
+    steps = {name: max(1, math.floor(total / own * (1 + 1e-12))) for name, own in cost.items()}
+    budget: dict[str, Any] = {"match": settings.match, "unit": UNITS[settings.match]}
+    budget |= {"reference": reference, "total": total, "cost": cost, "steps": steps}
+    if budget != known:
+        storage.write_json(folder.budget, budget)
+    return steps
+
+
+def _costs(
+    match: str, runs: list[RunSettings], corpus: Corpus, progress: Progress
+) -> dict[str, float]:
+    if match == "flops":
+        return {run.preset: float(update_flops(run, corpus.vocab_size)) for run in runs}
+    if match == "tokens":
+        return {run.preset: float(run.training.batch_size * run.model.context) for run in runs}
+    with progress.stage("pace", ", ".join(run.preset for run in runs)):
+        seconds: dict[str, list[float]] = {run.preset: [] for run in runs}
+        for run in runs * ROUNDS:
+            agree(partial(step_seconds, run))
+            seconds[run.preset] += step_seconds(run, corpus)
+    return {name: statistics.median(found) for name, found in seconds.items()}
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """Read the budget as it was written; empty where there is none yet."""
+    if not path.exists():
+        return {}
+    try:
+        found = storage.read_object(path)
+        cost = {name: float(one) for name, one in found["cost"].items()}
+        if found["reference"] in cost and all(0 < one < math.inf for one in cost.values()):
+            return found | {"cost": cost}
+    except (RunError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise RunError(f"{path}: damaged; remove the folder {path.parent} and run again.")

@@ -1,4 +1,4 @@
-"""Carrying out an order: the same in every process."""
+"""Carry out an order of training: the same in every process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.data import Corpus
 from hessblocks.progress import Progress
 from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
+from hessblocks.training.cost import start_counting
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.heartbeat import beating
-from hessblocks.training.preparation import build_model, check, closed_tracker, in_float32
-from hessblocks.training.trainer import (
-    Divergence,
-    Observer,
-    Recorder,
-    make_trainer,
-    start_counting,
-)
+from hessblocks.training.following import Observer
+from hessblocks.training.preparation import build_model, check, closed_tracker
+from hessblocks.training.recorder import Recorder
+from hessblocks.training.trainer import make_trainer
 
 Order = Callable[[Corpus], object]
 """What all processes do together; of functions at the top of a module, so that it can travel."""
@@ -36,7 +34,9 @@ class DivergenceWarning(UserWarning):
 
 @contextmanager
 def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> Iterator[bool]:
-    """Meet the other processes; yields whether this one decides. The others work inside until sent home.
+    """Meet the other processes, and yield whether this one decides.
+
+    The others work inside until sent home.
 
     Args:
         settings: of all runs, refused here before anything is written.
@@ -50,17 +50,17 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     check(settings, presets, corpus)
     settings.training.sequences_each(ranks.asked_for())
     ranks.join(settings.device)
-    with beating():
+    with ranks.beating():
         if not ranks.is_first():
-            while order := hear():
+            while order := agree():
                 order(corpus)
             yield False
             return
         yield True
-        give(None)  # not after an error: this process then ends, and with it the others
+        agree(None)  # not after an error: this process then ends, and with it the others
 
 
-@in_float32()
+@local_torch_dtype(torch.float32)
 def carry_out(
     settings: RunSettings,
     folder: RunFolder,
@@ -87,28 +87,20 @@ def carry_out(
     with closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
     if recorder.divergence and ranks.is_first():
-        _warn(settings, recorder.divergence)
+        found = recorder.divergence
+        warnings.warn(
+            f"{settings.preset}, seed {settings.seed}: diverged at step {found.step}: the "
+            f"{found.words} {found.verb} not finite; the run ends there and its numbers are kept. "
+            f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
+            DivergenceWarning,
+            stacklevel=2,
+        )
     return model, recorder
 
 
-def _warn(settings: RunSettings, divergence: Divergence) -> None:
-    warnings.warn(
-        f"{settings.preset}, seed {settings.seed}: diverged at step {divergence.step}: the "
-        f"{divergence.words} {divergence.verb} not finite; the run ends there and its numbers are kept. "
-        f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
-        DivergenceWarning,
-        stacklevel=3,
-    )
-
-
-def give(order: Order | None) -> None:
-    """Tell the others what to do; None sends them home."""
+def agree(order: Order | None = None) -> Order | None:
+    """Tell the others what to do, None to go home; they hear it by the same call."""
+    heard = [order]
     if ranks.count() > 1:
-        dist.broadcast_object_list([order], src=0)
-
-
-def hear() -> Order | None:
-    """What the first process wants done; None where there is nothing more."""
-    heard: list[Order | None] = [None]
-    dist.broadcast_object_list(heard, src=0)
+        dist.broadcast_object_list(heard, src=0)
     return heard[0]

@@ -1,30 +1,23 @@
-"""From settings to what a run needs: the device, the model, the checks before anything is written."""
+"""Prepare a run: its device, its model, and the checks before anything is written."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.integrations import get_available_reporting_integrations
+from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
 from hessblocks.models import build
-from hessblocks.settings import (
-    ComparisonSettings,
-    ModelSettings,
-    RunSettings,
-    RunSize,
-    SharedSettings,
-    TrainingSettings,
-    chooses,
-)
+from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
 from hessblocks.training import ranks
 from hessblocks.training.trained_gains import has_gains
 
@@ -36,7 +29,7 @@ LOGIT = 4
 
 
 def resolve_device(device: str) -> str:
-    """The device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one, else cpu.
+    """Choose the device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one.
 
     Returns:
         cpu or cuda.
@@ -65,14 +58,15 @@ def check_tracker(name: str) -> str:
     check_name("--report-to", name, TRACKERS)
     if name != "none" and name not in get_available_reporting_integrations():
         raise ArgumentError(
-            f"--report-to: {name} is not installed; run pip install {name}, or leave the option out."
+            f"--report-to: {name} is not installed; run pip install {name}, or leave the option "
+            "out."
         )
     return name
 
 
 @contextmanager
 def closed_tracker(name: str) -> Iterator[None]:
-    """Ends a tracker's run with the training inside; of wandb the Trainer leaves that to its caller."""
+    """End a tracker's run with the training inside; of wandb the Trainer leaves that to us."""
     try:
         yield
     finally:  # a caller who catches an error would go on in it
@@ -80,54 +74,11 @@ def closed_tracker(name: str) -> Iterator[None]:
             importlib.import_module("wandb").finish()
 
 
-def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:
-    """A run of a given size, on the best device of this machine.
-
-    Args:
-        size: of model and training; further fields of it that are settings of either count too.
-        preset: name of the block.
-        seed: of the weights and of the order of the data.
-        **training: further fields of `TrainingSettings`; an optimiser brings its own defaults.
-
-    Returns:
-        The run.
-
-    Raises:
-        ArgumentError: a value outside its range.
-    """
-
-    def common(kind: type) -> dict[str, Any]:
-        return {
-            field.name: getattr(size, field.name)
-            for field in fields(kind)
-            if hasattr(size, field.name)
-        }
-
-    return RunSettings(
-        preset=preset,
-        seed=seed,
-        model=ModelSettings(**common(ModelSettings)),
-        training=TrainingSettings.chosen(**common(TrainingSettings) | training),
-        device=resolve_device("auto"),
-    )
-
-
-@contextmanager
-def in_float32() -> Iterator[None]:
-    """Inside, torch makes tensors of float32, whatever its default is."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@in_float32()
+@local_torch_dtype(torch.float32)
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:
-    """The freshly initialised causal language model of a preset in float32; sets torch's random state.
+    """Build the causal language model of a preset in float32; sets torch's random state.
 
     Args:
         sizes: of the model.
@@ -146,7 +97,7 @@ def build_model(
 
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
-    """The same on the device `meta`, before any data is read: no memory is taken.
+    """Build it on the device `meta`, before any data is read: no memory is taken.
 
     Returns:
         A model that has shapes only.
@@ -159,14 +110,15 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     count = sum(parameter.numel() for parameter in model.parameters())
     if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
         raise ArgumentError(
-            f"--width: {preset} has {count:,} parameters at these sizes, {in_units(WEIGHT_AND_GRADIENT * count)} "
-            f"with their gradients; this machine has {in_units(memory)}; make it smaller."
+            f"--width: {preset} has {count:,} parameters at these sizes, "
+            f"{in_units(WEIGHT_AND_GRADIENT * count)} with their gradients; this machine has "
+            f"{in_units(memory)}; make it smaller."
         )
     return model
 
 
 def _memory() -> int:
-    """Bytes of the largest memory of this machine."""
+    """Find the largest memory of this machine, in bytes."""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return max([main_memory(), *(card.total_memory for card in cards)])
 
@@ -183,9 +135,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
         ArgumentError: names the option.
     """
     check_tracker(settings.report_to)
-    models = [
-        model_without_weights(settings.model, preset, corpus.vocab_size) for preset in presets
-    ]
+    models = [model_without_weights(settings.model, name, corpus.vocab_size) for name in presets]
     for split in ("train", "validation"):
         corpus.windows(split, settings.model.context)
     _check_logits(settings, corpus.vocab_size)
@@ -201,33 +151,29 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
     size = LOGIT * rows * settings.model.context * vocab_size
     if size > (memory := _memory()):
         raise ArgumentError(
-            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine has "
-            f"{in_units(memory)}; make it smaller, or share it out with --accumulate."
+            f"--batch-size: the logits of {rows:,} sequences take {in_units(size)}, this machine "
+            f"has {in_units(memory)}; make it smaller, or share it out with --accumulate."
         )
 
 
 def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:
     """Refuse a pattern that means no group of any model."""
-    known = {
-        name: group.role for model in models for name, group in parameter_groups(model).items()
-    }
+    known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
     for one in wanted:
         if not any(chooses(one, name, role) for name, role in known.items()):
             raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
 
 
 def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
-    """Which of metrics and observations a run leaves; gains alone may be nothing to observe."""
+    """Name the files of lines that a run leaves; gains alone may be nothing to observe."""
     observed = settings.observation.needs_batch
     if settings.observation.gains_every and not observed:
         observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))
     return ("metrics", "observations") if observed else ("metrics",)
 
 
-def config_of(
-    settings: RunSettings | ComparisonSettings, command: str, corpus: Corpus
-) -> dict[str, Any]:
-    """All that the numbers depend on: what config.json holds."""
+def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
+    """Describe all that the numbers depend on, as config.json holds it."""
     single = isinstance(settings, RunSettings)
     names = ("preset", "seed") if single else ("presets", "seeds", "match")
     return {

@@ -1,4 +1,4 @@
-"""One run: initial curvature, training, final curvature; each step recorded once and never redone."""
+"""Complete a run: initial curvature, training, final curvature; nothing is done twice."""
 
 from __future__ import annotations
 
@@ -12,33 +12,19 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from hessblocks import storage
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.errors import RunError
+from hessblocks.models import Saved
 from hessblocks.progress import Progress
-from hessblocks.quiet import quiet
 from hessblocks.settings import CurvatureSettings, RunSettings
-from hessblocks.storage import (
-    STEPS,
-    DamageWarning,
-    ResultRow,
-    check_manifest,
-    fault_in_finished_lines,
-    is_trained,
-    read_finished_lines,
-    read_lines,
-    read_results,
-    remedy,
-    remembered_in,
-    set_aside,
-    step_of,
-    steps_done,
-    warn_of_another_environment,
-    write_results,
-)
-from hessblocks.training.execution import carry_out, give
+from hessblocks.training.cost import update_flops
+from hessblocks.training.execution import agree, carry_out
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
+from hessblocks.training.following import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
-from hessblocks.training.trainer import map_rows, update_flops
+
+Rows = list[storage.ResultRow]
 
 
 class Run:
@@ -56,10 +42,10 @@ class Run:
         self.corpus = corpus
         self.folder = folder
         self.progress = progress
-        self.rows = read_results(folder.results)
+        self.rows = storage.read_results(folder.results)
         self.name = f"{settings.preset}, seed {settings.seed}"
 
-    def complete(self) -> Sequence[ResultRow]:
+    def complete(self) -> Sequence[storage.ResultRow]:
         """Do what is left to do.
 
         Returns:
@@ -71,9 +57,9 @@ class Run:
         """
         curvature = self.settings.curvature
         self._check()
-        wanted = STEPS if curvature else ("begun", "trained")
+        wanted = storage.STEPS if curvature else ("begun", "trained")
         if not self._done.issuperset(wanted) and not self._diverged:
-            warn_of_another_environment(self.folder.environment)
+            storage.warn_of_another_environment(self.folder.environment)
         if "begun" not in self._done:
             self._record(self._begun())
         if curvature and "mapped-initial" not in self._done:
@@ -89,54 +75,48 @@ class Run:
 
     def _check(self) -> None:
         """Look over what an earlier process left of a trained run."""
-        if is_trained(self.rows):
+        if storage.is_trained(self.rows):
             newest(self.folder)
             for path in self._lines:
-                read_finished_lines(path)
+                storage.read_finished_lines(path)
             if not self._diverged and (fault := self._model_fault):
                 self._warn(fault)
 
     def _warn(self, message: str) -> None:
-        warnings.warn(message, DamageWarning, stacklevel=4)
+        warnings.warn(message, storage.DamageWarning, stacklevel=4)
 
     @property
     def _model_fault(self) -> str:
-        """Why the saved model is not that of this run, and what to do; empty where it is."""
-        found = check_manifest(self.folder.model, self.folder.identity)
+        """Say why the saved model is not that of this run, and what to do; empty where it is."""
+        found = storage.check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
         words = found.words if found.state == "foreign" else "is damaged"
-        return f"{self.folder.model} {words}; {remedy(found, self.folder.path)}."
+        return f"{self.folder.model} {words}; {storage.remedy(found, self.folder.path)}."
 
     @property
     def _done(self) -> set[str]:
-        return steps_done(self.rows)
+        return storage.steps_done(self.rows)
 
     @property
     def _lines(self) -> list[Path]:
-        """The files of lines that the run leaves."""
+        """List the files of lines that the run leaves."""
         names = line_files(self.settings, self.corpus.vocab_size)
         return [getattr(self.folder, name) for name in names]
-
-    @property
-    def _empty(self) -> PreTrainedModel:
-        """The model without weights."""
-        settings = self.settings
-        return model_without_weights(settings.model, settings.preset, self.corpus.vocab_size)
 
     @property
     def _diverged(self) -> bool:
         return any(row.quantity == "loss" and not math.isfinite(row.value) for row in self.rows)
 
-    def _record(self, rows: Sequence[ResultRow]) -> None:
-        again = set(map(step_of, rows))
-        kept = [row for row in self.rows if step_of(row) not in again]
-        self.rows = sorted([*kept, *rows], key=lambda row: STEPS.index(step_of(row)))
-        write_results(self.folder.results, self.rows)
+    def _record(self, rows: Sequence[storage.ResultRow]) -> None:
+        again = set(map(storage.step_of, rows))
+        old = [row for row in self.rows if storage.step_of(row) not in again]
+        self.rows = sorted([*old, *rows], key=lambda row: storage.STEPS.index(storage.step_of(row)))
+        storage.write_results(self.folder.results, self.rows)
 
-    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> list[ResultRow]:
-        """Rows of the whole model, by quantity and stage."""
-        row = partial(ResultRow, preset=self.settings.preset, seed=self.settings.seed)
+    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
+        """Make rows of the whole model, by quantity and stage."""
+        row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
             row(quantity=quantity, stage=stage, value=float(value), method=method)
             for (quantity, stage), value in values.items()
@@ -146,69 +126,59 @@ class Run:
         settings = self.settings
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _begun(self) -> list[ResultRow]:
-        count = sum(parameter.numel() for parameter in self._empty.parameters())
-        flops = update_flops(self.settings, self.corpus.vocab_size)
+    def _begun(self) -> Rows:
+        settings, vocabulary = self.settings, self.corpus.vocab_size
+        model = model_without_weights(settings.model, settings.preset, vocabulary)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        flops = update_flops(settings, vocabulary)
         return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained(self) -> PreTrainedModel:
-        """The saved model, read back: the same whether this process trained it or one before."""
+        """Read the saved model back: the same whoever trained it, this process or one before."""
         if fault := self._model_fault:
             raise RunError(fault)
-        with quiet():
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                self.folder.model,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-            )
+        model, _ = Saved.at(str(self.folder.model)).load(AutoModelForCausalLM)
         return model
 
-    def _train(self) -> list[ResultRow]:
-        """Train from the newest whole checkpoint, or from the start, unless the model is saved already."""
-        settings, ended = self.settings, remembered_in(self.folder.model)
+    def _train(self) -> Rows:
+        """Train from the newest whole checkpoint or the start, where no model is saved."""
+        settings, ended = self.settings, storage.remembered_in(self.folder.model)
         known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
-        if known and not any(map(fault_in_finished_lines, self._lines)):
-            return self._training_rows(ended["seconds"], ended["peak_memory"])
+        if known and not any(map(storage.fault_in_finished_lines, self._lines)):
+            return self._training_rows(ended)
         if self.folder.model.exists():
-            kept = set_aside(self.folder.model, self.folder.path).parent
+            kept = storage.set_aside(self.folder.model, self.folder.path).parent
             self._warn(
-                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, training "
-                f"{self.name}"
+                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, "
+                f"training {self.name}"
             )
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
             order = partial(carry_out, settings, self.folder, checkpoint)
-            give(order)
+            agree(order)
             model, recorder = order(self.corpus, self.progress)
-            seconds, peak = recorder.seconds, recorder.peak
+            measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
-                save_model(
-                    model,
-                    PreTrainedTokenizerFast(
-                        tokenizer_object=self.corpus.tokenizer,
-                        eos_token=END_OF_TEXT,
-                        model_max_length=settings.model.context,
-                    ),
-                    self.folder,
-                    self._told(),
-                    seconds=seconds,
-                    peak_memory=peak,
+                tokenizer = PreTrainedTokenizerFast(
+                    tokenizer_object=self.corpus.tokenizer,
+                    eos_token=END_OF_TEXT,
+                    model_max_length=settings.model.context,
                 )
-        return self._training_rows(seconds, peak, diverged=recorder.divergence is not None)
+                save_model(model, tokenizer, self.folder, self._told(), **measured)
+        return self._training_rows(measured, diverged=recorder.divergence is not None)
 
     def _told(self) -> dict[str, Any]:
-        """What the model's card says of its training; nothing of clocks."""
+        """Tell of the training in the model's card; nothing of clocks."""
         settings, training = self.settings, self.settings.training
-        lines = read_lines(self.folder.metrics)
+        lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
-        nats = [
+        before, after = (
             "not a number" if loss is None else f"{loss:.4f} nats per token"
             for loss in (losses[0], losses[-1])
-        ]
+        )
         return {
             "data": f"{self.corpus.name}, SHA-256 {self.corpus.fingerprint[:16]}...",
             "updates": f"{training.steps} of {training.batch_size} sequences of "
@@ -216,25 +186,25 @@ class Run:
             "optimiser": f"{training.optimiser}, peak learning rate {training.learning_rate:g}, "
             f"{training.schedule} decay",
             "seed": settings.seed,
-            "validation loss before": nats[0],
-            "validation loss after": nats[1],
+            "validation loss before": before,
+            "validation loss after": after,
         }
 
-    def _training_rows(
-        self, seconds: float, peak: float, *, diverged: bool = False
-    ) -> list[ResultRow]:
-        lines = read_lines(self.folder.metrics)
+    def _training_rows(self, measured: Mapping[str, float], *, diverged: bool = False) -> Rows:
+        lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
         if not losses or not speeds:
             raise RunError(
-                f"{self.folder.metrics}: lacks losses or speeds; remove {self.folder.path} and run again."
+                f"{self.folder.metrics}: lacks losses or speeds; remove {self.folder.path} and run "
+                "again."
             )
+        first, last = (math.nan if loss is None else loss for loss in (losses[0], losses[-1]))
         values = {
-            ("loss", "initial"): math.nan if losses[0] is None else losses[0],
-            ("loss", "final"): math.nan if diverged or losses[-1] is None else losses[-1],
+            ("loss", "initial"): first,
+            ("loss", "final"): math.nan if diverged else last,
             ("tokens_per_second", ""): statistics.median(speeds),
-            ("peak_memory", ""): peak,
-            ("training_time", ""): seconds,
+            ("peak_memory", ""): measured["peak_memory"],
+            ("training_time", ""): measured["seconds"],
         }
         return self._rows("measured", values)

@@ -1,4 +1,4 @@
-"""The trained gains of a model: α, β, γ of shaped attention, those of branches and of reparametrised weights."""
+"""List a model's trained gains: of shaped attention (α, β, γ), branches and weights."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ WEIGHTS = {
 
 
 def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Every trainable gain: layer, quantity, value (mean over heads) and, where there are any, `heads`.
+    """List every trainable gain: layer, quantity, value (mean over heads), `heads` where there are.
 
-    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF (skips
-    and branches), alpha_V, beta_V and the like (reparametrised weights).
+    Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF
+    (skips and branches), alpha_V, beta_V and the like (reparametrised weights).
 
     Args:
         model: of this library.
     """
     for layer, quantity, gain in _trained(model):
-        yield {"layer": layer, "quantity": quantity, **_value(gain)}
+        values = gain.detach().float()
+        row = {"layer": layer, "quantity": quantity, "value": float(values.mean())}
+        yield row | ({"heads": values.tolist()} if gain.ndim else {})
 
 
 def has_gains(model: nn.Module) -> bool:
-    """Whether any gain of the model is trained."""
+    """Tell whether any gain of the model is trained."""
     return any(True for _ in _trained(model))
 
 
@@ -60,8 +62,3 @@ def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]
     elif isinstance(module, ReparametrisedLinear):
         of = WEIGHTS.get(path) or WEIGHTS.get(name, name)
         yield from ((f"alpha_{of}", module.initial_gain), (f"beta_{of}", module.update_gain))
-
-
-def _value(gain: Tensor) -> dict[str, Any]:
-    value = {"value": float(gain.detach().float().mean())}
-    return value | ({"heads": gain.detach().float().tolist()} if gain.ndim else {})

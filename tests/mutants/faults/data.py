@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("the question of a sum has labels", "torch.full_like($question, IGNORED) => $question",
           "test_only_the_answer_has_labels"),
-    fault("a changed byte of the cache passes", "$a or sha256($path) != $file['sha256'] => $a",
+    fault("a changed byte of the cache passes", "$a or storage.sha256($path) != $file['sha256'] => $a",
           "test_a_damaged_entry_is_rebuilt_and_said"),
     fault("the cache takes no lock",
           "with FileLock($root / f'.{$name}.lock'): $$body => if True: $$body",

@@ -33,7 +33,7 @@ FAULTS = (
     fault("every layer has the first block of a pattern", "Layer($own, $$a) => Layer(block, $$a)",
           "test_each_layer_is_that_of_its_own_preset", within="__init__"),
     fault("a mask of one's own is not narrowed to the window",
-          "attention_mask & near => attention_mask",
+          "$mask & near => $mask",
           "test_a_mask_of_ones_own_is_narrowed_to_the_window"),
     fault("a window has one token more", "_Window($name, $window) => _Window($name, $window + 1)",
           "test_a_window_is_that_of_mistral", within="_mask_of"),

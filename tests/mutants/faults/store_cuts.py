@@ -13,7 +13,7 @@ FAULTS = (
           "test_digests.py", within="configuration"),
     fault("a digest holds addresses", "_ADDRESS.sub('', $text) => $text",
           "test_digests.py", within="configuration"),
-    fault("rows of a step count twice", "step_of($row) not in $again => True",
+    fault("rows of a step count twice", "storage.step_of($row) not in $again => True",
           "test_of_a_step_of_which_some_rows_are_lost_none_counts_twice", within="_record"),
     fault("a run whose first rows alone are there is trained",
           "(('flops', ''), $a, ('loss', 'final'), $b) => (('flops', ''), $a, ('loss', 'initial'), $b)",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("other settings enter a finished folder", "if found: $$a => if False: $$a",
           "test_other_settings_in_the_same_folder_are_named", within="_compare"),
-    fault("two processes write to one folder", "with held($path): $$body => if True: $$body",
+    fault("two processes write to one folder", "with storage.held($path): $$body => if True: $$body",
           "test_two_processes_never_write_to_the_same_folder", within="claimed"),
     fault("a score is the share of wrong answers",
           "$logits.argmax(axis=-1) == $labels => $logits.argmax(axis=-1) != $labels",

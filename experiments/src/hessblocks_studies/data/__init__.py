@@ -9,5 +9,6 @@ from hessblocks_studies.data.docstrings import (
     load_docstrings,
 )
 from hessblocks_studies.data.hub import load_glue, load_hub_corpus
+from hessblocks_studies.data.run_size import RunSize, run_of_size
 from hessblocks_studies.data.tasks import TASKS, LabelledText, Task, make_task
 from hessblocks_studies.data.texts import PACKAGE, TextSize, text_of, widened

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from hessblocks.data import Corpus, load_corpus, load_package_corpus
-from hessblocks.training import RunSize
 from hessblocks_studies.data.docstrings import load_docstring_corpus
+from hessblocks_studies.data.run_size import RunSize
 
 HUB = "hub:"
 """Begins the name of a dataset of the Hugging Face hub."""

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hessblocks.blocks import MLP, BlockConfig, preset
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.models import build
-from hessblocks.settings import RunSize
-from hessblocks_studies.data import MASK, PADDING
+from hessblocks_studies.data import MASK, PADDING, RunSize
 
 MLP_GAIN = 0.2
 """β_FF before depth scaling where it is trained: 0.05 at 16 layers."""

@@ -25,7 +25,9 @@ from hessblocks.data import Corpus, Example, cache_root, cached
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import read_lines, write_json
+from hessblocks_studies.data import run_of_size
 from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks_studies.shared import validation_loss
 
 PRETRAINING_VERSION = 2
 """Raised whenever equal settings give other weights."""
@@ -108,7 +110,7 @@ def held_out_masked(
 
 
 def _run(settings: Pretraining) -> RunSettings:
-    return training.run_of_size(
+    return run_of_size(
         settings,
         settings.preset,
         settings.seed,
@@ -145,7 +147,7 @@ def _pretrain(
         )
         training.Recorder(run, work, checkpoint=checkpoint).record(trainer)
         model.save_pretrained(folder)
-    losses = [training.validation_loss(line) for line in read_lines(work.metrics)]
+    losses = [validation_loss(line) for line in read_lines(work.metrics)]
     return {"losses": [found for found in losses if found]}
 
 

@@ -29,6 +29,7 @@ from hessblocks_studies.shared.gathering import (
     of_quantity,
     panel,
     summary,
+    validation_loss,
 )
 from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,18 @@ def measured(quantity: str, value: Scalar, method: str = "measured", /, **place:
         The row.
     """
     return {**place, "quantity": quantity, "value": value, "method": method}
+
+
+def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
+    """(step, validation loss) of a line; the loss is None where training diverged.
+
+    Returns:
+        None for a training loss.
+    """
+    if line["split"] == "train" and "diverged" not in line:
+        return None
+    loss = line["loss"]
+    return line["step"], loss if loss is not None and math.isfinite(loss) else None
 
 
 def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:

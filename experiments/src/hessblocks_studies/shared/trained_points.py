@@ -16,9 +16,9 @@ from hessblocks import training
 from hessblocks.data import Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
-from hessblocks_studies.data import BigramTable, TextSize, text_of
+from hessblocks_studies.data import BigramTable, TextSize, run_of_size, text_of
 from hessblocks_studies.engine import Scale, Study
-from hessblocks_studies.shared.gathering import measured
+from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
 LOSS = "validation_loss"
@@ -53,7 +53,7 @@ def train(
     rows: list[Row] = []
 
     def note(line: Mapping[str, Any]) -> None:
-        if not (found := training.validation_loss(line)):
+        if not (found := validation_loss(line)):
             return
         step, loss = found
         place: Row = {"step": step, "tokens": line["tokens"]}
@@ -275,7 +275,7 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
 
 def run_settings(settings: TrainedSettings) -> training.RunSettings:
     """How the model of a point is trained."""
-    return training.run_of_size(
+    return run_of_size(
         settings.size,
         settings.variant,
         settings.seed + (settings.order or 0),

@@ -1,36 +1,35 @@
-"""The one recorder of losses: when they are taken, who is told, and that a diverged training ends."""
+"""Record losses along a training, and end it where it diverges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback, TrainerState
 
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
 from hessblocks.training import ranks
+from hessblocks.training.cost import StepClock, allocated_peak
+from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder, prune
-from hessblocks.training.trainer.divergence import Divergence
-from hessblocks.training.trainer.guarded import GuardedTrainer
-from hessblocks.training.trainer.memory import allocated_peak
-from hessblocks.training.trainer.update_cost import StepClock
+from hessblocks.training.trainer import GuardedTrainer
 
 Line = dict[str, Any]
 
 
 class Recorder(StepClock):
-    """Decides when to log, evaluate and save, and notes what comes of it as lines.
+    """Callback that decides when to log, evaluate and save, and notes what comes of it as lines.
 
-    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at which
-    training diverged says so under `diverged`. Training time is that of forward, backward and update;
-    evaluation, checkpoints and what is measured on the way are left out. Only the first of several
-    processes writes.
+    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at
+    which training diverged says so under `diverged`. Training time is that of forward, backward and
+    update; evaluation, checkpoints and what is measured on the way are left out. Only the first of
+    several processes writes.
     """
 
     trainer: GuardedTrainer
@@ -71,37 +70,35 @@ class Recorder(StepClock):
             *observers: come after this one in each step.
 
         Raises:
-            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something else.
+            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something
+                else.
         """
         self.trainer = trainer
         for callback in (self, *observers):
             trainer.add_callback(callback)
         trainer.args.eval_on_start = self.checkpoint is None
+        last = str(self.checkpoint) if self.checkpoint else None
         with quiet():
             try:
-                trainer.train(
-                    resume_from_checkpoint=str(self.checkpoint) if self.checkpoint else None
-                )
+                trainer.train(resume_from_checkpoint=last)
             except UnpicklingError as error:  # of more than numbers; nothing of it was executed
                 raise RunError(
-                    f"{self.checkpoint} holds something other than states of a run; remove it and run again."
+                    f"{self.checkpoint} holds something other than states of a run; remove it and "
+                    "run again."
                 ) from error
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Count tokens from here."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
         super().on_step_end(args, state, control)
         self.seconds += self.each[-1]
         training, step = self.settings.training, state.global_step
         last = step == training.steps
-        control.should_save = bool(
-            self.folder and not last and step % training.checkpoint_every == 0
-        )
+        due = step % training.checkpoint_every == 0
+        control.should_save = bool(self.folder and due and not last)
         control.should_log = last or control.should_save or step % training.log_every == 0
         control.should_evaluate = last or step % training.evaluate_every == 0
         self.divergence = self.divergence or self.trainer.divergence
@@ -126,9 +123,7 @@ class Recorder(StepClock):
         )
         self._logged = (tokens, self.seconds)
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Note the validation loss; no number ends training as a training loss does."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
@@ -147,22 +142,18 @@ class Recorder(StepClock):
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
         self.peak = max(self.peak, allocated_peak(self.device))
-        done = {
-            "step": state.global_step,
-            "seconds": self.seconds,
-            "peak_memory": self.peak,
-        }
+        done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Note the peak of memory; what was noted is on the disk before anything says that training is over."""
+        """Note the peak of memory; lines are on the disk before training counts as over."""
         self.peak = max(self.peak, allocated_peak(self.device))
         if self.folder and ranks.is_first():
             self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
-        """What every line of a run's files says."""
+        """Give what every line of a run's files says."""
         return {
             "preset": self.settings.preset,
             "seed": self.settings.seed,
@@ -172,7 +163,7 @@ class Recorder(StepClock):
         }
 
     def _tokens(self, step: int) -> int:
-        """Tokens so far."""
+        """Count the tokens so far."""
         return step * self.settings.training.batch_size * self.settings.model.context
 
     def _note(self, step: int, **values: Any) -> None:
@@ -182,15 +173,3 @@ class Recorder(StepClock):
         if self.folder and ranks.is_first():
             append_line(self.folder.metrics, line)
         self.listener(line)
-
-
-def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
-    """(step, validation loss) of a line; the loss is None where training diverged.
-
-    Returns:
-        None for a training loss.
-    """
-    if line["split"] == "train" and "diverged" not in line:
-        return None
-    loss = line["loss"]
-    return line["step"], loss if loss is not None and math.isfinite(loss) else None

@@ -1,4 +1,4 @@
-"""Where numbers stop being finite: looked for once, at the moment when loss or gradient do.
+"""Locate a divergence: where numbers stop being finite, looked for when loss or gradient do.
 
 One more forward and backward pass over the same sequences, with a hook on every module; nothing is
 looked at before, so an undisturbed run pays nothing.
@@ -18,12 +18,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 Batch = Mapping[str, Any]
+LossOf = Callable[[Batch], Float[Tensor, ""]]
+Findings = Iterator[tuple[str, str]]
+"""Quantity and place of what is not finite."""
 _LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """What first became infinite or not a number."""
+    """First quantity that became infinite or not a number."""
 
     step: int
     """The update that could not be made, counted from 1."""
@@ -52,12 +55,9 @@ class Divergence:
 
 
 def locate(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    loss_of: Callable[[Batch], Float[Tensor, ""]],
-    step: int,
+    model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, step: int
 ) -> Divergence | None:
-    """What first is not finite, in the order in which numbers are computed.
+    """Find what first is not finite, in the order in which numbers are computed.
 
     Args:
         model: at the weights of the step.
@@ -66,7 +66,8 @@ def locate(
         step: counted from 1.
 
     Returns:
-        The finding; None where everything is finite here (another process has it, or sums overflowed).
+        The finding; None where everything is finite here (another process has it, or sums
+        overflowed).
 
     Cost:
         One forward and one backward pass a batch, until something is found.
@@ -76,9 +77,7 @@ def locate(
     return None
 
 
-def _findings(
-    model: nn.Module, batches: Sequence[Batch], loss_of: Callable[[Batch], Tensor]
-) -> Iterator[tuple[str, str]]:
+def _findings(model: nn.Module, batches: Sequence[Batch], loss_of: LossOf) -> Findings:
     for batch in batches:
         yield from (("data", name) for name, value in batch.items() if not _finite(value))
     yield from (("parameters", name) for name, p in model.named_parameters() if not _finite(p))
@@ -86,9 +85,7 @@ def _findings(
         yield from _passes(model, batch, loss_of)
 
 
-def _passes(
-    model: nn.Module, batch: Batch, loss_of: Callable[[Batch], Tensor]
-) -> Iterator[tuple[str, str]]:
+def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
     forward: list[str] = []
     backward: list[str] = []
     with ExitStack() as hooks:
@@ -103,21 +100,16 @@ def _passes(
             return
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+    found = {name: one for (name, _), one in zip(named, gradients, strict=True) if one is not None}
     yield from (("gradients", name) for name in backward)
-    for (name, _), gradient in reversed(list(zip(named, gradients, strict=True))):
-        if not _finite(gradient):
-            yield "gradients", name
-    norms = {
-        name: float(gradient.double().norm())
-        for (name, _), gradient in zip(named, gradients, strict=True)
-        if gradient is not None
-    }
+    yield from (("gradients", name) for name in reversed(found) if not _finite(found[name]))
+    norms = {name: float(one.double().norm()) for name, one in found.items()}
     if math.hypot(*norms.values()) > torch.finfo(loss.dtype).max ** 0.5:
         yield "gradient norm", max(norms, key=norms.__getitem__)  # finite, its square is not
 
 
 def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., None]:
-    """A hook that notes the module where its output, or the gradient by it, is not finite."""
+    """Make a hook that notes modules whose output, or the gradient by it, is not finite."""
 
     def look(module: nn.Module, arguments: Any, output: Any) -> None:
         for tensor in output if isinstance(output, tuple) else (output,):

@@ -1,0 +1,225 @@
+"""Measure what an update costs: seconds, floating-point operations, bytes of memory."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
+
+from hessblocks.data import Corpus
+from hessblocks.errors import RunError
+from hessblocks.quiet import quiet
+from hessblocks.settings import ModelSettings, RunSettings
+from hessblocks.training.preparation import build_model, model_without_weights
+from hessblocks.training.trainer import make_trainer
+
+WARM = 2
+"""Steps that are not counted."""
+COUNTED = 5
+"""Steps that are."""
+RATE = 1e-6
+"""Learning rate: without its warm-up a model might diverge at that of its run."""
+
+
+def working_seconds(device: str) -> float:
+    """Read a clock that other programs hardly move, where there is one.
+
+    Args:
+        device: cpu or cuda.
+
+    Returns:
+        Seconds of processor time of all threads of this process; on cuda those of the clock on the
+        wall, once the device has done what it was given.
+    """
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class StepClock(TrainerCallback):
+    """Clock of each step, without evaluation, checkpoints and what is measured between steps."""
+
+    def __init__(self, device: str) -> None:
+        """Measure work on `device`, cpu or cuda."""
+        self.device = device
+        self.each: list[float] = []
+        """Seconds of each step so far."""
+        self._started = 0.0
+
+    def on_step_begin(self, *_: Any, **given: Any) -> None:
+        """Start."""
+        self._started = working_seconds(self.device)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Stop."""
+        self.each.append(working_seconds(self.device) - self._started)
+
+
+def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
+    """Time `COUNTED` steps, the first ones of a run; nothing is written.
+
+    Args:
+        settings: what is trained, and how.
+        corpus: to train on.
+
+    Returns:
+        Seconds of each step that counts.
+
+    Raises:
+        RunError: the loss or a gradient is not finite.
+    """
+    training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
+    brief = replace(settings, training=training, report_to="none")
+    clock = StepClock(settings.device)
+    model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        trainer = make_trainer(model, brief, corpus, Path(folder))
+        trainer.add_callback(clock)
+        trainer.train()
+    if trainer.divergence:
+        raise RunError(
+            f"{settings.preset}: its pace cannot be measured, since the {trainer.divergence.words} "
+            f"{trainer.divergence.verb} not finite."
+        )
+    return clock.each[WARM:]
+
+
+def update_flops(settings: RunSettings, vocab_size: int) -> int:
+    """Count the floating-point operations (FLOPs) of one update, forward and backward.
+
+    Those of matrix products count, an addition as much as a multiplication.
+
+    They are counted on a model without memory. Attention counts in full: tokens × tokens scores,
+    though a fused kernel may skip the masked half. Norms, activations and the optimiser are left
+    out; the running means of shaped attention are products with a small triangle and count, with
+    less than 1 % of a layer.
+
+    Args:
+        settings: of the run.
+        vocab_size: entries of the vocabulary.
+
+    Returns:
+        Operations of all passes of the update.
+
+    Source:
+        `torch.utils.flop_counter.FlopCounterMode`.
+    """
+    sizes = replace(settings.model, slots=tuple(settings.model.slots))  # a list of them has no hash
+    of_one = _sequence_flops(sizes, settings.preset, vocab_size)
+    return of_one * settings.training.batch_size
+
+
+@cache
+def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
+    """Count those of one sequence once: seeds differ in none."""
+    model = model_without_weights(sizes, preset, vocab_size)
+    tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+    count: int = counter.get_total_flops()
+    return count
+
+
+AVERAGES = {"adamw": 2, "sgd": 1}
+"""What an optimiser keeps of each parameter."""
+
+
+def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
+    """Count the bytes of one update on a cpu; on cuda 0, and counting begins.
+
+    Args:
+        model: to be trained; its gradients go.
+        settings: of the run.
+        sequences: of one pass on this device.
+
+    Returns:
+        Bytes of weights, gradients, the optimiser's averages and what a pass makes; 0 on cuda.
+    """
+    if settings.device == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        return 0
+    shape = (sequences, settings.model.context)
+    tokens = torch.zeros(shape, dtype=torch.long, device=model.device)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=settings.training.bf16):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+
+    found = peak_bytes(step, [*model.parameters(), *model.buffers()])
+    model.zero_grad(set_to_none=True)
+    kept = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return found + AVERAGES[settings.training.optimiser] * kept
+
+
+def allocated_peak(device: str) -> int:
+    """Read the bytes at most in use since `start_counting` on cuda; 0 on a cpu."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
+
+
+def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
+    """Count the most bytes of tensors alive at once while `run` runs, those held before included.
+
+    Args:
+        run: the work; what a kernel takes inside itself is not seen.
+        held: what is alive before.
+
+    Returns:
+        Bytes; two tensors that share memory count once.
+    """
+    before = {one.data_ptr(): one.nbytes() for one in _storages(list(held))}
+    alive = _Alive()
+    with alive:
+        run()
+    return sum(before.values()) + alive.peak
+
+
+class _Alive(TorchDispatchMode):
+    """Mode that adds up the storages that operations make, until each is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {int(storage._cdata) for storage in _storages((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for storage in _storages(made):
+            if storage._cdata not in given:
+                self._add(storage)
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = int(storage._cdata), storage.nbytes()
+        if key in self._known:
+            return
+        self._known[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, key)
+
+    def _drop(self, key: int) -> None:
+        self.now -= self._known.pop(key, 0)
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, Tensor)]

@@ -1,0 +1,300 @@
+"""Run folder and its checkpoints: whose it is, who writes there, where training goes on."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from hessblocks import storage
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.models import HessblocksPreTrainedModel, write_card
+from hessblocks.quiet import quiet
+
+
+class RunFolder:
+    """Files of a run or a comparison."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        """All settings."""
+        self.environment = path / "environment.json"
+        """Versions and hardware."""
+        self.metrics = path / "metrics.jsonl"
+        """Losses along training, one a line."""
+        self.observations = path / "observations.jsonl"
+        """Gains, signal and curvature along training, one value a line."""
+        self.lines = (self.metrics, self.observations)
+        self.budget = path / "budget.json"
+        """What each preset of a matched comparison may spend, and its number of steps."""
+        self.results = path / "results.csv"
+        """Measured values, one a row."""
+        self.checkpoints = path / "checkpoints"
+        """Checkpoints of a run under way."""
+        self.model = path / "model"
+        """The trained model and its tokeniser, as Hugging Face reads them."""
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of config.json: what its files say that they are of."""
+        return storage.identity_in(self.path)
+
+    def sync_lines(self) -> None:
+        """Wait until all lines so far are on the disk."""
+        for path in self.lines:
+            if path.exists():
+                storage.sync(path)
+
+    def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
+        """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
+
+        Args:
+            folder: with every file in its place.
+            name: that it has, or will have.
+            progress: what to remember, beside how many lines there are.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        self.sync_lines()
+        lines = {path.name: len(storage.read_lines(path)) for path in self.lines}
+        progress = {**progress, "lines": lines}
+        storage.write_manifest(folder, self.identity, name, progress)
+
+    def run(self, preset: str, seed: int) -> RunFolder:
+        """Find the folder of one run of a comparison."""
+        return RunFolder(storage.run_path(self.path, preset, seed))
+
+    def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
+        """Write config.json and environment.json, or check that they fit.
+
+        Args:
+            config: all settings.
+            growing: names of lists that may have more entries than they had.
+
+        Raises:
+            ArgumentError: the folder holds another run, or something else.
+            RunError: the folder cannot be written.
+        """
+        storage.remove_partials(self.path)
+        if self.config.exists():
+            self._compare(config, growing)
+        elif self.path.exists() and any(path.name[0] != "." for path in self.path.iterdir()):
+            raise ArgumentError(
+                f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
+            )
+        if not self.config.exists():
+            storage.write_json(self.config, config)
+        storage.keep_environment(self.environment)
+
+    def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
+        new = json.loads(json.dumps(config))
+        try:
+            old = storage.read_object(self.config)
+            more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            command = new.get("command")
+            other = old.get("command") != command
+            found = storage.differences(old | more, new)
+        except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
+        if other:
+            raise ArgumentError(
+                f"--out: {self.path} holds something other than a run of `hessblocks {command}`; "
+                "choose a new or empty folder."
+            )
+        if found:
+            raise ArgumentError(
+                f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
+                "choose another folder or the same settings."
+            )
+        if more:
+            storage.write_json(self.config, config)
+
+
+@contextmanager
+def claimed(
+    path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
+) -> Iterator[RunFolder]:
+    """Hold the run folder for this process, prepared; the lock goes with the process.
+
+    Args:
+        path: of the folder.
+        config: all settings.
+        growing: as `RunFolder.prepare` takes it.
+
+    Raises:
+        ArgumentError: it holds something else.
+        RunError: it cannot be written, or another process writes there.
+    """
+    with storage.held(path):
+        folder = RunFolder(path)
+        folder.prepare(config, growing)
+        yield folder
+
+
+KEPT = 2
+"""How many checkpoints are kept, so that a damaged one costs little."""
+_NAME = re.compile(r"checkpoint-(\d+)")
+_WRITERS = re.compile(r"inline_container|PytorchStreamWriter|iostream error|\(os error \d+\)")
+"""How torch and tokenizers, which have no error of their own for it, say that they cannot write."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged and an earlier state is used."""
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Clean up after code that only saves: what goes wrong is the disk, and its folder goes.
+
+    Raises:
+        RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
+            safetensors', torch's or tokenizers' file writer.
+    """
+    try:
+        yield
+    except Exception as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, OSError | SafetensorError) and not _WRITERS.search(str(error)):
+            raise
+        reason = getattr(error, "strerror", None) or "the disk is full or failing"
+        raise RunError(
+            f"--out: {folder.parent} cannot be written ({reason}); free some space and run again."
+        ) from error
+
+
+def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
+    """Find where training goes on: the newest whole checkpoint of this run.
+
+    Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training
+    starts from the beginning; the file with a damaged one is set aside.
+
+    Args:
+        folder: of the run.
+        name: of the run, for warnings.
+        observed: whether the run leaves observations beside its losses.
+
+    Returns:
+        The checkpoint; None where training starts from the beginning.
+
+    Raises:
+        RunError: a file of lines cannot be written.
+    """
+    found = newest(folder)
+    paths = (folder.metrics, *([folder.observations] if observed else []))
+    for path in paths:
+        fault = storage.fault_in_lines(path, torn=False)
+        if fault or (found and _lacks_lines(found, path)):
+            why = (
+                f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
+                if fault
+                else ""
+            )
+            _warn(f"{path} is damaged; training {name} from the start{why}")
+            found = None
+    if not found:
+        prune(folder.checkpoints, kept=0)
+    for path in paths:
+        kept = _lines_until(found, path) if found else []
+        storage.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return found
+
+
+def _lacks_lines(checkpoint: Path, path: Path) -> bool:
+    """Tell whether a file lacks lines that were there when the checkpoint was written."""
+    count = storage.remembered_in(checkpoint).get("lines", {}).get(path.name)
+    return isinstance(count, int) and len(_lines_until(checkpoint, path)) < count
+
+
+def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a file up to a checkpoint."""
+    return [line for line in storage.read_lines(path) if line["step"] <= _step_of(checkpoint)]
+
+
+def newest(folder: RunFolder) -> Path | None:
+    """Find the newest checkpoint that counts; what a killed process left half-written goes.
+
+    Returns:
+        None where none counts.
+
+    Raises:
+        RunError: one cannot be moved.
+
+    Warns:
+        CheckpointWarning: one is damaged, renamed or of another run; it is set aside.
+    """
+    whole = None
+    for checkpoint in _by_step(folder.checkpoints):
+        found = storage.check_manifest(checkpoint, folder.identity, checkpoint.name)
+        if found.usable:
+            whole = whole or checkpoint
+        elif (checkpoint / storage.MANIFEST).exists():
+            kept = storage.set_aside(checkpoint, folder.path).parent
+            words = found.words if found.state == "foreign" else "is damaged"
+            place = f"{folder.path.name}/{checkpoint.name}"
+            _warn(f"checkpoints: {place} {words}; it is set aside in {kept}")
+        else:
+            shutil.rmtree(checkpoint)
+    return whole
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CheckpointWarning, stacklevel=4)
+
+
+def _step_of(checkpoint: Path) -> int:
+    """Read the step at which a checkpoint was made."""
+    found = _NAME.fullmatch(checkpoint.name)
+    assert found, checkpoint
+    return int(found[1])
+
+
+def prune(folder: Path, kept: int = KEPT) -> None:
+    """Remove all but the last checkpoints; the folder too where it is then empty."""
+    for checkpoint in _by_step(folder)[kept:]:
+        shutil.rmtree(checkpoint)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """List checkpoints, the last first."""
+    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    folder: RunFolder,
+    told: Mapping[str, Any],
+    **progress: Any,
+) -> None:
+    """Save model and tokeniser in the folder of the run as Hugging Face reads them, or not at all.
+
+    Args:
+        model: trained.
+        tokenizer: that the model knows, of transformers.
+        folder: of the run, whose lines are all written.
+        told: of its training, in the card of a model of ours.
+        **progress: to remember in the manifest, beside the number of lines.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    with storage.atomic_folder(folder.model) as temporary, quiet(), writing(temporary):
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        if isinstance(model, HessblocksPreTrainedModel):
+            write_card(temporary, model, told)
+        folder.mark_whole(temporary, folder.model.name, progress)

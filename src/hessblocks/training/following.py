@@ -1,0 +1,358 @@
+"""Follow a training: gains, signal and curvature between two updates.
+
+`Observer` writes them into the folder of a run. The callbacks are for any Trainer of transformers:
+what they measure stands in their rows, and `attach` also hands it to the Trainer's log.
+
+Whoever looks changes nothing of the model: an observed run has the digits of one that is not.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback, TrainerState
+
+from hessblocks import curvature, signal
+from hessblocks.conventions import PARTS, Part
+from hessblocks.data import Corpus, Example
+from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
+from hessblocks.storage import ResultRow, Tabular, append_line
+from hessblocks.training import ranks
+from hessblocks.training.folder import RunFolder
+from hessblocks.training.recorder import Line, Recorder
+from hessblocks.training.trained_gains import gain_values
+
+
+class Observer(TrainerCallback):
+    """Callback that measures what is due; of several ranks the first does, the others wait."""
+
+    def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
+        """Observe a run whose recorder stands before this callback and has stopped the clock."""
+        self.recorder = recorder
+        self.folder = folder
+        self.corpus = corpus
+        self.wanted = recorder.settings.observation
+        self.last = recorder.settings.training.steps
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Look at the model before the first step."""
+        if state.global_step == 0:
+            self._observe(0, given["model"])
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Look at the model after a step."""
+        if not self.recorder.divergence:
+            self._observe(state.global_step, given["model"])
+
+    def _observe(self, step: int, model: nn.Module) -> None:
+        if ranks.is_first():
+            with measuring(model):
+                for line in self._lines(step, model):
+                    append_line(self.folder.observations, self.recorder.common(step) | line)
+
+    def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
+        if is_due(self.wanted.gains_every, step, self.last):
+            yield from gain_values(model)
+        if is_due(self.wanted.signal_every, step, self.last):
+            yield from _signal(model, self._batch())
+        if is_due(self.wanted.curvature_every, step, self.last):
+            yield from _curvature(model, self._batch(), self.wanted)
+
+    def _batch(self) -> Example:
+        sample = self.wanted.sample
+        return self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+
+
+def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
+    """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
+    for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
+        layer = None if row["layer"] == "" else row["layer"]
+        yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
+
+
+def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
+    """Norms of the chosen groups, with the loss on the same batch: a gradient a probe and group."""
+    groups = {
+        name: group
+        for name, group in curvature.parameter_groups(model).items()
+        if wanted.chooses(name, group.role)
+    }
+    problem = curvature.Problem(model, batch, loss="causal-lm")
+    sample = wanted.sample
+    norms = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
+    loss = problem.value()
+    yield {"quantity": "batch_loss", "layer": None, "value": loss}
+    yield from (norm | {"batch_loss": loss} for norm in curvature.norm_rows(groups, norms))
+
+
+def map_rows(
+    model: nn.Module,
+    settings: RunSettings,
+    sample: CurvatureSettings,
+    corpus: Corpus,
+    stage: str,
+) -> list[ResultRow]:
+    """Frobenius norms of H_o, H_f and H of every parameter group on the fixed held-out batch.
+
+    Args:
+        model: at the stage's weights.
+        settings: of the run.
+        sample: batch and probes.
+        corpus: where the held-out batch comes from.
+        stage: initial or final.
+
+    Returns:
+        One row a group and part.
+
+    Cost:
+        About a gradient of the batch for each probe and group.
+    """
+    model.to(torch.device(settings.device))
+    batch = corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+    groups = curvature.parameter_groups(model)
+    with measuring(model):
+        problem = curvature.Problem(model, batch, loss="causal-lm")
+        found = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
+    of: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed, "stage": stage}
+    return [ResultRow(**of, **norm) for norm in curvature.norm_rows(groups, found)]
+
+
+@contextmanager
+def measuring(model: Any) -> Iterator[None]:
+    """Measure a model in its own precision; bf16 training wraps its forward pass.
+
+    That fused attention is set aside goes without saying.
+    """
+    wrapped = model.__dict__.get("forward")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # the CPU draws all
+        warnings.simplefilter("ignore", curvature.AttentionBackendWarning)
+        if wrapped is not None:
+            model.forward = model.__dict__["_original_forward"]
+        try:
+            yield
+        finally:
+            if wrapped is not None:
+                model.forward = wrapped
+
+
+Groups = (
+    Mapping[str, curvature.ParameterGroup]
+    | Callable[[nn.Module], Mapping[str, curvature.ParameterGroup]]
+    | Sequence[str]
+)
+
+
+class Following(TrainerCallback, Tabular):
+    """Callback that measures before the first update and after every so many.
+
+    Of several processes the first does.
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        """Measure at steps 0, every, 2 every, ... and after the last.
+
+        Raises:
+            ArgumentError: fewer than 1.
+        """
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
+        self.every = every
+        self.rows: list[dict[str, Any]] = []
+        """What was measured: step, quantity, value and what they belong to."""
+        self._log: Callable[[dict[str, float]], Any] | None = None
+        self._optimizer: Optimizer | None = None
+        """That of the Trainer, while something is measured."""
+
+    def attach(self, trainer: Trainer) -> Self:
+        """Add this callback to a Trainer and let its numbers into the Trainer's log.
+
+        Returns:
+            The callback itself.
+        """
+        trainer.add_callback(self)
+        self._log = trainer.log
+        return self
+
+    @abc.abstractmethod
+    def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
+        """Rows of one moment, without the step."""
+
+    @abc.abstractmethod
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """Under which name a row's value stands in a log."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Look at the model before the first step.
+
+        Raises:
+            RunError: its parameters are sharded over processes, of which one alone would wait for
+                the others.
+        """
+        if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
+            raise RunError(
+                f"{type(self).__name__}: the model's parameters are sharded over processes; "
+                "measure a saved one with hessblocks.curvature.sharded"
+            )
+        if state.global_step == 0:
+            self._look(0, **given)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Look at the model after a step."""
+        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+            self._look(state.global_step, **given)
+
+    def _look(self, step: int, model: nn.Module, optimizer: Any = None, **other: Any) -> None:
+        if not ranks.is_first():
+            return
+        self._optimizer = optimizer
+        with measuring(model):
+            # that dropout is off goes without saying here
+            warnings.simplefilter("ignore", curvature.RepeatabilityWarning)
+            found = [{"step": step, **row} for row in self.measure(model)]
+        self._optimizer = None
+        self.rows += found
+        if self._log and found:
+            numbers = {self.name_of(row): row["value"] for row in found}
+            self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One value a row, with its step."""
+        return list(self.rows)
+
+    def __str__(self) -> str:
+        """How much was measured, and when last."""
+        last = f", last at step {self.rows[-1]['step']}" if self.rows else ""
+        return f"{type(self).__name__}: {len(self.rows):,} values{last}"
+
+
+class CurvatureCallback(Following):
+    """Callback of curvature: norms of H_o (Gauss-Newton), H_f or H of each group, with errors.
+
+    On request also the sharpness of the step of Adam or SGD.
+    """
+
+    def __init__(
+        self,
+        batch: Any,
+        *,
+        groups: Groups = curvature.parameter_groups,
+        parts: tuple[Part, ...] = ("full",),
+        every: int = 100,
+        probes: int = 4,
+        loss: Any = "causal-lm",
+        seed: int = 0,
+        sharpness: bool = False,
+    ) -> None:
+        """Fix what is measured.
+
+        Args:
+            batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
+            groups: by name, a function from the model to them, or patterns on the names of all
+                (`layers.*.attention.query`).
+            parts: outer, functional or full; none where the sharpness alone is wanted.
+            every: steps between two measurements.
+            probes: for each group, at least 4.
+            loss: as `Problem` takes it.
+            seed: of the probes, the same at all steps.
+            sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
+                preconditioner of the Trainer's optimiser (`preconditioned_sharpness`): each time
+                with 5 products at most, which start from what was found before, and with the
+                residual in its row. Adam has one from its first step on.
+
+        Raises:
+            ArgumentError: an unknown part, too few probes, or fewer than one step; when the
+                training begins, a pattern that matches no group, or a sharpness of an optimiser
+                whose preconditioner is not known.
+
+        Cost: about a gradient of the batch for each group and probe a measurement; the sharpness
+            about ten, and a vector of all parameters between two measurements.
+        """
+        super().__init__(every)
+        for part in parts:
+            check_name("parts", part, PARTS)
+        curvature.check_probes(probes)
+        self._batch, self._groups, self._parts = batch, groups, parts
+        self._probes, self._loss, self._seed = probes, loss, seed
+        self._sharpness, self._last = sharpness, None
+
+    _last: curvature.Sharpness | None
+    """Where the next measurement of the same training starts."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+        """Begin anew: the last sharpness is that of an earlier training."""
+        self._last = None
+        super().on_train_begin(args, state, control, **given)
+
+    def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
+        """Measure one row a group and part; of the sharpness two, itself and the stable one."""
+        problem = curvature.Problem(model, self._batch, self._loss)
+        rows = []
+        if self._parts:
+            groups = self._groups_of(model)
+            norms = curvature.group_norms(
+                problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
+            )
+            rows += curvature.norm_rows(groups, norms)
+        if self._sharpness and self._optimizer and curvature.has_preconditioner(self._optimizer):
+            found = curvature.preconditioned_sharpness(
+                problem, self._optimizer, start=self._last, seed=self._seed
+            )
+            self._last = found
+            one = {"quantity": "preconditioned_sharpness", "group": "all", "value": found.value}
+            rows.append({**one, "residual": found.residual})
+            if not math.isnan(found.threshold):
+                rows.append({**one, "quantity": "stable_sharpness", "value": found.threshold})
+        return rows
+
+    def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
+        groups = self._groups(model) if callable(self._groups) else self._groups
+        if isinstance(groups, Mapping):
+            return groups
+        patterns = [groups] if isinstance(groups, str) else groups
+        return curvature.select_groups(curvature.parameter_groups(model), patterns)
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
+        return f"curvature/{row['group']}/{row.get('part', row['quantity'])}"
+
+
+class SignalCallback(Following):
+    """Callback of the signal: similarity, rank, norm, kurtosis, entropy of attention, by layer."""
+
+    def __init__(self, batch: Any, *, every: int = 100) -> None:
+        """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
+        super().__init__(every)
+        self._batch = batch
+
+    def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
+        """One row a layer and quantity; without Jacobians."""
+        return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """signal/LAYER/QUANTITY, with the role behind it where there is one."""
+        layer = "input" if row["layer"] == "" else row["layer"]
+        role = f"/{row['role']}" if row["role"] else ""
+        return f"signal/{layer}/{row['quantity']}{role}"
+
+
+class GainCallback(Following):
+    """Callback of trained gains: of skips, branches, attention and weights of our models."""
+
+    def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
+        """One row a layer and gain, the mean over heads."""
+        names = ("layer", "quantity", "value")
+        return ({name: row[name] for name in names} for row in gain_values(model))
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """gain/LAYER/QUANTITY."""
+        return f"gain/{row['layer']}/{row['quantity']}"

@@ -1,0 +1,252 @@
+"""Train with transformers: stop at a loss that is no number, go on digit for digit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sized
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler, Subset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+
+from hessblocks.conventions import AnyPath
+from hessblocks.data import Corpus, Example, Windows
+from hessblocks.errors import RunError
+from hessblocks.settings import RunSettings
+from hessblocks.training import ranks
+from hessblocks.training.divergence import Batch, Divergence, locate
+from hessblocks.training.folder import writing
+
+
+class GuardedTrainer(Trainer):
+    """Trainer that prints nothing, decays matrices and embeddings alone, and saves whole or not.
+
+    Training ends before an update whose loss or gradient is not finite; `divergence` then says
+    where.
+    """
+
+    divergence: Divergence | None = None
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.remove_callback(PrinterCallback)
+        self._passes: list[tuple[dict[str, Any], Tensor]] = []
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
+        return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Float[Tensor, ""]:
+        """Forward and backward; remembers what went in and came out until the update is made."""
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._passes.append((inputs, loss))
+        return loss
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
+        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        finite = math.isfinite(norm) and all(bool(loss.isfinite()) for _, loss in self._passes)
+        if ranks.any_of(not finite):
+            self.divergence = self._locate()
+            self.control.should_training_stop = True
+            model.zero_grad(set_to_none=True)  # what has no gradient is not updated
+        self._passes.clear()
+        return norm
+
+    def _locate(self) -> Divergence:
+        step = self.state.global_step + 1
+        batches = [self._prepare_inputs(batch) for batch, _ in self._passes]
+        inner = cast(nn.Module, self.model)
+        found = locate(inner, batches, self._loss_of, step)
+        unknown = Divergence(step=step, quantity="gradient norm", place="")
+        return ranks.first_of(found) or unknown
+
+    def _loss_of(self, batch: Batch) -> Tensor:
+        with self.compute_loss_context_manager(), torch.enable_grad():
+            loss: Tensor = cast(nn.Module, self.model)(**batch).loss
+        return loss
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
+        with writing(folder):
+            super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        except ValueError as error:
+            raise RunError(
+                f"{checkpoint}: its optimiser is that of a model with other parameters (a preset "
+                "of an earlier version?); choose another --out"
+            ) from error
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Nothing: float16 alone has a scaler, and no training here is in float16."""
+
+
+def quiet_arguments(
+    folder: AnyPath, device: str, report_to: str = "none", **given: Any
+) -> TrainingArguments:
+    """Make quiet arguments, one device a process; logging and saving are left to a recorder.
+
+    Args:
+        folder: of the checkpoints.
+        device: cpu or cuda.
+        report_to: tracker that transformers hands the log to.
+        **given: further fields of `transformers.TrainingArguments`.
+
+    Returns:
+        Arguments for a `GuardedTrainer`.
+    """
+    made = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=device == "cpu",
+        logging_strategy="no",
+        logging_nan_inf_filter=False,
+        prediction_loss_only=True,
+        save_strategy="no",
+        remove_unused_columns=False,
+        dataloader_pin_memory=device != "cpu",
+        ddp_find_unused_parameters=False,
+        disable_tqdm=True,
+        log_level="error",
+        report_to=report_to,
+        **given,
+    )
+    made.mixed_precision = "bf16" if made.bf16 else "no"  # not what the environment asks for
+    made._n_gpu = min(made.n_gpu, 1)  # several would multiply the batch
+    return made
+
+
+class ShuffledPasses(Sampler[int]):
+    """Sampler of `count` indices: one shuffled pass after another, each in its own order.
+
+    A function of seed and position alone, so that it can go on anywhere.
+    """
+
+    def __init__(self, data: Sized, count: int, seed: int) -> None:
+        self.size = len(data)
+        self.count = count
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        passes = (
+            np.random.default_rng([self.seed, index]).permutation(self.size).tolist()
+            for index in itertools.count()
+        )
+        return itertools.islice(itertools.chain.from_iterable(passes), self.count)
+
+
+class RunTrainer(GuardedTrainer):
+    """Trainer whose order of data depends on seed and step alone."""
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
+        windows = cast(Windows, self.train_dataset)
+        arguments = self.args
+        each = arguments.train_batch_size * arguments.gradient_accumulation_steps
+        count = arguments.max_steps * each * ranks.count()
+        return ShuffledPasses(windows, count, arguments.seed)
+
+
+def make_trainer(
+    model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: AnyPath
+) -> RunTrainer:
+    """Make a trainer that is ready to train, with a recorder or without.
+
+    Args:
+        model: freshly initialised.
+        settings: of the run.
+        corpus: what to train on and what to hold out.
+        folder: of the checkpoints.
+
+    Returns:
+        The trainer.
+
+    Raises:
+        ArgumentError: the corpus is smaller than one window, or an update cannot be shared out
+            evenly.
+    """
+    windows = held_out(corpus, settings)
+    trainer = RunTrainer(
+        model=model,
+        args=run_arguments(settings, folder, len(windows)),
+        train_dataset=corpus.windows("train", settings.model.context),
+        eval_dataset=windows,
+    )
+    trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
+    model.config.use_cache = True  # the Trainer turns it off, also in the model that is saved
+    return trainer
+
+
+def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
+    """Choose the windows of each validation loss, spread evenly over the split.
+
+    Args:
+        corpus: that is held out from.
+        settings: of the run.
+
+    Returns:
+        At most as many windows as the settings ask for.
+
+    Raises:
+        ArgumentError: the split is smaller than one window.
+    """
+    validation = corpus.windows("validation", settings.model.context)
+    return Subset(validation, spread(len(validation), settings.training.evaluation_sequences))
+
+
+def spread(size: int, count: int) -> list[int]:
+    """Spread `count` indices evenly over `size` (all of them where there are fewer)."""
+    count = min(size, count)
+    return [index * size // count for index in range(count)]
+
+
+def run_arguments(
+    settings: RunSettings, folder: AnyPath, sequences: int, **more: Any
+) -> TrainingArguments:
+    """Translate the settings of a run into the words of `transformers`.
+
+    Args:
+        settings: of the run.
+        folder: of the checkpoints.
+        sequences: of each validation loss.
+        **more: further fields of `transformers.TrainingArguments`.
+
+    Returns:
+        Arguments for a `GuardedTrainer`.
+
+    Raises:
+        ArgumentError: an update cannot be shared out evenly.
+    """
+    training = settings.training
+    each = training.sequences_each(ranks.count())
+    return quiet_arguments(
+        folder,
+        settings.device,
+        report_to=settings.report_to,
+        run_name=f"{settings.preset}, seed {settings.seed}",
+        max_steps=training.steps,
+        per_device_train_batch_size=each,
+        per_device_eval_batch_size=_evaluation_batch(sequences, each),
+        seed=settings.seed,
+        **training.trainer_arguments(),
+        **more,
+    )
+
+
+def _evaluation_batch(sequences: int, most: int) -> int:
+    """Choose the sequences of a pass: several processes have equally many and none twice."""
+    if ranks.count() == 1:
+        return most
+    shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]
+    return shares[0] if shares else 1
