@@ -11,7 +11,7 @@ from hessblocks.curvature.exact import (
     exact_last_block,
     second_moment_figure,
 )
-from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, norm_rows
+from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, heterogeneity, norm_rows
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
@@ -102,4 +102,3 @@ __all__ = [
     "select_groups",
     "sharded",
 ]
-from hessblocks.curvature.norm_ratio import heterogeneity

@@ -61,6 +61,7 @@ def column_squares(
     parts: Sequence[Part] = PARTS,
     probes: int = 16,
     seed: int = 0,
+    by_name: bool = True,
 ) -> ColumnSquares:
     """Multiply probes in one group and measure each group's share of the products.
 
@@ -76,6 +77,7 @@ def column_squares(
         parts: which of H_o, H_f and H; they share the products.
         probes: K, at least 4.
         seed: of the probes.
+        by_name: whether groups of equal size draw others from it.
 
     Returns:
         The squares of each group and part.
@@ -88,36 +90,10 @@ def column_squares(
         nothing but zeros; memory of one vector of all rows for each part and probe taken together,
         bounded by the problem's memory limit.
     """
-    own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
-    return measured_squares(problem, groups, column, rows or list(groups), parts, probes, seed=own)
-
-
-def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
-    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
-    place = names.index(column)
-    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
-
-
-def measured_squares(
-    problem: Problem,
-    groups: Mapping[str, ParameterGroup],
-    column: str,
-    rows: Sequence[str],
-    parts: Sequence[Part],
-    probes: int,
-    seed: int,
-) -> ColumnSquares:
-    """Measure as `column_squares` does, with the seed of the probes themselves.
-
-    Returns:
-        The squares of each group of rows and part.
-
-    Raises:
-        ArgumentError: too few probes.
-        RunError: a product is not finite.
-    """
     check_probes(probes)
-    group = groups[column]
+    if by_name:
+        seed = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
+    group, rows = groups[column], rows or list(groups)
     wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
 
@@ -143,6 +119,12 @@ def measured_squares(
             )
         squares[part] = dict(zip(rows, map(tuple, found.T.tolist()), strict=True))
     return ColumnSquares(column=column, exact=exact, squares=squares)
+
+
+def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
+    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
+    place = names.index(column)
+    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
 
 
 def _fill_missed(

@@ -23,8 +23,8 @@ from hessblocks.curvature.columns import (
     rows_of,
 )
 from hessblocks.curvature.cost import Blocks, Tell, Way, Work, decide
+from hessblocks.curvature.frobenius_norms import heterogeneity
 from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.norm_ratio import heterogeneity
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import check_name

@@ -15,7 +15,7 @@ FAULTS = (
           "test_groups_of_equal_size_have_probes_of_their_own", within="column_squares"),
     fault("norms that are not finite pass", "not torch.isfinite($values).all() => False",
           "test_an_infinite_slope_behind_a_finite_loss_names_the_group",
-          within="measured_squares"),
+          within="column_squares"),
     fault("a triangle reads every row", "names[place:] => names",
           "test_a_triangle_reads_each_block_once_and_a_diagonal_only_own_blocks"),
     fault("a step along a line is taken backwards for some", "step * move => abs(step) * move",

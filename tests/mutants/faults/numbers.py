@@ -40,7 +40,7 @@ FAULTS = (
           "test_a_trace_on_which_signs_agree_by_chance_has_an_error",
           within="EntryMoments.checked"),
     fault("a zero block that signs give is believed", "not exact and $a => False",
-          "test_a_block_that_signs_miss_is_no_zero", within="measured_squares"),
+          "test_a_block_that_signs_miss_is_no_zero", within="column_squares"),
     fault("half precision is not said", "half and not problem.precision_known => False",
           "test_half_precision_is_said_once_with_its_rounding", within="say_half_precision"),
     fault("an orthogonal matrix is made in float32", "drawn.double() => drawn",

@@ -90,10 +90,10 @@ class TextPositions:
     ) -> bool:
         """Compare the row with most padding to its text alone; warn where nothing agrees."""
         if mask is None:  # another process decides, and this one passes alike
-            _ = [_tried(outputs, replace(batch.row(0), idle=True)) for _ in range(3)]
+            _ = [_tried(outputs, replace(batch.piece(0, 1), idle=True)) for _ in range(3)]
             return False
         number = int(_padding(mask).argmax())
-        row, mask = replace(batch.row(number), idle=True), mask[number : number + 1]
+        row, mask = replace(batch.piece(number, number + 1), idle=True), mask[number : number + 1]
         before = int(_padding(mask))
         plain = outputs(row)  # what fails here has nothing to do with padding
         alone = _tried(outputs, _without(row, mask.shape, before))

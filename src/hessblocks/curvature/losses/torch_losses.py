@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses.batch_loss import BatchLoss
+from hessblocks.curvature.losses.batch_loss import BatchLoss, Differentiated, LossFunction
 from hessblocks.curvature.losses.batches import Batch
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
-    Differentiated,
-    LossFunction,
     causal_targets,
     given_labels,
 )

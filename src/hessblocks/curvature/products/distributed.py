@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from hessblocks.curvature.sharding import code_of, is_whole, parts_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +36,13 @@ class Processes:
     sharded: bool = False
     """Whether each holds a part of the model alone."""
 
-    def own_passes(self, passes: Sequence[Item]) -> list[Item]:
-        """List the passes that fall to this process."""
-        return list(passes[self.turns])
-
     @property
     def turns(self) -> slice:
         """Deal all passes to the processes."""
         return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
-    def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
-        """List the passes of every process, of which `own_passes` is this one's."""
+    def shares(self, passes: Sequence[int]) -> list[list[int]]:
+        """List the passes of every process, of which `turns` deals out this one's."""
         if self.shard != "batches":
             return [list(passes)]
         return [list(passes[rank :: self.count]) for rank in range(self.count)]
@@ -157,7 +151,7 @@ def check_all_alike(
     processes.check_alike("weights", repr(sums), "load the same model in each")
     if processes.shard != "own":
         processes.check_alike(
-            "batches", batches.digest, "give all of them the same ones, or use shard='own'"
+            "batches", batches.digest(), "give all of them the same ones, or use shard='own'"
         )
 
 

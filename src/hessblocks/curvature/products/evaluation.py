@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hessblocks.curvature.losses import Batch, BatchLoss, LossDerivatives, Readout, make_loss_node
+from hessblocks.curvature.losses import Batch, BatchLoss, Differentiated, Readout, make_loss_node
 from hessblocks.curvature.products.backend import backward_pass, differentiable_once, put_in
 from hessblocks.curvature.witness import Gradient, Tensors
 from hessblocks.errors import main_memory
@@ -26,25 +26,14 @@ COPIES = 16
 """Float64 copies of the parameters that differences may need at once."""
 
 
-class Pairing(BatchLoss):
-    """Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
+def _weighted(logits: Tensor) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(logits.shape, generator=draw, dtype=torch.float64).to(logits)
+    return weights.double() * logits.double()
 
-    valid = 1
 
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return float((self._weights(logits).double() * logits.double()).sum())
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        gradient = share * self._weights(logits)
-        total = share * self.total(logits)
-        return LossDerivatives(total=total, gradient=gradient, curvature=torch.zeros_like)
-
-    @staticmethod
-    def _weights(logits: Tensor) -> Tensor:
-        draw = torch.Generator().manual_seed(0)
-        return torch.randn(logits.shape, generator=draw, dtype=torch.float64).to(logits)
+PAIRING = Differentiated(_weighted, lambda: 1)
+"""Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
 
 
 class Evaluated:

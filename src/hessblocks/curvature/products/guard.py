@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.curvature.losses import Batch
-from hessblocks.curvature.products.evaluation import Evaluated, Pairing, in_float64
+from hessblocks.curvature.products.evaluation import PAIRING, Evaluated, in_float64
 from hessblocks.curvature.witness import (
     ROUNDED,
     Comparison,
@@ -162,7 +162,7 @@ class Guard:
 
     def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
         """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
-        function = Evaluated(problem, [], names, loss=Pairing(), twice=twice)
+        function = Evaluated(problem, [], names, loss=PAIRING, twice=twice)
         readout, _, _ = function.graph(self.row, problem.parameters)
         functions = walk_graph([readout.hidden]).functions
         if not functions:
@@ -222,7 +222,7 @@ def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> 
     """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
     parameters, allowed = problem.parameters, tolerance(problem.parameters)
     along = direction(parameters, dict.fromkeys(names), seed=1)
-    function = Evaluated(problem, [row], names, loss=Pairing(), twice=twice)
+    function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
     if twice:
         gradient, rows = _second(function, row, parameters, along)
     else:

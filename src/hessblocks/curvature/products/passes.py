@@ -6,23 +6,20 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
+from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.products.determinism import check_same
-from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.row_independence import Comparison, check_rows
-from hessblocks.curvature.sharding import Cut
 from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
@@ -128,35 +125,7 @@ class RowCost:
     """See `Plan`."""
 
 
-class Work(Protocol):
-    """Facts about a problem that the plan depends on."""
-
-    model: nn.Module
-    batches: Batches
-    loss: str | LossFunction
-    device: torch.device
-    processes: Processes
-    cuts: Mapping[str, Cut]
-    memory_limit: int | None
-
-    @property
-    def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """Trainable parameters by name."""
-
-    @property
-    def weights(self) -> dict[str, Float[Tensor, "..."]]:
-        """All parameters by name, frozen ones included."""
-
-    def forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
-    ) -> tuple[Readout, object]:
-        """Compute the logits of one batch at other parameters, and its loss."""
-
-    def backward(self) -> AbstractContextManager[object]:
-        """Differentiate a graph of `forward` inside."""
-
-
-def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
+def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
     """Choose rows a pass and vectors together.
 
     Args:
@@ -190,16 +159,15 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         rows = max(1, rows // SAMPLES_SHARE)
     if problem.device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    turns = problem.processes.turns
     # a callable may tie its rows together; a limit is the user's word that it does not
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    if _rows_are_tied(problem) or (own and problem.memory_limit is None):
-        passes = Passes(batches=problem.batches, most=lambda rows: rows, turns=turns)
-    else:
-        shared = problem.processes.rows_each
-        passes = Passes(
-            batches=problem.batches, most=lambda whole: min(rows, shared(whole)), turns=turns
-        )
+    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
+    shared = problem.processes.rows_each
+    passes = Passes(
+        batches=problem.batches,
+        most=lambda given: given if whole else min(rows, shared(given)),
+        turns=problem.processes.turns,
+    )
     sizes = passes.sizes()
     most = max(sizes)
     cut = len(sizes) > len(problem.batches) and rows not in problem.batches.compared
@@ -218,8 +186,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
-    idle = problem.processes.idle(len(passes), problem.device)
-    passes = replace(passes, idle=idle)
+    passes = replace(passes, idle=problem.processes.idle(len(passes), problem.device))
     return Plan(
         passes=list(passes) if problem.batches.resident else passes,
         hold=bool(problem.processes.least(int(hold), problem.device)),
@@ -231,7 +198,7 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
     )
 
 
-def _rows_are_tied(problem: Work) -> bool:
+def _rows_are_tied(problem: Any) -> bool:
     """Tell whether batches must stay whole, since a norm takes its statistics from them."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
@@ -258,7 +225,7 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
     return max(1, min(worth, fitting))
 
 
-def _row_cost(problem: Work, *, twice: bool) -> RowCost:
+def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure one row of the batch with the most tokens a row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
@@ -312,7 +279,7 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
 
 
 def _hidden(
-    problem: Work, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
+    problem: Any, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
 ) -> Float[Tensor, "..."]:
     """Compute the logits of a batch, or the hidden states that the last layer multiplies."""
     with torch.no_grad():

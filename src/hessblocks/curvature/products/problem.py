@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
+    IDLE,
     LOSSES,
     Batch,
     Batches,
     BatchLoss,
-    Idle,
+    CrossEntropy,
     LossFunction,
     Readout,
-    RowLoss,
     TextPositions,
     as_module,
     callable_loss,
@@ -141,7 +141,6 @@ class Problem(Operand):
             self.device,
             limit=memory_limit or default_limit(torch.device("cpu")),
             number=num_batches,
-            whole_digest=shard in ("batches", "vectors"),
         )
         self._counted = self.batches.versions
         check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
@@ -357,10 +356,10 @@ class Problem(Operand):
             )
         loss: BatchLoss | None = None
         if batch.idle:
-            loss = Idle()
+            loss = IDLE
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        by_rows = isinstance(loss, RowLoss)
+        by_rows = isinstance(loss, CrossEntropy)
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:
