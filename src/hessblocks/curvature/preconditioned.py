@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,10 +163,11 @@ def preconditioned_sharpness(
             seed=seed,
             start=start.vector if isinstance(start, Sharpness) else start,
         )
+    edges = {_edge(settings) for settings in _plain(optimizer).param_groups}
     return Sharpness(
         value=float(found.values[0]),
         residual=float(found.residuals[0]),
-        threshold=_threshold(_plain(optimizer).param_groups),
+        threshold=edges.pop() if len(edges) == 1 else math.nan,
         products=found.products,
         vector=found.vectors[:, 0],
     )
@@ -243,12 +244,6 @@ def _fill(
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]).to(working_dtype(root.dtype))
     size = (second / (1 - decay**step)).sqrt() + float(settings["eps"])
     root.copy_(((1 - beta**step) * size).rsqrt())
-
-
-def _threshold(settings: Iterable[Mapping[str, Any]]) -> float:
-    """Of η and momentum, where all parameters have the same."""
-    found = {_edge(one) for one in settings}
-    return found.pop() if len(found) == 1 else math.nan
 
 
 def _edge(settings: Mapping[str, Any]) -> float:

@@ -35,6 +35,8 @@ WORDS = 1 << 10
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
 """Of each input, (K, *shape); None stands for zeros."""
+Sums = Sequence[Sum | None]
+Products = list[Float[Tensor, "K ..."] | None]
 
 
 class LossNode(abc.ABC):
@@ -56,12 +58,8 @@ class LossNode(abc.ABC):
 
     @abc.abstractmethod
     def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Float[Tensor, "K ..."] | None]:
+        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
+    ) -> Products:
         """Multiply one part of the second derivative with directions.
 
         Args:
@@ -120,12 +118,8 @@ class _OfLogits(LossNode):
         return found.total, found.gradient
 
     def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Tensor | None]:
+        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
+    ) -> Products:
         (u,) = directions
         if part == "functional" or u is None:
             return [None]
@@ -144,12 +138,11 @@ class _OfHidden(LossNode):
     def __init__(self, readout: Readout, loss: CrossEntropy, share: float, *, keep: bool) -> None:
         super().__init__(readout.inputs)
         self._kept: list[_Piece] | None = [] if keep else None
-        hidden, weight, bias = readout.hidden, readout.weight, readout.bias
-        assert weight is not None
+        hidden, self._weight, *bias = (tensor.detach() for tensor in self.inputs)
+        self._bias = bias[0] if bias else None
         self._rows = loss.counted(tuple(hidden.shape[:-1]), readout.classes)
         self._loss, self._share = loss.some(self._rows), share
-        self._hidden, self._shape = self._counted(hidden.detach()[None])[0], hidden.shape
-        self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
+        self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
         """The rows that count, (K, N, D)."""
@@ -157,10 +150,9 @@ class _OfHidden(LossNode):
 
     def _spread(self, rows: Tensor) -> Tensor:
         """Rows that count where they belong, the others zero; (K, *shape of h)."""
-        hidden = rows.new_zeros(
-            len(rows), self._shape.numel() // max(1, self._shape[-1]), self._shape[-1]
-        )
-        return hidden.index_copy_(1, self._rows, rows).view(-1, *self._shape)
+        hidden = rows.new_zeros(len(rows), *self._shape)
+        hidden.flatten(1, -2).index_copy_(1, self._rows, rows)
+        return hidden
 
     def _logits(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
         """Some rows, their loss and their logits."""
@@ -191,18 +183,15 @@ class _OfHidden(LossNode):
         return total, self._spread(gradient[None])[0]
 
     def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Tensor | None]:
+        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
+    ) -> Products:
         """Multiply some rows and directions at a time; a row's logits serve all directions."""
         a, changes, shifts = (*directions, None)[:3]
         together = next(len(d) for d in directions if d is not None)
         a = None if a is None else self._counted(a)
         shapes = (self._hidden.shape, *(t.shape for t in self.inputs[1:]))
-        moves = (part != "functional" or changes is not None, part != "functional" or a is not None)
+        curves = part != "functional"
+        moves = (curves or changes is not None, curves or a is not None, curves)
         sums = (*sums, None, None, None)[: len(shapes)]
         found: list[Tensor | None] = [
             None
@@ -210,9 +199,7 @@ class _OfHidden(LossNode):
             else self._hidden.new_zeros(together, *shape)
             if own is None
             else own.started()[None]
-            for shape, want, move, own in zip(
-                shapes, wanted, (*moves, part != "functional"), sums, strict=False
-            )
+            for shape, want, move, own in zip(shapes, wanted, moves, sums, strict=False)
         ]
         for piece in self._pieces():
             rows, residual = piece.rows, piece.residual
@@ -223,7 +210,7 @@ class _OfHidden(LossNode):
                 at = self._hidden[rows].expand(len(range(together)[block]), -1, -1)
                 to, change, shift = (None if t is None else t[block] for t in (a, changes, shifts))
                 to = None if to is None else to[:, rows]
-                if part != "functional":
+                if curves:
                     curved = piece.curvature(self._pushed(to, at, change, shift))
                     self._add(into, curved, at, self._weight.expand(len(at), -1, -1))
                     if into[2] is not None:
@@ -244,20 +231,13 @@ class _OfHidden(LossNode):
         """u, (K, rows, V), some words at a time, which is faster on a CPU."""
         like = at if to is None else to
         assert like is not None
-        u = (torch.zeros_like if to is None else torch.empty_like)(
-            like[..., :1].expand(-1, -1, len(self._weight)), memory_format=torch.contiguous_format
-        )
-        for words in _cut(
-            len(self._weight), WORDS if u.device.type == "cpu" else len(self._weight)
-        ):
+        words = len(self._weight)
+        u = (like.new_zeros if to is None else like.new_empty)(*like.shape[:-1], words)
+        for some in _cut(words, WORDS if u.device.type == "cpu" else words):
             if to is not None:
-                torch.mm(
-                    to.flatten(0, 1),
-                    self._weight[words].T,
-                    out=u.view(-1, len(self._weight))[:, words],
-                )
+                torch.mm(to.flatten(0, 1), self._weight[some].T, out=u.view(-1, words)[:, some])
             if at is not None and change is not None:
-                u[..., words].baddbmm_(at, change[:, words].mT)
+                u[..., some].baddbmm_(at, change[:, some].mT)
         return u if shift is None else u.add_(shift[:, None])
 
     @staticmethod
@@ -314,20 +294,13 @@ class _Products(Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        axes: tuple[int | None, ...],
-        end: LossNode,
-        part: Part,
-        *directions: Tensor | None,
+        info: Any, axes: Sequence[int | None], end: LossNode, part: Part, *directions: Tensor | None
     ) -> tuple[tuple[Tensor, ...], int]:
-        together = [
-            d
-            if d is None
-            else d.expand(info.batch_size, *d.shape)
-            if axis is None
-            else d.movedim(axis, 0)
-            for axis, d in zip(axes[2:], directions, strict=True)
-        ]
+        def in_front(d: Tensor, axis: int | None) -> Tensor:
+            return d.expand(info.batch_size, *d.shape) if axis is None else d.movedim(axis, 0)
+
+        pairs = zip(directions, axes[2:], strict=True)
+        together = [None if d is None else in_front(d, axis) for d, axis in pairs]
         return tuple(_present(end, part, together)), 0
 
 

@@ -44,6 +44,8 @@ INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that torch gives each module; the mode is among them, which is set for every pass."""
 
 _EVERYWHERE = tuple(name for name in vars(torch_module) if name.startswith("_global_"))
+_WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget")
+"""Attributes of methods, partials and properties that hold what they call."""
 _CLASS_NOISE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
 
 Fingerprint = tuple[Any, ...]
@@ -116,11 +118,8 @@ class _Walk:
         if self._walked > LIMIT:
             self._found.append(_Same(value))
             return
-        for kinds, way in _WAYS:
-            if isinstance(value, kinds):
-                way(self, value)
-                return
-        self._object(value)
+        way = next((way for kinds, way in _WAYS if isinstance(value, kinds)), _Walk._object)
+        way(self, value)
 
     def _module(self, module: nn.Module) -> None:
         self._add(type(module), type(module).forward)
@@ -196,15 +195,8 @@ class _Walk:
             elif not _is_library(value.__name__):
                 self._add(*(vars(value)[one] for one in names if one in vars(value)))
 
-    def _method(self, method: types.MethodType) -> None:
-        self._add(method.__func__, method.__self__)
-
-    def _partial(self, partial: functools.partial[Any]) -> None:
-        self._add(partial.func, partial.args, partial.keywords)
-
-    def _wrapped(self, wrapped: Any) -> None:
-        inner = wrapped.fget if isinstance(wrapped, property) else wrapped.__func__
-        self._add(inner)
+    def _wrapper(self, value: Any) -> None:
+        self._add(*(getattr(value, name) for name in _WRAPPED if hasattr(value, name)))
 
     def _class(self, kind: type) -> None:
         self._found.append(_Same(kind))
@@ -214,13 +206,10 @@ class _Walk:
                     if name not in _CLASS_NOISE:
                         self._add(name, value)
 
-    def _name(self, value: Any) -> None:
-        self._found.append(_Same(value))
-
     def _object(self, value: Any) -> None:
         held = tuple(_state(value))
         sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
-        if isinstance(value, Enum | Exception) or sharding or not held:
+        if isinstance(value, Enum | Exception | types.ModuleType) or sharding or not held:
             self._found.append(_Same(value))
             return
         self._add(type(value), *held)
@@ -231,12 +220,12 @@ _WAYS: tuple[tuple[Any, Any], ...] = (
     (dict, _Walk._mapping),
     ((list, tuple, deque, set, frozenset), _Walk._several),
     (types.FunctionType, _Walk._function),
-    (types.MethodType, _Walk._method),
-    (functools.partial, _Walk._partial),
+    (
+        (types.MethodType, functools.partial, property, staticmethod, classmethod),
+        _Walk._wrapper,
+    ),
     (type, _Walk._class),
     ((np.ndarray, np.generic), _Walk._array),
-    ((property, staticmethod, classmethod), _Walk._wrapped),
-    (types.ModuleType, _Walk._name),
 )
 
 

@@ -83,9 +83,7 @@ class Processes:
         """Sum the valid tokens of all processes, where each has data of its own."""
         if self.shard != "own":
             return count
-        total = torch.tensor(count, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
-        return float(total)
+        return float(self.total(torch.tensor(count, dtype=torch.float64, device=device)))
 
     def check_alike(self, what: str, digest: str, advice: str) -> None:
         """Require that all processes were given the same.
@@ -127,23 +125,20 @@ class Processes:
             dist.all_reduce(share.fill_(float("nan")))
 
 
-def check_all_alike(
-    model: nn.Module, batches: Batches, processes: Processes, *, sharded: bool
-) -> None:
+def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
     """Require that processes which share the work were given the same.
 
     Args:
         model: as this process has it.
         batches: as this process has them.
         processes: all of them.
-        sharded: whether each holds a part of the model alone.
 
     Raises:
         ArgumentError: they were not.
     """
     if processes.shard is None:
         return
-    if sharded:
+    if processes.sharded:
         parts_of(model)
         processes.check_alike("code", code_of(model), "start all of them with the same")
     named = [(n, p.detach()) for n, p in model.named_parameters() if p.requires_grad]

@@ -163,8 +163,8 @@ class Guard:
     def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
         """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
         function = Evaluated(problem, [], names, loss=PAIRING, twice=twice)
-        readout, _, _ = function.graph(self.row, problem.parameters)
-        functions = walk_graph([readout.hidden]).functions
+        graph = function.graph(self.row, problem.parameters, names)
+        functions = walk_graph([graph[0].hidden]).functions
         if not functions:
             return
         what = f"the autograd Function {', '.join(functions)}"
@@ -199,23 +199,17 @@ def _second(
     function: Evaluated, row: Batch, parameters: Tensors, along: Tensors
 ) -> tuple[Gradient, Gradient]:
     """Differentiate φ twice, into g and H z."""
-    _, leaves, found = function.pulled(row, parameters, create_graph=True)
-    pairs = [(g, along[n]) for n, g in found.items() if g is not None and g.requires_grad]
-    rows: dict[str, Tensor | None] = dict.fromkeys(leaves)
-    if pairs:
-        with function.backward({**parameters, **leaves}):
-            values = torch.autograd.grad(
-                [g for g, _ in pairs],
-                list(leaves.values()),
-                [z for _, z in pairs],
-                allow_unused=True,
-            )
-        rows = dict(zip(leaves, values, strict=True))
-    first, second = (
-        {n: torch.zeros_like(leaves[n]) if t is None else t.detach() for n, t in some.items()}
-        for some in (found, rows)
-    )
-    return first, second
+    _, leaves, found = function.pulled(row, parameters, list(along), create_graph=True)
+    pairs = [(g, along[name]) for name, g in found.items() if g.requires_grad]
+    first = {name: g.detach() for name, g in found.items()}
+    if not pairs:
+        return first, {name: torch.zeros_like(g) for name, g in first.items()}
+    with function.backward({**parameters, **leaves}):
+        gradients, directions = zip(*pairs, strict=True)
+        rows = torch.autograd.grad(
+            gradients, list(leaves.values()), directions, materialize_grads=True
+        )
+    return first, dict(zip(leaves, rows, strict=True))
 
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:

@@ -119,8 +119,6 @@ class RowCost:
     """Bytes at the worst moment of its forward pass without a graph, roughly."""
     narrowest: torch.dtype
     """What parts of the model compute in at least."""
-    narrower: torch.dtype | None
-    """See `Plan`."""
     guard: Guard | None
     """See `Plan`."""
 
@@ -145,6 +143,7 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
     """
     limit = problem.memory_limit or default_limit(problem.device)
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
+    wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
     fixed = VECTORS * parameters + spare
     rest = problem.processes.least(limit - fixed, problem.device)
@@ -193,7 +192,7 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
-        narrower=cost.narrower,
+        narrower=cost.narrowest if wide and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
 
@@ -232,7 +231,6 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
     saved: dict[int, int] = {}
     dtypes = {p.dtype for p in leaves.values()}
-    wide = dtypes == {torch.float64}
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
@@ -271,9 +269,6 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         bare=BARE * max([size, *saved.values()]),  # a head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
-        narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
-        if wide
-        else None,
         guard=guard if guard.suspects and not problem.cuts else None,
     )
 
@@ -283,7 +278,8 @@ def _hidden(
 ) -> Float[Tensor, "..."]:
     """Compute the logits of a batch, or the hidden states that the last layer multiplies."""
     with torch.no_grad():
-        return problem.forward(batch, parameters, twice=twice)[0].hidden
+        hidden: Tensor = problem.forward(batch, parameters, twice=twice)[0].hidden
+    return hidden
 
 
 def _tokens(row: Batch) -> int:

@@ -143,7 +143,7 @@ class Problem(Operand):
             number=num_batches,
         )
         self._counted = self.batches.versions
-        check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
+        check_all_alike(self.model, self.batches, self.processes)
         with exclusive(self.model):
             self.note_form()
             self._forget()

@@ -6,7 +6,7 @@ Letters: K vectors multiplied together.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -20,7 +20,8 @@ from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sharding import OwnEntries, all_or_none
-from hessblocks.curvature.witness import check_products, readable_errors
+from hessblocks.curvature.witness import readable_errors
+from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
@@ -156,7 +157,7 @@ def own_products(
         with exclusive(problem.model), readable_errors():
             problem.follow()
             held = problem.held
-            _say_precision(problem)
+            say_precision(problem)
             found = _add_up(problem, vectors, rows, columns, parts, later)
             with all_or_none(problem.device) if problem.cuts else nullcontext():
                 check_products(vectors, rows, found)
@@ -170,48 +171,36 @@ def own_products(
         raise
 
 
-def say_half_precision(problem: Problem, measured: float = 0.0) -> bool:
-    """Warn once of weights in half precision.
+def say_precision(problem: Problem, *, twice: bool = True) -> None:
+    """Warn once of half precision and of casts below float64, with their cost on the first pass.
 
     Args:
         problem: the function.
-        measured: share of a product that rounding has been seen to change.
-
-    Returns:
-        Whether there are any.
+        twice: whether products are taken, so that their cost is measured; if not, of gradients
+            half precision alone is said.
     """
     half = HALVES & {parameter.dtype for parameter in problem.parameters.values()}
-    if half and not problem.precision_known:
-        share = max(measured, *(torch.finfo(dtype).eps for dtype in half))
-        warnings.warn(
-            f"curvature: parameters are {' and '.join(map(str, half))}, whose rounding changes a "
-            f"product by {share:.1e} of itself; no result is more exact than that, whatever its "
-            "error bar. Measure a copy: model.float()",
-            PrecisionWarning,
-            stacklevel=5,
+    casts = twice and (half or problem.plan.narrower) and problem.plan.passes
+    if problem.precision_known or not (casts or (half and not twice)):
+        return
+    # cut weights are gathered by all or by none
+    gap = _gap(problem) if casts and not (half and problem.cuts) else 0.0
+    said = None
+    if half:
+        share = max(gap, *(torch.finfo(dtype).eps for dtype in half))
+        said = (
+            f"parameters are {' and '.join(map(str, half))}, whose rounding changes a product by "
+            f"{share:.1e} of itself; no result is more exact than that, whatever its error bar. "
+            "Measure a copy: model.float()"
         )
-        problem.precision_known = True
-    return bool(half)
-
-
-def _say_precision(problem: Problem) -> None:
-    """Warn once of casts below float64 and of half precision, with their cost on the first pass."""
-    if problem.precision_known:
-        return
-    half = any(parameter.dtype in HALVES for parameter in problem.parameters.values())
-    if not ((problem.plan.narrower or half) and problem.plan.passes):
-        return
-    gap = (
-        0.0 if half and problem.cuts else _gap(problem)
-    )  # cut weights are gathered by all or by none
-    if not say_half_precision(problem, gap) and gap > ROUNDING:
-        warnings.warn(
-            "curvature: the parameters are float64, but parts of the model compute in "
+    elif gap > ROUNDING:
+        said = (
+            "the parameters are float64, but parts of the model compute in "
             f"{problem.plan.narrower}: H and H_o + H_f differ by {gap:.1e} of a product, and no "
-            "result is more exact",
-            PrecisionWarning,
-            stacklevel=4,
+            "result is more exact"
         )
+    if said:
+        warnings.warn(f"curvature: {said}", PrecisionWarning, stacklevel=4)
     problem.precision_known = True
 
 
@@ -315,3 +304,33 @@ def _collect(
             products = graph.split(tensors, rows.parameters, parts)
         for index, part in enumerate(parts):
             rows.collect(products[part], total[index, some], add=add)
+
+
+def check_products(
+    vectors: Float[Tensor, "K columns"],
+    rows: ParameterGroup,
+    products: Mapping[Part, Float[Tensor, "K rows"]],
+) -> None:
+    """Refuse products that are not finite though the loss and the vectors are.
+
+    Args:
+        vectors: that were multiplied.
+        rows: group of the products' entries.
+        products: by part.
+
+    Raises:
+        RunError: an entry is not finite; the message names the first parameter that has one.
+    """
+    for part, found in products.items():
+        if found.sum().isfinite() or found.isfinite().all() or not vectors.isfinite().all():
+            continue
+        sizes = [view.size for view in rows.views]
+        pieces = zip(rows.views, found.split(sizes, dim=1), strict=True)
+        name = next(view.parameter for view, piece in pieces if not piece.isfinite().all())
+        kind = "NaN" if found.isnan().any() else "infinite"
+        raise RunError(
+            f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, "
+            f"rows of {name!r}): a root, norm, power or logarithm at 0 has none, also where "
+            "torch.where hides its value; keep its argument away from 0 before it, torch.where(x > "
+            "0, x, 1.0).sqrt()"
+        )
