@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
 from hessblocks.curvature.products import (
+    Block,
     Evaluated,
     Problem,
     groups_of,
@@ -190,7 +191,8 @@ def _product(problem: Problem, passes: Sequence[Any], along: Tensors) -> Tensors
     vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
     everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
     z = _entries(everything, along)[None]
-    found = total_products(free, z, everything, everything, ["full"])["full"]
+    block = Block(rows=everything, columns=everything, parts=["full"])
+    found = total_products(free, z, block)["full"]
     return {name: one[0] for name, one in everything.scatter(found, along).items()}
 
 

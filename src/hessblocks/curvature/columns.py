@@ -17,8 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.groups import ParameterGroup
+from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import (
+    Block,
     Hessian,
     Problem,
     default_limit,
@@ -56,7 +57,6 @@ def column_squares(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],
     column: str,
-    *,
     rows: Sequence[str] | None = None,
     parts: Sequence[Part] = PARTS,
     probes: int = 16,
@@ -97,11 +97,10 @@ def column_squares(
     wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
 
+    block = Block(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
+
     def measured(blocks: Iterable[Tensor]) -> dict[Part, Tensor]:
-        pieces = [
-            squared_products(problem, vectors, wanted, group, parts, later=later)
-            for vectors in blocks
-        ]
+        pieces = [squared_products(problem, vectors, wanted, block) for vectors in blocks]
         return {part: torch.cat([piece[part].cpu() for piece in pieces]) for part in parts}
 
     values = measured(_vectors(problem, group, probes, seed, len(parts)))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from hessblocks.conventions import Part
 from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Problem, total_products
+from hessblocks.curvature.products import Block, Problem, total_products
 from hessblocks.curvature.sampled import (
     Sampling,
     gram_matrices,
@@ -175,17 +176,14 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
     later = [one for known in groups.values() for one in known.parameters]
+    block = Block(rows=rows, columns=group, parts=work.parts, later=later)
     like = problem.parameters[group.parameters[0]]
     vector = torch.ones(1, group.size, dtype=like.dtype, device=like.device)
-
-    def product() -> object:
-        return total_products(problem, vector, rows, group, work.parts, later=later)
-
     fixed = each = 0.0
     if measured:
-        each = _clocked(product, work)
+        each = _clocked(partial(total_products, problem, vector, block), work)
         if problem.plan.hold:  # the first has built the graphs
-            fixed, each = each, _clocked(product, work)
+            fixed, each = each, _clocked(partial(total_products, problem, vector, block), work)
     vectors = (1 + len(work.parts)) * rows.size * problem.plan.together * like.element_size()
     return fixed, each, problem.plan.peak + vectors
 

@@ -70,15 +70,10 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         series = []
         for part in self.parts:
             found = [parts[part] for parts in self.values()]
-            series.append(
-                Series(
-                    name=SYMBOLS[part],
-                    x=tuple(map(float, range(len(self)))),
-                    y=tuple(max(one.value, 0.0) for one in found),
-                    error=tuple(one.standard_error for one in found),
-                    line=False,
-                )
-            )
+            values = tuple(max(one.value, 0.0) for one in found)
+            errors = tuple(one.standard_error for one in found)
+            places = tuple(map(float, range(len(self))))
+            series.append(Series(name=SYMBOLS[part], x=places, y=values, error=errors, line=False))
         panel = Panel(
             title="Curvature of each group",
             x_label="",
@@ -141,16 +136,7 @@ def group_norms(
         return GroupNorms(groups, sampled)
     found: dict[str, dict[Part, Estimate]] = {}
     for name in groups:
-        own = column_squares(
-            problem,
-            groups,
-            name,
-            rows=[name],
-            parts=parts,
-            probes=cost.count,
-            seed=seed,
-            by_name=False,
-        )
+        own = column_squares(problem, groups, name, [name], parts, cost.count, seed, by_name=False)
         found[name] = {part: own.norm(part, name) for part in parts}
     return GroupNorms(groups, found)
 

@@ -27,10 +27,8 @@ from hessblocks.curvature.losses.row_losses import (
     given_labels,
 )
 from hessblocks.curvature.losses.torch_losses import (
-    LOSSES,
     as_module,
-    check_loss,
     check_task,
     is_convex,
-    torch_loss,
+    loss_of,
 )

@@ -170,16 +170,25 @@ TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
 """How classes of transformers end that are made for another loss than the next token's."""
 
 
-def check_loss(loss: str | LossFunction) -> None:
-    """Require a known or callable loss.
+def loss_of(loss: str | LossFunction) -> Callable[[Batch], BatchLoss] | None:
+    """Find what makes a batch's loss; None for a callable, which needs the outputs too.
+
+    Args:
+        loss: as `Problem` takes it; functions of torch as modules.
+
+    Returns:
+        From a batch to its loss.
 
     Raises:
-        ArgumentError: neither.
+        ArgumentError: neither a known loss nor a callable.
     """
+    if isinstance(loss, nn.Module):
+        return torch_loss(loss)
     if isinstance(loss, type):
         raise ArgumentError(f"loss: expected an instance, {loss.__name__}(), got the class")
     if not callable(loss) and loss not in LOSSES:
         raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])
+    return None if callable(loss) else LOSSES[loss]
 
 
 def check_task(model: nn.Module, loss: Any) -> None:

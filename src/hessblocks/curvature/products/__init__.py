@@ -21,6 +21,7 @@ from hessblocks.curvature.products.operators import (
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import (
+    Block,
     PrecisionWarning,
     say_precision,
     squared_products,

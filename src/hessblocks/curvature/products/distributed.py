@@ -74,16 +74,11 @@ class Processes:
         each = math.ceil(count / self.count)
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
-    @property
-    def sum_losses(self) -> bool:
-        """True where each process has a share of the loss."""
-        return self.shard in ("batches", "own")
-
-    def counted(self, count: float, device: torch.device) -> float:
-        """Sum the valid tokens of all processes, where each has data of its own."""
-        if self.shard != "own":
-            return count
-        return float(self.total(torch.tensor(count, dtype=torch.float64, device=device)))
+    def summed(self, share: float, device: torch.device, *, of: Sequence[str]) -> float:
+        """Sum a number over the processes where they share in one of these ways."""
+        if self.shard not in of:
+            return share
+        return float(self.total(torch.tensor(share, dtype=torch.float64, device=device)))
 
     def check_alike(self, what: str, digest: str, advice: str) -> None:
         """Require that all processes were given the same.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,36 +36,30 @@ PAIRING = Differentiated(_weighted, lambda: 1)
 """Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
 
 
+@dataclass(frozen=True)
 class Evaluated:
     """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
 
-    def __init__(
-        self,
-        problem: Any,
-        batches: Iterable[Batch],
-        names: Sequence[str],
-        *,
-        loss: BatchLoss | None = None,
-        twice: bool = True,
-    ) -> None:
-        """Hold problem, parameters and loss.
+    problem: Any
+    """Model and loss."""
+    batches: Iterable[Batch]
+    """Read anew at each point."""
+    names: Sequence[str]
+    """Of the parameters that are differentiated by."""
+    loss: BatchLoss | None = None
+    """In the place of the problem's own, whose share is one over the valid tokens."""
+    twice: bool = True
+    """Whether in the state of second derivatives, or of first ones."""
 
-        Args:
-            problem: model and loss.
-            batches: read anew at each point.
-            names: of the parameters that are differentiated by.
-            loss: in the place of the problem's own, whose share is one over the valid tokens.
-            twice: whether in the state of second derivatives, or of first ones.
-        """
-        self._problem = problem.without_lazy_logits()
-        self._batches, self._names, self._loss, self._twice = batches, tuple(names), loss, twice
-        self._share = 1.0 if loss else 1 / problem.valid
+    @cached_property
+    def _plain(self) -> Any:
+        return self.problem.without_lazy_logits()
 
     def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
         """Compute φ, and g where it is asked for, zeros where there is none."""
-        names = self._names if gradient else ()
+        names = self.names if gradient else ()
         total, sums = 0.0, {name: torch.zeros_like(parameters[name]) for name in names}
-        for batch in self._batches:
+        for batch in self.batches:
             value, _, found = self.pulled(batch, parameters, names)
             total += value
             for name, one in found.items():
@@ -77,8 +72,8 @@ class Evaluated:
         """Build the logits of a batch with their graph, its loss, and the leaves of the graph."""
         leaves = {n: parameters[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():
-            found = self._problem.forward(batch, {**parameters, **leaves}, twice=self._twice)
-        return found[0], self._loss or found[1], leaves
+            found = self._plain.forward(batch, {**parameters, **leaves}, twice=self.twice)
+        return found[0], self.loss or found[1], leaves
 
     def pulled(
         self,
@@ -90,7 +85,8 @@ class Evaluated:
     ) -> tuple[float, Gradient, Gradient]:
         """Compute φ of a batch, the leaves, and g by each of them."""
         readout, loss, leaves = self.graph(batch, parameters, names)
-        value, cotangent = make_loss_node(readout, loss, self._share).start()
+        share = 1.0 if self.loss else 1 / self.problem.valid
+        value, cotangent = make_loss_node(readout, loss, share).start()
         if not (leaves and readout.requires_grad):
             return value, leaves, {n: torch.zeros_like(leaf) for n, leaf in leaves.items()}
         with self.backward({**parameters, **leaves}):
@@ -106,8 +102,8 @@ class Evaluated:
     @contextmanager
     def backward(self, parameters: Tensors) -> Iterator[None]:
         """Let recomputed parts meet the parameters of this point."""
-        model = self._problem.model
-        with backward_pass(model) if self._twice else differentiable_once(model):
+        model = self.problem.model
+        with backward_pass(model) if self.twice else differentiable_once(model):
             put_in(model, parameters)
             yield
 

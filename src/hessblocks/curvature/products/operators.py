@@ -15,7 +15,7 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup, merge, misfit, overlap, parameter_groups
 from hessblocks.curvature.losses import is_convex
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.totals import total_products
+from hessblocks.curvature.products.totals import Block, total_products
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import LinearOperator, operator_of
 
@@ -109,8 +109,8 @@ class CurvatureOperator(LinearOperator):
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
         for group in (into, out_of):  # parameters may have been frozen since
             check_group(self._problem, group)
-        products = total_products(self._problem, columns.T, into, out_of, [self.part])
-        return products[self.part].T
+        block = Block(rows=into, columns=out_of, parts=[self.part])
+        return total_products(self._problem, columns.T, block)[self.part].T
 
 
 class Hessian(CurvatureOperator):

@@ -178,7 +178,7 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
             fitting=rest // cost.bare,
             dtype=cost.narrowest,
         )
-        check_rows(problem.batches, comparison, problem.processes, problem.device)
+        check_rows(problem, comparison)
         problem.batches.compared.add(rows)
     own_rows = max(sum(share) for share in problem.processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
     IDLE,
-    LOSSES,
     Batch,
     Batches,
     BatchLoss,
@@ -32,11 +31,10 @@ from hessblocks.curvature.losses import (
     as_module,
     callable_loss,
     check_finite,
-    check_loss,
     check_task,
+    loss_of,
     make_loss_node,
     readout_of,
-    torch_loss,
 )
 from hessblocks.curvature.model_state import (
     Fingerprint,
@@ -114,11 +112,7 @@ class Problem(Operand):
                 be the same.
         """
         loss = as_module(loss)
-        if isinstance(loss, nn.Module):
-            self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
-        else:
-            check_loss(loss)
-            self._loss_of = None if callable(loss) else LOSSES[loss]
+        self._loss_of = loss_of(loss)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
@@ -133,8 +127,7 @@ class Problem(Operand):
         self.memory_limit = memory_limit
         with exclusive(self.model):
             check_parameters(self.model)
-        first = next(iter(self.parameters.values()))
-        self.device = first.device
+        self.device = next(iter(self.parameters.values())).device
         notice_randomness(model, batches)
         self.batches = Batches(
             batches,
@@ -250,7 +243,7 @@ class Problem(Operand):
             spare = replace(self.batches.widest_row, idle=True)
             idle = [spare] * self.processes.idle(len(self.batches), self.device)
             own = sum(self._count(batch) for batch in chain(self.batches, idle))
-        count = self.processes.counted(own, self.device)
+        count = self.processes.summed(own, self.device, of=("own",))
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
@@ -315,11 +308,7 @@ class Problem(Operand):
                 end = make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
             self.note_form()  # a pass may have changed what it keeps of itself, as a hook's list
-        if not self.processes.sum_losses:
-            return own
-        return float(
-            self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
-        )
+        return self.processes.summed(own, self.device, of=("batches", "own"))
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True

@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.losses import Batch, Batches
-from hessblocks.curvature.products.distributed import Processes
+from hessblocks.curvature.losses import Batch
 from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
@@ -149,18 +149,14 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
-def check_rows(
-    batches: Batches, comparison: Comparison, processes: Processes, device: torch.device
-) -> None:
+def check_rows(problem: Any, comparison: Comparison) -> None:
     """Refuse to cut batches whose rows depend on each other.
 
     Every batch that is cut is compared, each by one of the processes that share them.
 
     Args:
-        batches: all of this process.
+        problem: its batches, and the processes that work on them together.
         comparison: how they are cut.
-        processes: that work on them together.
-        device: of the model.
 
     Raises:
         ArgumentError: they do.
@@ -168,6 +164,7 @@ def check_rows(
 
     Cost: two forward passes of what is cut, once.
     """
+    batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
     own = set(numbers[processes.turns])
     idle = processes.idle(sum(comparison.passes(batches.rows[number]) for number in own), device)

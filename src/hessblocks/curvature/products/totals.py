@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -40,14 +41,23 @@ class PrecisionWarning(UserWarning):
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Block of the Hessian that vectors are multiplied with."""
+
+    rows: ParameterGroup
+    """Whose rows of the products are wanted."""
+    columns: ParameterGroup
+    """That the vectors lie in."""
+    parts: Sequence[Part]
+    """Which of H_o, H_f and H."""
+    later: Sequence[str] = ()
+    """Parameters that further products will involve; where graphs are held, they are built once for
+    all."""
+
+
 def total_products(
-    problem: Problem,
-    vectors: Float[Tensor, "K columns"],
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
     """Multiply a block of H_o, H_f or H with vectors; the result is whole on every process.
 
@@ -55,11 +65,7 @@ def total_products(
         problem: the function; where its work is shared between processes, all of them must ask for
             the same products.
         vectors: (K, columns.size).
-        rows: group whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: parameters that further products will involve; where graphs are held, they are built
-            once for all.
+        block: what they are multiplied with.
 
     Returns:
         (K, rows.size) for each part.
@@ -68,20 +74,18 @@ def total_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     if not problem.cuts:
-        return own_products(problem, vectors, rows, columns, parts, later=later)
-    own, wanted = OwnEntries.of(columns, problem.cuts), OwnEntries.of(rows, problem.cuts)
-    found = own_products(problem, own.read(vectors), wanted.group, own.group, parts, later=later)
+        return own_products(problem, vectors, block)
+    own, wanted = (OwnEntries.of(group, problem.cuts) for group in (block.columns, block.rows))
+    mine = replace(block, rows=wanted.group, columns=own.group)
+    found = own_products(problem, own.read(vectors), mine)
     return {part: wanted.together(product) for part, product in found.items()}
 
 
 def squared_products(
     problem: Problem,
     vectors: Float[Tensor, "K columns"],
-    rows: Sequence[ParameterGroup],
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    groups: Sequence[ParameterGroup],
+    block: Block,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
     """Compute ‖·‖² of what `total_products` gives, group by group; no process holds them whole.
 
@@ -90,10 +94,8 @@ def squared_products(
     Args:
         problem: as there.
         vectors: (K, columns.size).
-        rows: groups whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: as there.
+        groups: that the block's rows are merged of.
+        block: as there.
 
     Returns:
         (K, groups) for each part.
@@ -102,11 +104,12 @@ def squared_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     if problem.cuts:
-        own = OwnEntries.of(columns, problem.cuts)
-        vectors, columns = own.read(vectors), own.group
-        rows = [OwnEntries.of(group, problem.cuts).group for group in rows]
-    found = own_products(problem, vectors, merge("rows", rows), columns, parts, later=later)
-    squares = {part: _squares(total, [g.size for g in rows]) for part, total in found.items()}
+        own = OwnEntries.of(block.columns, problem.cuts)
+        groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
+        vectors = own.read(vectors)
+        block = replace(block, rows=merge("rows", groups), columns=own.group)
+    found = own_products(problem, vectors, block)
+    squares = {part: _squares(total, [g.size for g in groups]) for part, total in found.items()}
     if problem.cuts:
         for each in squares.values():
             problem.processes.total(each)
@@ -127,13 +130,7 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def own_products(
-    problem: Problem,
-    vectors: Float[Tensor, "K columns"],
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
     """Multiply as `total_products` does, in this process's entries of a sharded model.
 
@@ -142,10 +139,7 @@ def own_products(
     Args:
         problem: as `total_products` takes it.
         vectors: (K, columns.size).
-        rows: group whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: as `total_products` takes it.
+        block: as `total_products` takes it.
 
     Returns:
         (K, rows.size) for each part.
@@ -158,13 +152,11 @@ def own_products(
             problem.follow()
             held = problem.held
             say_precision(problem)
-            found = _add_up(problem, vectors, rows, columns, parts, later)
+            found = _add_up(problem, vectors, block)
             with all_or_none(problem.device) if problem.cuts else nullcontext():
-                check_products(vectors, rows, found)
-            if (
-                held is None or held is not problem.held
-            ):  # a pass may have changed what it keeps of itself
-                problem.note_form()
+                check_products(vectors, block.rows, found)
+            if held is None or held is not problem.held:
+                problem.note_form()  # a pass may have changed what it keeps of itself
             return found
     except Exception:
         problem.held = None
@@ -214,48 +206,37 @@ def _gap(problem: Problem) -> float:
     }
     full = BatchGraph(problem, first, names, split=False).full(vectors, names)
     split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
-    whole, parts = (
-        torch.cat(
-            [(0 * vectors[n] if t is None else t).double().flatten() for n, t in found.items()]
-        )
-        for found in (full, split)
-    )
+
+    def in_line(found: Tensors) -> Tensor:
+        present = (0 * vectors[n] if t is None else t for n, t in found.items())
+        return torch.cat([t.double().flatten() for t in present])
+
+    whole, parts = in_line(full), in_line(split)
     scale, gap = float(whole.norm()), float((whole - parts).norm())
     return gap / (scale or gap or 1.0)
 
 
-def _add_up(
-    problem: Problem,
-    vectors: Tensor,
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    later: Sequence[str],
-) -> dict[Part, Tensor]:
-    names = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
-    involved = tuple(dict.fromkeys(names))
-    own = problem.processes.own_vectors(vectors.shape[0])
+def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tensor]:
+    later = block.later if problem.plan.hold else ()
+    involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
+    own = problem.processes.own_vectors(len(vectors))
     mine = vectors[own].contiguous()
-    shape = (
-        len(parts),
-        vectors.shape[0],
-        rows.size,
-    )  # bfloat16 would lose the small shares of many passes
+    shape = len(block.parts), len(vectors), block.rows.size
+    # bfloat16 would lose the small shares of many passes
     total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
-    if own != slice(0, vectors.shape[0]) or not problem.plan.passes:
+    if own != slice(0, len(vectors)) or not problem.plan.passes:
         total.zero_()
     try:
         if own.start < own.stop:
-            for number, graph in enumerate(_graphs(problem, involved, parts)):
-                _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
+            for number, graph in enumerate(_graphs(problem, involved, block.parts)):
+                _collect(total[:, own], graph, mine, block, add=number > 0)
     except Exception:
         if not problem.cuts:
             problem.processes.fail(total)
         raise
     if not problem.cuts:  # else the sums are taken where weights are gathered
         problem.processes.total(total)
-    found = total.to(vectors.dtype)
-    return dict(zip(parts, found, strict=True))
+    return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
 
 
 def _graphs(
@@ -281,20 +262,12 @@ def _graphs(
     return held
 
 
-def _collect(
-    total: Tensor,
-    graph: BatchGraph,
-    vectors: Tensor,
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    add: bool,
-) -> None:
+def _collect(total: Tensor, graph: BatchGraph, vectors: Tensor, block: Block, *, add: bool) -> None:
     """Write one pass's share into (parts, K, rows.size), or add it."""
-    for start in range(0, vectors.shape[0], graph.together):
+    rows, parts = block.rows, block.parts
+    for start in range(0, len(vectors), graph.together):
         some = slice(start, start + graph.together)
-        tensors = columns.scatter(vectors[some], graph.parameters)
+        tensors = block.columns.scatter(vectors[some], graph.parameters)
         if list(parts) == ["full"]:
             into = total[0, some]
             own = rows.whole(into, graph.parameters) if len(into) == 1 else {}

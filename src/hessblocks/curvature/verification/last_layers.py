@@ -9,7 +9,8 @@ Letters: P parameters (of a group), C classes, R labelled rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import combinations_with_replacement
+from functools import partial
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import torch
@@ -85,13 +86,10 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     """
     found = exact_last_block(model, batch, loss)
     groups = [group for group in found.groups if not (group == UNEMBEDDING and found.tied)]
-    starts, total = {}, 0
-    for parameter in model.parameters():
-        starts[id(parameter)] = total
-        total += parameter.numel()
-    numbers = {
-        id(p): starts[id(p)] + torch.arange(p.numel()).view_as(p) for p in model.parameters()
-    }
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    pieces = torch.arange(total).split([p.numel() for p in parameters])
+    numbers = {id(p): own.view_as(p) for p, own in zip(parameters, pieces, strict=True)}
     where = {group: places(model, group, numbers) for group in groups}
     used = torch.zeros(total, dtype=torch.bool)
     used[torch.cat(list(where.values()))] = True
@@ -100,14 +98,12 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     where = {group: at[rows] for group, rows in where.items()}
     whole = float(dense["full"].norm())
     checks = []
-    for row, column in combinations_with_replacement(groups, 2):
-        for part in PARTS:
-            expected = dense[part][where[row]][:, where[column]]
-            scale = max(float(expected.norm()), SMALL * whole)
-            error = float((found.block(row, column, part).dense() - expected).norm()) / scale
-            checks.append(
-                Check(case=name, block=f"{row}, {column}", part=part, error=error, bound=BOUND)
-            )
+    for (row, column), part in product(combinations_with_replacement(groups, 2), PARTS):
+        expected = dense[part][where[row]][:, where[column]]
+        scale = max(float(expected.norm()), SMALL * whole)
+        error = float((found.block(row, column, part).dense() - expected).norm()) / scale
+        block = f"{row}, {column}"
+        checks.append(Check(case=name, block=block, part=part, error=error, bound=BOUND))
     return checks
 
 
@@ -134,27 +130,15 @@ def dense_hessian(
     targets, valid = _targets(batch["labels"], loss)
     index = used.nonzero()[:, 0]
 
-    def logits(theta: Tensor) -> Tensor:
+    def logits(theta: Tensor) -> Any:
         flat = everything.index_put((index,), theta)
         pieces = flat.split([p.numel() for p in parameters.values()])
-        values = {
-            name: piece.view_as(p)
-            for (name, p), piece in zip(parameters.items(), pieces, strict=True)
-        }
+        pairs = zip(parameters.items(), pieces, strict=True)
+        values = {name: piece.view_as(p) for (name, p), piece in pairs}
         output: Any = functional_call(model, values, (), inputs)
-        found: Tensor = output.logits[valid]
-        return found
+        return output.logits[valid]
 
-    def mean_loss(rows: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(rows, targets)
-
-    def along(theta: Tensor) -> Tensor:
-        product: Tensor = residual * logits(theta)
-        return product.sum()
-
-    def whole(theta: Tensor) -> Tensor:
-        return mean_loss(logits(theta))
-
+    mean_loss = partial(nn.functional.cross_entropy, target=targets)
     with sdpa_kernel(SDPBackend.MATH):
         point = everything[index]
         at = logits(point)
@@ -163,8 +147,8 @@ def dense_hessian(
         curvature = jacfwd(grad(mean_loss))(at).reshape(at.numel(), at.numel())
         return {
             "outer": jacobian.T @ curvature @ jacobian,
-            "functional": jacfwd(grad(along))(point),
-            "full": jacfwd(grad(whole))(point),
+            "functional": jacfwd(grad(lambda theta: (residual * logits(theta)).sum()))(point),
+            "full": jacfwd(grad(lambda theta: mean_loss(logits(theta))))(point),
         }
 
 

@@ -92,10 +92,8 @@ class Differences:
 
 def compare_slopes(found: float, seen: Differences, allowed: float) -> Comparison:
     """Compare ⟨g, z⟩ with the slope of the differences; a share of `allowed` is nothing."""
-    gap = abs(found - seen.slope)
-    return Comparison(
-        found=found, expected=seen.slope, gap=gap, error=seen.slope_error, tolerance=allowed
-    )
+    gap, error = abs(found - seen.slope), seen.slope_error
+    return Comparison(found=found, expected=seen.slope, gap=gap, error=error, tolerance=allowed)
 
 
 def compare_rows(
