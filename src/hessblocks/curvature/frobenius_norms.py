@@ -171,14 +171,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         probes=max(end.probes for end in both),
         method="exact" if exact else "estimate",
     )
-    return Heterogeneity(
-        ratio=ratio,
-        low=found.low,
-        high=found.high,
-        largest=found.largest,
-        smallest=found.smallest,
-        zero_groups=zero_groups,
-    )
+    return Heterogeneity(**{**vars(found), "ratio": ratio}, zero_groups=zero_groups)
 
 
 def norm_rows(

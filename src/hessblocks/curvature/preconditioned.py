@@ -99,10 +99,6 @@ class Sharpness:
     """The unit vector, to start the next measurement with."""
 
     def __repr__(self) -> str:
-        """As `str`."""
-        return str(self)
-
-    def __str__(self) -> str:
         """Say the value, its residual, what was spent, and the threshold."""
         edge = "" if math.isnan(self.threshold) else f"; stable up to {self.threshold:.4g}"
         return f"{self.value:.4g} (residual {self.residual:.1g}, {self.products} products{edge})"

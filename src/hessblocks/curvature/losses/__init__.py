@@ -6,7 +6,6 @@ from hessblocks.curvature.losses.batch_loss import (
     Differentiated,
     LossDerivatives,
     LossFunction,
-    Root,
     callable_loss,
     check_finite,
 )
@@ -18,7 +17,7 @@ from hessblocks.curvature.losses.lazy_logits import (
     readout_of,
     rows_together,
 )
-from hessblocks.curvature.losses.loss_node import LossNode, make_loss_node
+from hessblocks.curvature.losses.loss_node import make_loss_node
 from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
@@ -27,7 +26,6 @@ from hessblocks.curvature.losses.row_losses import (
     given_labels,
 )
 from hessblocks.curvature.losses.torch_losses import (
-    as_module,
     check_task,
     is_convex,
     loss_of,

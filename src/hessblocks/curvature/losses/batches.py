@@ -244,13 +244,6 @@ class Batches:
         return hashlib.sha256(b"".join(batch.digest() for batch in self)).hexdigest()
 
     @property
-    def resident(self) -> bool:
-        """True where all are kept, and on the model's device."""
-        return self._kept is not None and all(
-            tensor.device == self._device for batch in self._kept for tensor in batch.tensors()
-        )
-
-    @property
     def versions(self) -> tuple[int, ...]:
         """Version counters of kept tensors; `.data` and numpy write past them."""
         tensors = (tensor for batch in self._kept or () for tensor in batch.tensors())
@@ -264,12 +257,6 @@ class Batches:
     def __len__(self) -> int:
         """Count the batches."""
         return len(self.rows)
-
-    def __getitem__(self, number: int) -> Batch:
-        """Read one batch, counted from 0."""
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        return next(islice(self, number, None))
 
     def __iter__(self) -> Iterator[Batch]:
         """Read every batch, on the model's device.

@@ -5,9 +5,7 @@ from hessblocks.curvature.model_state.fingerprints import Fingerprint, fingerpri
 from hessblocks.curvature.model_state.threads import exclusive
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
 from hessblocks.curvature.model_state.write_protection import (
-    WriteProtection,
-    attributes_of,
+    evaluation_mode,
     forget_writes,
-    restore,
     writes_of,
 )

@@ -124,13 +124,11 @@ class _Walk:
     def _module(self, module: nn.Module) -> None:
         self._add(type(module), type(module).forward)
         own = vars(module)
-        for register in (own["_parameters"], own["_buffers"]):
-            for name, tensor in register.items():
-                self._add(name, tensor)
-                if id(tensor) in self._own:
-                    self._found += (tensor.shape, tensor.dtype, tensor.requires_grad)
-        for name, child in own["_modules"].items():
-            self._add(name, child)
+        for register in ("_parameters", "_buffers", "_modules"):
+            for name, value in own[register].items():
+                self._add(name, value)
+                if id(value) in self._own:
+                    self._found += (value.shape, value.dtype, value.requires_grad)
         for hooks in HOOKS:
             if own[hooks]:
                 self._add(hooks)

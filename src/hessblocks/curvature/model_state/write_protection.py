@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,13 +34,13 @@ own."""
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 
-def attributes_of(model: nn.Module) -> Attributes:
+def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with its attributes and the contents of its registers."""
     found = [(module, dict(vars(module))) for module in model.modules()]
     return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
 
 
-def restore(attributes: Attributes) -> None:
+def _restore(attributes: Attributes) -> None:
     """Give each module its attributes back; none is missing meanwhile, for other threads."""
     for module, own, registers in attributes:
         _refill(vars(module), own)
@@ -101,13 +102,13 @@ class WriteProtection:
         """Enter evaluation mode; where `eval()` would write values, by the flags alone."""
         if not any(module.training for module in self._model.modules()):
             return
-        before = attributes_of(self._model)
+        before = _attributes_of(self._model)
         if not self.writes.merges:
             self._model.eval()
         if self.writes.merges is None:
             self.writes.merges = bool(self._put_back())
         if self.writes.merges:
-            restore(before)
+            _restore(before)
             for module in self._model.modules():
                 module.training = False
 
@@ -202,6 +203,28 @@ class WriteProtection:
             return
         for key, value in [*(container.items() if mapping else enumerate(container))]:
             container[key] = self._copied(f"{name}[{key!r}]", value)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off and fix batch norm; restore each module afterwards, values included.
+
+    It does not matter whether these were set or written inside.
+
+    Raises:
+        RunError: trained weights were written; they are put back.
+    """
+    before, values = _attributes_of(model), WriteProtection(model)
+    try:
+        values.copy_in()
+        values.settle()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same numbers, which autograd can go on with
+        yield
+    finally:
+        _restore(before)
+        values.put_back()
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:

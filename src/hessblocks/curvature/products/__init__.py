@@ -6,7 +6,6 @@ from hessblocks.curvature.products.evaluation import Evaluated, in_float64
 from hessblocks.curvature.products.forward import (
     AttentionBackendWarning,
     differentiable_once,
-    evaluation_mode,
     uncompiled,
 )
 from hessblocks.curvature.products.guard import DerivativeWarning

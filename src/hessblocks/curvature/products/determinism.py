@@ -57,26 +57,23 @@ def check_same(first: Readout, second: Readout) -> None:
 
 
 def _model_notices(model: nn.Module) -> Iterator[str]:
-    dropout = [name for name, module in model.named_modules() if _drops(module)]
-    if dropout:
+    training = [(name, module) for name, module in model.named_modules() if module.training]
+    if dropout := [name for name, module in training if _dropped(module) > 0]:
         yield (
             f"dropout is switched off ({_some(dropout)} in training mode); "
             "the loss is that of model.eval()"
         )
-    norms = [n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.training]
-    if norms:
+    if norms := [name for name, module in training if isinstance(module, _BatchNorm)]:
         yield (
             f"batch norm uses its running statistics ({_some(norms)} in training mode), "
             "since those of a batch would tie its rows together"
         )
 
 
-def _drops(module: nn.Module) -> bool:
+def _dropped(module: nn.Module) -> float:
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):  # dropout is a number of theirs
-        share = module.dropout
-    else:
-        share = module.p if isinstance(module, _DropoutNd) else 0
-    return module.training and share > 0
+        return module.dropout
+    return module.p if isinstance(module, _DropoutNd) else 0
 
 
 def _some(names: list[str]) -> str:

@@ -35,13 +35,7 @@ from hessblocks.curvature.closed import (
     watching,
 )
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
-from hessblocks.curvature.model_state import (
-    WriteProtection,
-    attributes_of,
-    exclusive,
-    restore,
-    writes_of,
-)
+from hessblocks.curvature.model_state import evaluation_mode, exclusive, writes_of
 from hessblocks.curvature.products.calling import Call
 from hessblocks.curvature.sharding import Cut, Way, own_rows, run_in_parts
 
@@ -56,28 +50,6 @@ class AttentionBackendWarning(UserWarning):
 
     The plain form stands in for a fused kernel, which has no second derivative.
     """
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off and fix batch norm; restore each module afterwards, values included.
-
-    It does not matter whether these were set or written inside.
-
-    Raises:
-        RunError: trained weights were written; they are put back.
-    """
-    before, values = attributes_of(model), WriteProtection(model)
-    try:
-        values.copy_in()
-        values.settle()
-        for module in model.modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                module.sparse = False  # the same numbers, which autograd can go on with
-        yield
-    finally:
-        restore(before)
-        values.put_back()
 
 
 @contextmanager

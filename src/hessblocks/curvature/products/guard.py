@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ from hessblocks.curvature.witness import (
     epsilon,
     inner,
     moved,
-    tolerance,
     walk_graph,
 )
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
@@ -81,11 +81,6 @@ class Guard:
     )
     """What was compared already (names, and whether twice), and what is wrong with it."""
 
-    @property
-    def suspects(self) -> bool:
-        """True where there is anything to compare."""
-        return bool(self.functions or self.unreached)
-
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
         """Refuse derivatives by these parameters that differences contradict; once for each set.
 
@@ -110,21 +105,14 @@ class Guard:
         """Find what is wrong with derivatives by these parameters."""
         if (names, twice) not in self.outcomes:
             try:
-                self._compare(problem, names, twice=twice)
+                self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
+                self._check_reached(problem, names - self.unreached, twice=twice)
                 self.outcomes[names, twice] = None
             except HessblocksError as error:
                 self.outcomes[names, twice] = error.with_traceback(None)
-            except (
-                _NotFiniteError
-            ):  # which is for the products to say; asked again at other weights
+            except _NotFiniteError:  # for the products to say; asked again at other weights
                 return None
         return self.outcomes[names, twice]
-
-    def _compare(self, problem: Any, names: frozenset[str], *, twice: bool) -> None:
-        self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
-        reached = [name for name in problem.parameters if name in names - self.unreached]
-        if reached and self.functions:
-            self._check_reached(problem, reached, twice=twice)
 
     def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
         """Refuse parameters without a derivative that the logits change with nevertheless."""
@@ -149,19 +137,20 @@ class Guard:
                     return
                 continue
             if len(some) == 1:
-                raise ArgumentError(self._hidden(some[0]))
+                through = ", ".join(self.functions)
+                of = f" (the logits go through the autograd Function {through})" if through else ""
+                raise ArgumentError(
+                    f"model: the logits change with {some[0]!r}, but autograd finds no way to it"
+                    f"{of}, so that every derivative by it would be 0: a part that is detached, "
+                    f"quantised or run without a graph; {WAY_OUT}, or freeze it by "
+                    "requires_grad_(False)"
+                )
 
-    def _hidden(self, name: str) -> str:
-        through = ", ".join(self.functions)
-        of = f" (the logits go through the autograd Function {through})" if through else ""
-        return (
-            f"model: the logits change with {name!r}, but autograd finds no way to it{of}, so that "
-            "every derivative by it would be 0: a part that is detached, quantised or run "
-            f"without a graph; {WAY_OUT}, or freeze it by requires_grad_(False)"
-        )
-
-    def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
+    def _check_reached(self, problem: Any, some: frozenset[str], *, twice: bool) -> None:
         """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
+        names = [name for name in problem.parameters if name in some]
+        if not (names and self.functions):
+            return
         function = Evaluated(problem, [], names, loss=PAIRING, twice=twice)
         graph = function.graph(self.row, problem.parameters, names)
         functions = walk_graph([graph[0].hidden]).functions
@@ -214,7 +203,7 @@ def _second(
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
     """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
-    parameters, allowed = problem.parameters, tolerance(problem.parameters)
+    parameters = problem.parameters
     along = direction(parameters, dict.fromkeys(names), seed=1)
     function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
     if twice:
@@ -225,9 +214,8 @@ def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> 
     slope = inner(gradient, along)
 
     def compare(seen: Differences) -> list[Comparison]:
-        pairs = (rows, seen.rows, seen.errors, gradient)
-        second = [compare_rows([some[name] for some in pairs], seen, allowed) for name in rows]
-        return [compare_slopes(slope, seen, allowed), *second]
+        second = [compare_rows(itemgetter(name), rows, gradient, seen) for name in rows]
+        return [compare_slopes(slope, seen), *second]
 
     first, *second = compare_at_steps(function.at, parameters, along, compare, gradients=twice)
     if first.verdict == "wrong":

@@ -185,9 +185,8 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
-    passes = replace(passes, idle=problem.processes.idle(len(passes), problem.device))
     return Plan(
-        passes=list(passes) if problem.batches.resident else passes,
+        passes=replace(passes, idle=problem.processes.idle(len(passes), problem.device)),
         hold=bool(problem.processes.least(int(hold), problem.device)),
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
@@ -261,7 +260,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     each = readout.hidden.element_size()
     size = readout.hidden.numel() * each
     temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
-    tokens = max(readout.tokens, _tokens(row))
+    # token ids in a row; other inputs count by the rows of their logits alone
+    tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
@@ -269,7 +269,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         bare=BARE * max([size, *saved.values()]),  # a head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
-        guard=guard if guard.suspects and not problem.cuts else None,
+        guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
     )
 
 
@@ -280,8 +280,3 @@ def _hidden(
     with torch.no_grad():
         hidden: Tensor = problem.forward(batch, parameters, twice=twice)[0].hidden
     return hidden
-
-
-def _tokens(row: Batch) -> int:
-    """Token ids in a row; other inputs count by the rows of their logits alone."""
-    return 1 if row.inputs.is_floating_point() else row.inputs.numel()

@@ -28,7 +28,6 @@ from hessblocks.curvature.losses import (
     LossFunction,
     Readout,
     TextPositions,
-    as_module,
     callable_loss,
     check_finite,
     check_task,
@@ -111,8 +110,7 @@ class Problem(Operand):
                 processes that were given different weights, or different batches where they should
                 be the same.
         """
-        loss = as_module(loss)
-        self._loss_of = loss_of(loss)
+        loss, self._loss_of = loss_of(loss)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"

@@ -138,6 +138,12 @@ def dense_hessian(
         output: Any = functional_call(model, values, (), inputs)
         return output.logits[valid]
 
+    def along(theta: Tensor) -> Any:
+        return (residual * logits(theta)).sum()
+
+    def whole(theta: Tensor) -> Any:
+        return mean_loss(logits(theta))
+
     mean_loss = partial(nn.functional.cross_entropy, target=targets)
     with sdpa_kernel(SDPBackend.MATH):
         point = everything[index]
@@ -147,8 +153,8 @@ def dense_hessian(
         curvature = jacfwd(grad(mean_loss))(at).reshape(at.numel(), at.numel())
         return {
             "outer": jacobian.T @ curvature @ jacobian,
-            "functional": jacfwd(grad(lambda theta: (residual * logits(theta)).sum()))(point),
-            "full": jacfwd(grad(lambda theta: mean_loss(logits(theta))))(point),
+            "functional": jacfwd(grad(along))(point),
+            "full": jacfwd(grad(whole))(point),
         }
 
 
