@@ -59,7 +59,7 @@ def passes(problem: hb.Problem) -> int:
     PASSES.clear()
     with torch.enable_grad():
         leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-        problem.forward(next(iter(problem.batches)), leaves)
+        problem.forward(problem.batches[0], leaves)
     return len(PASSES)
 
 
@@ -74,9 +74,7 @@ def test_later_passes_begin_with_the_mode_that_fits(kind: type[Counted], tried: 
 @pytest.mark.parametrize("kind", [Counted, LooksAtLogits, Differentiates])
 def test_logits_are_made_at_once_where_they_are_asked_for(kind: type[Counted]) -> None:
     problem: Any = hb.Problem(kind(), [(X, Y)], loss="classification")
-    readout = problem.without_lazy_logits().forward(
-        next(iter(problem.batches)), problem.parameters
-    )[0]
+    readout = problem.without_lazy_logits().forward(problem.batches[0], problem.parameters)[0]
     assert readout.weight is None
     assert readout.hidden.shape == (6, 3)
 

@@ -26,12 +26,7 @@ from hessblocks.curvature.groups import (
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
-from hessblocks.curvature.map import (
-    CurvatureMap,
-    combine_columns,
-    combine_samples,
-    curvature_map,
-)
+from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
 from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,

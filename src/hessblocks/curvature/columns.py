@@ -18,13 +18,7 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import (
-    Block,
-    Hessian,
-    Problem,
-    default_limit,
-    squared_products,
-)
+from hessblocks.curvature.products import Block, Hessian, Problem, default_limit, squared_products
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 

@@ -21,12 +21,7 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Block, Problem, total_products
-from hessblocks.curvature.sampled import (
-    Sampling,
-    gram_matrices,
-    plan_samples,
-    root_is_known,
-)
+from hessblocks.curvature.sampled import Sampling, gram_matrices, plan_samples, root_is_known
 from hessblocks.errors import ArgumentError, check_name, in_units
 from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
 

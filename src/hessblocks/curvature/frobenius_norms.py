@@ -25,9 +25,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     """Frobenius norms of the groups' own blocks: group name → part → estimate."""
 
     def __init__(
-        self,
-        groups: Mapping[str, ParameterGroup],
-        norms: Mapping[str, dict[Part, Estimate]],
+        self, groups: Mapping[str, ParameterGroup], norms: Mapping[str, dict[Part, Estimate]]
     ) -> None:
         """Hold `norms`, and of which groups they are."""
         super().__init__(norms)

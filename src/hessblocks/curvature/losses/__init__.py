@@ -7,7 +7,6 @@ from hessblocks.curvature.losses.batch_loss import (
     LossDerivatives,
     LossFunction,
     callable_loss,
-    check_finite,
 )
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
 from hessblocks.curvature.losses.lazy_logits import (
@@ -25,8 +24,4 @@ from hessblocks.curvature.losses.row_losses import (
     causal_targets,
     given_labels,
 )
-from hessblocks.curvature.losses.torch_losses import (
-    check_task,
-    is_convex,
-    loss_of,
-)
+from hessblocks.curvature.losses.torch_losses import check_task, is_convex, loss_of

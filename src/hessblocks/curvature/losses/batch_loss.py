@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import ClosedForms, Watch
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError
 
 CERTAIN = 1e4
 """A logit so far above zeros that its probability is 1 to all digits."""
@@ -241,20 +241,3 @@ def _with_logits(outputs: Any, logits: Tensor) -> Any:
     if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
         other.logits = logits
     return other
-
-
-def check_finite(total: float, batch: Batch) -> float:
-    """Require that a batch's loss is a finite number.
-
-    Returns:
-        The loss as it came.
-
-    Raises:
-        RunError: it is not; the message says which batch.
-    """
-    if not abs(total) < float("inf"):
-        raise RunError(
-            f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
-            "look at its inputs, or use float32 or float64 parameters"
-        )
-    return total

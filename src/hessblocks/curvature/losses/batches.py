@@ -167,12 +167,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        given: Iterable[Any],
-        device: torch.device,
-        *,
-        limit: int,
-        number: int | None = None,
+        self, given: Iterable[Any], device: torch.device, *, limit: int, number: int | None = None
     ) -> None:
         """Read everything once.
 
@@ -257,6 +252,12 @@ class Batches:
     def __len__(self) -> int:
         """Count the batches."""
         return len(self.rows)
+
+    def __getitem__(self, number: int) -> Batch:
+        """Read one batch, counted from 0."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return next(islice(self, number, None))
 
     def __iter__(self) -> Iterator[Batch]:
         """Read every batch, on the model's device.

@@ -15,7 +15,6 @@ The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,24 +38,32 @@ Sums = Sequence[Sum | None]
 Products = list[Float[Tensor, "K ..."] | None]
 
 
-class LossNode(abc.ABC):
-    """Loss φ at one point, with the products of its second derivative."""
+class LossNode:
+    """Loss φ at one point, by logits that were made, with the products of its second derivative."""
 
-    def __init__(self, inputs: Sequence[Float[Tensor, "..."] | None]) -> None:
-        """Hold the inputs of φ, with the graph behind them."""
-        self.inputs = tuple(t for t in inputs if t is not None)
+    def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
+        """Hold the inputs of φ, with the graph behind them.
+
+        Args:
+            readout: where the logits come from.
+            loss: of the batch.
+            share: what it is multiplied by.
+        """
+        self.inputs = tuple(t for t in readout.inputs if t is not None)
         self.present: Sequence[bool] = ()
         """Which of the last products are not zero, and go through the graph."""
+        self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
 
-    @abc.abstractmethod
     def total(self) -> float:
         """Compute φ."""
+        return self._loss.total(self._logits) * self._share
 
-    @abc.abstractmethod
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
         """Compute φ, and ∂φ by the first input; before any product."""
+        found = self._loss.derivatives(self._logits, self._share)
+        self._curvature = found.curvature
+        return found.total, found.gradient
 
-    @abc.abstractmethod
     def products(
         self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
     ) -> Products:
@@ -71,6 +78,10 @@ class LossNode(abc.ABC):
         Returns:
             Of each input; None where it is zero, not wanted or added to its sum.
         """
+        (u,) = directions
+        if part == "functional" or u is None:
+            return [None]
+        return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
 
     def attach(self, part: Part) -> tuple[float, tuple[Float[Tensor, "..."], ...]]:
         """Return φ and its gradient as a graph node that differentiates to one part of φ''.
@@ -99,31 +110,9 @@ def make_loss_node(
         φ as a function of h, W and b, or of the logits where these were made.
     """
     if readout.weight is None:
-        return _OfLogits(readout, loss, share)
+        return LossNode(readout, loss, share)
     assert isinstance(loss, CrossEntropy)
     return _OfHidden(readout, loss, share, keep=keep)
-
-
-class _OfLogits(LossNode):
-    def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
-        super().__init__(readout.inputs)
-        self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
-
-    def total(self) -> float:
-        return self._loss.total(self._logits) * self._share
-
-    def start(self) -> tuple[float, Tensor]:
-        found = self._loss.derivatives(self._logits, self._share)
-        self._curvature = found.curvature
-        return found.total, found.gradient
-
-    def products(
-        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
-    ) -> Products:
-        (u,) = directions
-        if part == "functional" or u is None:
-            return [None]
-        return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
 
 
 class _Piece(NamedTuple):
@@ -136,12 +125,12 @@ class _Piece(NamedTuple):
 
 class _OfHidden(LossNode):
     def __init__(self, readout: Readout, loss: CrossEntropy, share: float, *, keep: bool) -> None:
-        super().__init__(readout.inputs)
+        super().__init__(readout, loss, share)
         self._kept: list[_Piece] | None = [] if keep else None
         hidden, self._weight, *bias = (tensor.detach() for tensor in self.inputs)
         self._bias = bias[0] if bias else None
         self._rows = loss.counted(tuple(hidden.shape[:-1]), readout.classes)
-        self._loss, self._share = loss.some(self._rows), share
+        self._counting = loss.some(self._rows)
         self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
@@ -154,27 +143,27 @@ class _OfHidden(LossNode):
         hidden.flatten(1, -2).index_copy_(1, self._rows, rows)
         return hidden
 
-    def _logits(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
+    def _by_rows(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
         """Some rows, their loss and their logits."""
         for rows in _cut(len(self._rows), rows_together(len(self._weight))):
             shift = None if self._bias is None else self._bias[None]
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
-            yield rows, self._loss.some(rows), logits
+            yield rows, self._counting.some(rows), logits
 
     def _pieces(self) -> Iterator[_Piece]:
         """Some rows with their derivatives, from memory where they are kept."""
         if self._kept:
             yield from self._kept
             return
-        for rows, loss, logits in self._logits():
+        for rows, loss, logits in self._by_rows():
             yield _Piece(rows, *loss.at(logits, self._share))
 
     def total(self) -> float:
-        return sum(loss.total(logits) for _, loss, logits in self._logits()) * self._share
+        return sum(loss.total(logits) for _, loss, logits in self._by_rows()) * self._share
 
     def start(self) -> tuple[float, Tensor]:
         total, gradient = 0.0, torch.empty_like(self._hidden)
-        for rows, loss, logits in self._logits():
+        for rows, loss, logits in self._by_rows():
             total += loss.total(logits) * self._share
             piece = _Piece(rows, *loss.at(logits, self._share))
             torch.mm(piece.residual, self._weight, out=gradient[rows])

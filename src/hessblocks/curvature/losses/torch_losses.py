@@ -18,11 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.losses.batch_loss import BatchLoss, Differentiated
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.curvature.losses.row_losses import (
-    CrossEntropy,
-    causal_targets,
-    given_labels,
-)
+from hessblocks.curvature.losses.row_losses import CrossEntropy, causal_targets, given_labels
 from hessblocks.errors import ArgumentError, unknown_name
 
 KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {

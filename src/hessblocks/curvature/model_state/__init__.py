@@ -2,10 +2,10 @@
 
 from hessblocks.curvature.model_state.checksums import checksums
 from hessblocks.curvature.model_state.fingerprints import Fingerprint, fingerprint_of
-from hessblocks.curvature.model_state.threads import exclusive
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
 from hessblocks.curvature.model_state.write_protection import (
     evaluation_mode,
+    exclusive,
     forget_writes,
     writes_of,
 )

@@ -218,10 +218,7 @@ _WAYS: tuple[tuple[Any, Any], ...] = (
     (dict, _Walk._mapping),
     ((list, tuple, deque, set, frozenset), _Walk._several),
     (types.FunctionType, _Walk._function),
-    (
-        (types.MethodType, functools.partial, property, staticmethod, classmethod),
-        _Walk._wrapper,
-    ),
+    ((types.MethodType, functools.partial, property, staticmethod, classmethod), _Walk._wrapper),
     (type, _Walk._class),
     ((np.ndarray, np.generic), _Walk._array),
 )

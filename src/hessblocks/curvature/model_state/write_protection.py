@@ -1,4 +1,4 @@
-"""Protect a model's values from its own passes: writes go into copies, or are undone.
+"""Protect a model from its own passes, one thread at a time: writes go into copies, or are undone.
 
 Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
 compared once a model; from then on those that were seen to be written are copied, and the others
@@ -8,6 +8,7 @@ are watched by their versions.
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,6 +47,21 @@ def _restore(attributes: Attributes) -> None:
         _refill(vars(module), own)
         for name, content in registers.items():
             _refill(vars(module)[name], content)
+
+
+_lock = threading.Lock()
+_locks = WeakIdKeyDictionary()
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Wait until no other thread measures this model."""
+    with _lock:
+        if model not in _locks:
+            _locks[model] = threading.RLock()
+        own = _locks[model]
+    with own:
+        yield
 
 
 class Writes:

@@ -1,7 +1,6 @@
 """Hessian-vector, Gauss-Newton (GGN) and H_f products, one pass over the data at a time."""
 
 from hessblocks.curvature.products.calling import AuxiliaryLossWarning
-from hessblocks.curvature.products.determinism import RepeatabilityWarning
 from hessblocks.curvature.products.evaluation import Evaluated, in_float64
 from hessblocks.curvature.products.forward import (
     AttentionBackendWarning,
@@ -19,6 +18,7 @@ from hessblocks.curvature.products.operators import (
 )
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     Block,
     PrecisionWarning,

@@ -76,12 +76,7 @@ class Evaluated:
         return found[0], self.loss or found[1], leaves
 
     def pulled(
-        self,
-        batch: Batch,
-        parameters: Tensors,
-        names: Sequence[str],
-        *,
-        create_graph: bool = False,
+        self, batch: Batch, parameters: Tensors, names: Sequence[str], *, create_graph: bool = False
     ) -> tuple[float, Gradient, Gradient]:
         """Compute φ of a batch, the leaves, and g by each of them."""
         readout, loss, leaves = self.graph(batch, parameters, names)

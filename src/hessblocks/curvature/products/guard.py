@@ -129,22 +129,21 @@ class Guard:
         _check_finite([base := logits(parameters)])
         noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
         short = epsilon(parameters) ** 0.5 / 2  # so short that hardly a choice falls otherwise
-        for some in ([*names], *([name] for name in names)):
+
+        def change(some: Sequence[str]) -> bool:
             along = direction(parameters, dict.fromkeys(some), seed=0)
-            change = logits(moved(parameters, along, short)) - base
-            if float(change.abs().max()) <= ROUNDED * noise:
-                if len(some) == len(names):
-                    return
-                continue
-            if len(some) == 1:
-                through = ", ".join(self.functions)
-                of = f" (the logits go through the autograd Function {through})" if through else ""
-                raise ArgumentError(
-                    f"model: the logits change with {some[0]!r}, but autograd finds no way to it"
-                    f"{of}, so that every derivative by it would be 0: a part that is detached, "
-                    f"quantised or run without a graph; {WAY_OUT}, or freeze it by "
-                    "requires_grad_(False)"
-                )
+            moves = logits(moved(parameters, along, short)) - base
+            return float(moves.abs().max()) > ROUNDED * noise
+
+        if not change(names) or not (hidden := [name for name in names if change([name])]):
+            return
+        through = ", ".join(self.functions)
+        of = f" (the logits go through the autograd Function {through})" if through else ""
+        raise ArgumentError(
+            f"model: the logits change with {hidden[0]!r}, but autograd finds no way to it{of}, so "
+            "that every derivative by it would be 0: a part that is detached, quantised or run "
+            f"without a graph; {WAY_OUT}, or freeze it by requires_grad_(False)"
+        )
 
     def _check_reached(self, problem: Any, some: frozenset[str], *, twice: bool) -> None:
         """Compare g and H z with differences: in the model's dtype, on dissent in float64."""

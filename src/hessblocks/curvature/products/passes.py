@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.losses import Batch, Batches, rows_together
-from hessblocks.curvature.products.determinism import check_same
 from hessblocks.curvature.products.guard import Guard, named_in_errors
-from hessblocks.curvature.products.row_independence import Comparison, check_rows
+from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
@@ -141,13 +140,13 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
             parameters.
         RunError: the model is random even in evaluation mode.
     """
-    limit = problem.memory_limit or default_limit(problem.device)
+    batches, processes, device = problem.batches, problem.processes, problem.device
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
     wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
     fixed = VECTORS * parameters + spare
-    rest = problem.processes.least(limit - fixed, problem.device)
-    rows = problem.processes.least(rest // cost.peak, problem.device)
+    rest = processes.least((problem.memory_limit or default_limit(device)) - fixed, device)
+    rows = processes.least(rest // cost.peak, device)
     if rows < 1:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
@@ -156,21 +155,20 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
         )
     if not twice:
         rows = max(1, rows // SAMPLES_SHARE)
-    if problem.device.type == "cpu":
+    if device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
     # a callable may tie its rows together; a limit is the user's word that it does not
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
     whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
-    shared = problem.processes.rows_each
     passes = Passes(
-        batches=problem.batches,
-        most=lambda given: given if whole else min(rows, shared(given)),
-        turns=problem.processes.turns,
+        batches=batches,
+        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
+        turns=processes.turns,
     )
     sizes = passes.sizes()
     most = max(sizes)
-    cut = len(sizes) > len(problem.batches) and rows not in problem.batches.compared
-    if problem.processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
+    cut = len(sizes) > len(batches) and rows not in batches.compared
+    if processes.least(-int(cut), device):  # in any of them, so that all pass alike
         comparison = Comparison(
             outputs=partial(_hidden, problem, twice=twice),
             parameters=problem.parameters,
@@ -179,15 +177,15 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
             dtype=cost.narrowest,
         )
         check_rows(problem, comparison)
-        problem.batches.compared.add(rows)
-    own_rows = max(sum(share) for share in problem.processes.shares(sizes))
+        batches.compared.add(rows)
+    own_rows = max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
     return Plan(
-        passes=replace(passes, idle=problem.processes.idle(len(passes), problem.device)),
-        hold=bool(problem.processes.least(int(hold), problem.device)),
+        passes=replace(passes, idle=processes.idle(len(passes), device)),
+        hold=bool(processes.least(int(hold), device)),
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),

@@ -29,7 +29,6 @@ from hessblocks.curvature.losses import (
     Readout,
     TextPositions,
     callable_loss,
-    check_finite,
     check_task,
     loss_of,
     make_loss_node,
@@ -45,16 +44,11 @@ from hessblocks.curvature.model_state import (
     forget_writes,
 )
 from hessblocks.curvature.products.calling import logits_of
-from hessblocks.curvature.products.determinism import notice_randomness
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
-from hessblocks.curvature.sharding import (
-    Cut,
-    all_or_none,
-    cuts_of,
-    own_rows,
-)
+from hessblocks.curvature.products.repeatability import notice_randomness
+from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 from hessblocks.linalg import Operand
@@ -365,10 +359,15 @@ class Problem(Operand):
             The loss as it came.
 
         Raises:
-            RunError: it is not, here or elsewhere.
+            RunError: it is not, here or elsewhere; the message says in which batch.
         """
         with all_or_none(self.device) if self.cuts else nullcontext():
-            return check_finite(total, batch)
+            if not abs(total) < float("inf"):
+                raise RunError(
+                    f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
+                    "look at its inputs, or use float32 or float64 parameters"
+                )
+        return total
 
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:
