@@ -164,14 +164,11 @@ def _vectors(
     problem: Problem, group: ParameterGroup, probes: int, seed: int, parts: int
 ) -> Iterator[Tensor]:
     """Random signs in blocks of (k, size), K in all; all unit vectors where there are no more."""
-    operator = Hessian(problem, group)
-    together = _together(problem, parts)
+    operator, together = Hessian(problem, group), _together(problem, parts)
     if group.size <= probes:
         unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
-        yield from unit.split(together)
-        return
-    for drawn in Probes(operator, seed=seed).blocks(probes, together):
-        yield drawn.T
+        return iter(unit.split(together))
+    return (drawn.T for drawn in Probes(operator, seed=seed).blocks(probes, together))
 
 
 def _together(problem: Problem, parts: int) -> int:

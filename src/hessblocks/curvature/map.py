@@ -263,11 +263,8 @@ def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimat
         found = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
         others.append(torch.stack(found).sum(0) if found else torch.zeros_like(own[-1]))
         counts.append(1 if columns[j].exact else len(own[-1]))
-        if (
-            not rows
-            and not any(_holds(columns, part, i, j) for i in places if i != j)
-            and len(columns) > 1
-        ):
+        alone = not rows and not any(_holds(columns, part, i, j) for i in places if i != j)
+        if alone and len(columns) > 1:
             return None
     outside = sum(float(o.sum()) / count for o, count in zip(others, counts, strict=True))
     total = outside + sum(float(d.sum()) / count for d, count in zip(own, counts, strict=True))

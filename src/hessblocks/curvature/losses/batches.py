@@ -49,15 +49,12 @@ class Batch:
 
         Token ids come before other inputs.
         """
-        if self.arguments:
-            first: Tensor = self.arguments[0]
-            return first
-        for name in ("input_ids", "pixel_values", "inputs_embeds"):
-            if name in self.keywords:
-                found: Tensor = self.keywords[name]
-                return found
+        usual = ("input_ids", "pixel_values", "inputs_embeds")
         named = _tensors(self.keywords)
-        return next(iter((self.ids or _without_masks(named) or named).values()))
+        others = (self.ids or _without_masks(named) or named).values()
+        own = (self.keywords[name] for name in usual if name in self.keywords)
+        first: Tensor = next(iter((*self.arguments, *own, *others)))
+        return first
 
     @property
     def ids(self) -> dict[str, Int[Tensor, "rows tokens"]]:

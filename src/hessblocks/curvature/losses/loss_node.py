@@ -16,7 +16,7 @@ The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -115,12 +115,8 @@ def make_loss_node(
     return _OfHidden(readout, loss, share, keep=keep)
 
 
-class _Piece(NamedTuple):
-    """Some rows and their derivatives by the logits."""
-
-    rows: slice
-    residual: Tensor
-    curvature: Callable[[Tensor], Tensor]
+_Piece = tuple[slice, Tensor, Callable[[Tensor], Tensor]]
+"""Some rows, and residual and curvature of their loss by the logits."""
 
 
 class _OfHidden(LossNode):
@@ -156,7 +152,7 @@ class _OfHidden(LossNode):
             yield from self._kept
             return
         for rows, loss, logits in self._by_rows():
-            yield _Piece(rows, *loss.at(logits, self._share))
+            yield (rows, *loss.at(logits, self._share))
 
     def total(self) -> float:
         return sum(loss.total(logits) for _, loss, logits in self._by_rows()) * self._share
@@ -165,10 +161,10 @@ class _OfHidden(LossNode):
         total, gradient = 0.0, torch.empty_like(self._hidden)
         for rows, loss, logits in self._by_rows():
             total += loss.total(logits) * self._share
-            piece = _Piece(rows, *loss.at(logits, self._share))
-            torch.mm(piece.residual, self._weight, out=gradient[rows])
+            residual, curvature = loss.at(logits, self._share)
+            torch.mm(residual, self._weight, out=gradient[rows])
             if self._kept is not None:
-                self._kept.append(piece)
+                self._kept.append((rows, residual, curvature))
         return total, self._spread(gradient[None])[0]
 
     def products(
@@ -190,8 +186,7 @@ class _OfHidden(LossNode):
             else own.started()[None]
             for shape, want, move, own in zip(shapes, wanted, moves, sums, strict=False)
         ]
-        for piece in self._pieces():
-            rows, residual = piece.rows, piece.residual
+        for rows, residual, curvature in self._pieces():
             for block in _cut(together, rows_together(residual.numel())):
                 into = [None if t is None else t[block] for t in (*found, None)[:3]]
                 if into[0] is not None:
@@ -200,7 +195,7 @@ class _OfHidden(LossNode):
                 to, change, shift = (None if t is None else t[block] for t in (a, changes, shifts))
                 to = None if to is None else to[:, rows]
                 if curves:
-                    curved = piece.curvature(self._pushed(to, at, change, shift))
+                    curved = curvature(self._pushed(to, at, change, shift))
                     self._add(into, curved, at, self._weight.expand(len(at), -1, -1))
                     if into[2] is not None:
                         into[2] += curved.sum(1)

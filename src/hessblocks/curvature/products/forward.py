@@ -158,7 +158,7 @@ class Forward:
             cuts: of sharded parameters, by name; empty where the model is whole.
         """
         self._model, self._cuts = model, cuts
-        self._call = Call(model, shift_labels=loss == "seq2seq", own_loss=isinstance(loss, str))
+        self._call = Call(model, loss)
         self._mode = Mode.LAZY_LOGITS
         self._recomputed = False
 
