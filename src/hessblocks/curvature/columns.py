@@ -22,6 +22,9 @@ from hessblocks.curvature.products import Block, Hessian, Problem, default_limit
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
+Blocks = Iterable[Float[Tensor, "k entries"]]
+Squares = dict[Part, Float[Tensor, "K rows"]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSquares:
@@ -93,7 +96,7 @@ def column_squares(
 
     block = Block(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
 
-    def measured(blocks: Iterable[Tensor]) -> dict[Part, Tensor]:
+    def measured(blocks: Blocks) -> Squares:
         pieces = [squared_products(problem, vectors, wanted, block) for vectors in blocks]
         return {part: torch.cat([piece[part].cpu() for piece in pieces]) for part in parts}
 
@@ -120,11 +123,7 @@ def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
     return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
 
 
-def _fill_missed(
-    values: Mapping[Part, Float[Tensor, "K rows"]],
-    measured: Callable[[Iterable[Tensor]], Mapping[Part, Float[Tensor, "K rows"]]],
-    source: Probes,
-) -> None:
+def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source: Probes) -> None:
     """Replace zeros of blocks that all signs missed by what Gaussian probes give, in place.
 
     Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it

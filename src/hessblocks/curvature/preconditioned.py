@@ -222,7 +222,7 @@ def _inverse_root(
     return scale[0]
 
 
-def _root(optimizer: Optimizer, parameter: Tensor, settings: Mapping[str, Any] | None) -> Tensor:
+def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None) -> Tensor:
     """D^(-1/2) of one parameter; without state its gradient was never taken, and it stays."""
     own, state = parameter.detach(), optimizer.state.get(parameter)
     if settings is None or not (state or isinstance(optimizer, SGD)):
@@ -232,7 +232,8 @@ def _root(optimizer: Optimizer, parameter: Tensor, settings: Mapping[str, Any] |
     (beta, decay), step = map(float, settings["betas"]), float(state["step"])
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]).to(working_dtype(own.dtype))
     size = (second / (1 - decay**step)).sqrt() + float(settings["eps"])
-    return ((1 - beta**step) * size).rsqrt()
+    root: Tensor = ((1 - beta**step) * size).rsqrt()
+    return root
 
 
 def _edge(settings: Mapping[str, Any]) -> float:

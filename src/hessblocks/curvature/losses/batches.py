@@ -90,10 +90,6 @@ class Batch:
             seen.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return seen.digest()
 
-    def on(self, device: torch.device) -> Batch:
-        """Move the batch to another device."""
-        return unpack(self.raw, device, number=self.number)
-
     def split(self, rows: int) -> list[Batch]:
         """Cut the batch into pieces of at most so many rows."""
         if rows >= self.rows:
@@ -263,7 +259,7 @@ class Batches:
             RunError: a loader gives other batches than before.
         """
         for batch in self._again() if self._kept is None else self._kept:
-            yield batch.on(self._device)
+            yield unpack(batch.raw, self._device, number=batch.number)
 
     def _again(self) -> Iterator[Batch]:
         number = -1

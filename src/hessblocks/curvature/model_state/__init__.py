@@ -1,7 +1,6 @@
 """Guard a model's state between two measurements: fingerprints, write protection, one thread."""
 
-from hessblocks.curvature.model_state.checksums import checksums
-from hessblocks.curvature.model_state.fingerprints import Fingerprint, fingerprint_of
+from hessblocks.curvature.model_state.fingerprints import Fingerprint, checksums, fingerprint_of
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
 from hessblocks.curvature.model_state.write_protection import (
     evaluation_mode,

@@ -213,11 +213,10 @@ class WriteProtection:
 
     def _fill(self, name: str, container: Any) -> None:
         """Copies in the place of the tensors of a container."""
-        mapping = isinstance(container, dict)
-        values = container.values() if mapping else container
-        if set(map(type, values)) <= PLAIN:  # long lists of numbers stay fast
+        items = [*(container.items() if isinstance(container, dict) else enumerate(container))]
+        if {type(value) for _, value in items} <= PLAIN:  # long lists of numbers stay fast
             return
-        for key, value in [*(container.items() if mapping else enumerate(container))]:
+        for key, value in items:
             container[key] = self._copied(f"{name}[{key!r}]", value)
 
 

@@ -48,7 +48,6 @@ WAY_OUT = (
 
 WITHOUT = "NotImplemented"
 """How nodes end that torch puts where an operation has no derivative."""
-FLOATS = "use the model in floating point, or freeze what lies below by requires_grad_(False)"
 
 FIRST = (
     "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
@@ -160,7 +159,7 @@ class Guard:
             raise ArgumentError(
                 f"model: {what} stands for an operation that torch has no derivative of (int8 "
                 "layers, an operator of an extension), which counts as 0 in every derivative; "
-                f"{FLOATS}"
+                "use the model in floating point, or freeze what lies below by requires_grad_(False)"
             )
         with named_in_errors(functions):
             verdict, message = _compare(problem, self.row, names, twice=twice)

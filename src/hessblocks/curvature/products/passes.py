@@ -5,14 +5,12 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -169,14 +167,10 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
     most = max(sizes)
     cut = len(sizes) > len(batches) and rows not in batches.compared
     if processes.least(-int(cut), device):  # in any of them, so that all pass alike
-        comparison = Comparison(
-            outputs=partial(_hidden, problem, twice=twice),
-            parameters=problem.parameters,
-            most=passes.most,
-            fitting=rest // cost.bare,
-            dtype=cost.narrowest,
+        fitting, dtype = rest // cost.bare, cost.narrowest
+        check_rows(
+            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
         )
-        check_rows(problem, comparison)
         batches.compared.add(rows)
     own_rows = max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
@@ -269,12 +263,3 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
         guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
     )
-
-
-def _hidden(
-    problem: Any, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
-) -> Float[Tensor, "..."]:
-    """Compute the logits of a batch, or the hidden states that the last layer multiplies."""
-    with torch.no_grad():
-        hidden: Tensor = problem.forward(batch, parameters, twice=twice)[0].hidden
-    return hidden

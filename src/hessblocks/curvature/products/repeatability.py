@@ -113,10 +113,10 @@ def _loader_notices(batches: Any) -> Iterator[str]:
 class Comparison:
     """Outputs of a batch's rows among all rows, against those among their piece."""
 
-    outputs: Callable[[Batch, Parameters], Float[Tensor, "..."]]
-    """Of the model for a batch at some parameters, rows first, without a graph."""
-    parameters: Parameters
-    """Where the model stands."""
+    problem: Any
+    """Model and batches."""
+    twice: bool
+    """Whether passes are those of second derivatives."""
     most: Callable[[int], int]
     """Rows a piece may have, from the rows of its batch."""
     fitting: int
@@ -124,6 +124,12 @@ class Comparison:
     it."""
     dtype: torch.dtype
     """The narrowest that the model computes in."""
+
+    def outputs(self, batch: Batch, point: Parameters) -> Float[Tensor, "..."]:
+        """Compute logits at some parameters, or the hidden states that the last layer multiplies."""
+        with torch.no_grad():
+            readout: Readout = self.problem.forward(batch, point, twice=self.twice)[0]
+        return readout.hidden
 
     def cuts(self, rows: int) -> bool:
         """Tell whether a batch of so many rows is cut."""
@@ -147,11 +153,11 @@ class Comparison:
         Returns:
             A sentence, or None where it may be cut.
         """
-        points = [self.parameters]
+        points = [self.problem.parameters]
         try:
             change = self._change(batch, points)
             if again and change > self._bound:
-                change = self._change(batch, [*points, _moved(self.parameters)])
+                change = self._change(batch, [*points, _moved(self.problem.parameters)])
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
@@ -231,13 +237,12 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
-def check_rows(problem: Any, comparison: Comparison) -> None:
+def check_rows(comparison: Comparison) -> None:
     """Refuse to cut batches whose rows depend on each other.
 
     Every batch that is cut is compared, each by one of the processes that share them.
 
     Args:
-        problem: its batches, and the processes that work on them together.
         comparison: how they are cut.
 
     Raises:
@@ -246,6 +251,7 @@ def check_rows(problem: Any, comparison: Comparison) -> None:
 
     Cost: two forward passes of what is cut, once.
     """
+    problem = comparison.problem
     batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
     own = set(numbers[processes.turns])
@@ -258,7 +264,7 @@ def check_rows(problem: Any, comparison: Comparison) -> None:
         if refusal and not processes.sharded:
             break
     for _ in range(idle):
-        comparison.outputs(replace(batches.widest_row, idle=True), comparison.parameters)
+        comparison.outputs(replace(batches.widest_row, idle=True), problem.parameters)
     refused = processes.least(-int(refusal is not None), device)
     if refusal:
         raise refusal
