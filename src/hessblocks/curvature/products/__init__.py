@@ -22,6 +22,7 @@ from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     Block,
     PrecisionWarning,
+    own_products,
     say_precision,
     squared_products,
     total_products,
