@@ -105,7 +105,7 @@ def test_whatever_goes_wrong_the_other_processes_are_told() -> None:
     with patch("torch.distributed.all_reduce") as reduce:
         operator = Hessian(problem, group)
         assert problem.plan
-        problem.plan.passes[0].keywords["input_ids"][0, 3] = 99  # no such token
+        next(iter(problem.plan.passes)).keywords["input_ids"][0, 3] = 99  # no such token
         with pytest.raises(ArgumentError, match="outside the model's vocabulary"):
             _ = operator @ torch.ones(group.size, 1, dtype=torch.float64)
     (told,) = reduce.call_args.args
