@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks._resident import Resident
 from hessblocks.curvature import Hessian, Problem, parameter_groups, sharded
 from hessblocks.curvature.groups import merge
-from hessblocks.curvature.products import own_products
+from hessblocks.curvature.products import Block, own_products
 from hessblocks.curvature.sharding import OwnEntries
 
 ROUNDS = 5
@@ -61,7 +61,8 @@ def measured() -> dict[str, float]:
     mine = own.read(vector)
 
     def product() -> torch.Tensor:
-        return own_products(problem, mine, own.group, own.group, ["full"])["full"]
+        block = Block(rows=own.group, columns=own.group, parts=["full"])
+        return own_products(problem, mine, block)["full"]
 
     with Resident().counted() as resident:
         difference = product() - own.read(expected[None])

@@ -28,7 +28,7 @@ from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.products import forward as forward_module
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.totals import own_products
+from hessblocks.curvature.products.totals import Block, own_products
 from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import HessblocksError
@@ -151,14 +151,15 @@ def own_vectors() -> dict[str, float]:
     problem = Problem(sharded(case.model), case.batches)
     own = OwnEntries.of(group, problem.cuts)
     mine = own.read(vectors)
+    block = Block(rows=own.group, columns=own.group, parts=["full"])
     with Resident().counted() as resident:
         for _ in range(2):
-            found = own_products(problem, mine, own.group, own.group, ["full"])["full"]
+            found = own_products(problem, mine, block)["full"]
     with (
         patch.object(dist, "all_gather_into_tensor", wraps=dist.all_gather_into_tensor) as gathers,
         patch.object(dist, "reduce_scatter_tensor", wraps=dist.reduce_scatter_tensor) as sums,
     ):
-        own_products(problem, mine, own.group, own.group, ["full"])
+        own_products(problem, mine, block)
     held = sum(weight.numel() for weight in problem.weights.values())
     difference = found - own.read(expected[None])
     return {

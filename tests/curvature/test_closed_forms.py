@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hessblocks.curvature.closed.pointwise import Curve, Gelu, Silu, Tanh, TanhGelu
 from hessblocks.curvature.closed.swap import ClosedForms, swap_activations
 from hessblocks.curvature.closed.watch import Watch
-from hessblocks.curvature.products.backend import evaluation_mode
+from hessblocks.curvature.model_state import evaluation_mode
 from hessblocks.errors import RunError
 
 PADDING = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])

@@ -27,9 +27,9 @@ def test_a_triangle_reads_each_block_once_and_a_diagonal_only_own_blocks(
     asked: dict[str, list[str]] = {}
     real = maps.column_squares
 
-    def noted(problem: Any, given: Any, name: str, **options: Any) -> Any:
-        asked[name] = list(options["rows"])
-        return real(problem, given, name, **options)
+    def noted(problem: Any, given: Any, name: str, rows: list[str], *options: Any) -> Any:
+        asked[name] = list(rows)
+        return real(problem, given, name, rows, *options)
 
     monkeypatch.setattr(maps, "column_squares", noted)
     found = {

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.losses import Readout
-from hessblocks.curvature.products.determinism import RepeatabilityWarning, check_same
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatability import RepeatabilityWarning, check_same
 from hessblocks.errors import RunError
 from tests.curvature.cases import stir
 

@@ -16,8 +16,7 @@ from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.token_moments import attention_moments
 from hessblocks.curvature.last_layer import FAMILIES
-from hessblocks.curvature.verification.last_layers import compare, verify_last_blocks
-from hessblocks.curvature.verification.places import places
+from hessblocks.curvature.verification.last_layers import compare, places, verify_last_blocks
 from hessblocks.curvature.verification.tiny_models import (
     FAMILY_MODELS,
     batch_of,

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
-from hessblocks.curvature.products.determinism import RepeatabilityWarning
 from hessblocks.curvature.products.distributed import Processes
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.errors import ArgumentError, RunError
 from tests.curvature.cases import stir
 from tests.curvature.live_bytes import LiveBytes

@@ -19,7 +19,7 @@ from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.last_block import exact_attention_curvature
 from hessblocks.curvature.last_layer import last_attention
 from hessblocks.curvature.losses.batches import unpack
-from hessblocks.curvature.products.backend import evaluation_mode
+from hessblocks.curvature.model_state import evaluation_mode
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
 from tests.curvature.oracle import Dense, dense

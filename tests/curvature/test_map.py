@@ -383,6 +383,14 @@ def test_an_infinite_slope_behind_a_finite_loss_names_the_group() -> None:
         curvature_map(problem, parameter_groups(model))
 
 
+def test_products_whose_squares_leave_float64_are_refused() -> None:
+    model = torch.nn.Linear(1, 1, dtype=torch.float64)
+    rows = 1e90 * torch.ones(2, 1, dtype=torch.float64)
+    problem = Problem(model, [(rows, torch.ones_like(rows))], "regression")
+    with pytest.raises(RunError, match=r"products of outer with weight are not finite"):
+        column_squares(problem, parameter_groups(model, "tensor"), "weight")
+
+
 def test_columns_can_be_combined_from_files() -> None:
     case, _ = solved("regression")
     groups = parameter_groups(case.model)

@@ -92,9 +92,9 @@ def test_a_share_needs_processes() -> None:
 def test_the_shares_of_the_processes_are_all_passes_once(count: int) -> None:
     passes = list(range(7))
     shares = [Processes(shard="batches", rank=rank, count=count) for rank in range(count)]
-    assert sorted(p for each in shares for p in each.own_passes(passes)) == passes
-    assert [each.own_passes(passes) for each in shares] == shares[0].shares(passes)
-    assert Processes(shard="vectors", rank=0, count=count).own_passes(passes) == passes
+    assert sorted(p for each in shares for p in passes[each.turns]) == passes
+    assert [passes[each.turns] for each in shares] == shares[0].shares(passes)
+    assert passes[Processes(shard="vectors", rank=0, count=count).turns] == passes
 
 
 def test_whatever_goes_wrong_the_other_processes_are_told() -> None:
@@ -105,7 +105,7 @@ def test_whatever_goes_wrong_the_other_processes_are_told() -> None:
     with patch("torch.distributed.all_reduce") as reduce:
         operator = Hessian(problem, group)
         assert problem.plan
-        problem.plan.passes[0].keywords["input_ids"][0, 3] = 99  # no such token
+        next(iter(problem.plan.passes)).keywords["input_ids"][0, 3] = 99  # no such token
         with pytest.raises(ArgumentError, match="outside the model's vocabulary"):
             _ = operator @ torch.ones(group.size, 1, dtype=torch.float64)
     (told,) = reduce.call_args.args

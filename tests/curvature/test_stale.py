@@ -17,8 +17,7 @@ from torch.nn.utils import parametrizations, parametrize
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.model_state.checksums import checksums
-from hessblocks.curvature.model_state.fingerprints import fingerprint_of
+from hessblocks.curvature.model_state.fingerprints import checksums, fingerprint_of
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import stir
 

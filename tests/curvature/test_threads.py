@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import hessblocks as hb
 from hessblocks.curvature.closed import Shared, watching
 from hessblocks.curvature.closed.watch import note_derivative
-from hessblocks.curvature.products.backend import differentiable
+from hessblocks.curvature.products.forward import differentiable
 from tests.curvature.cases import stir
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).double()

@@ -11,7 +11,7 @@ from hessblocks.curvature.exact import (
     exact_last_block,
     second_moment_figure,
 )
-from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, norm_rows
+from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, heterogeneity, norm_rows
 from hessblocks.curvature.groups import (
     ParameterGroup,
     ParameterView,
@@ -26,12 +26,7 @@ from hessblocks.curvature.groups import (
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
-from hessblocks.curvature.map import (
-    CurvatureMap,
-    combine_columns,
-    combine_samples,
-    curvature_map,
-)
+from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
 from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,
@@ -102,4 +97,3 @@ __all__ = [
     "select_groups",
     "sharded",
 ]
-from hessblocks.curvature.norm_ratio import heterogeneity

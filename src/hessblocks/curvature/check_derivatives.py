@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
 from hessblocks.curvature.products import (
+    Block,
     Evaluated,
     Problem,
     groups_of,
@@ -30,7 +32,6 @@ from hessblocks.curvature.witness import (
     compare_slopes,
     direction,
     inner,
-    tolerance,
 )
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import Tabular
@@ -151,29 +152,24 @@ def check_derivatives(
 def _checked(
     problem: Problem, passes: Sequence[Any], groups: Mapping[str, ParameterGroup], seed: int
 ) -> DerivativeCheck:
-    parameters, allowed = problem.parameters, tolerance(problem.parameters)
+    parameters = problem.parameters
     along = direction(parameters, parameters, seed)
     function = Evaluated(problem, passes, tuple(parameters))
     gradient = function.at(parameters, True)[1]
     product = _product(problem, passes, along)
 
     def rows(seen: Differences) -> list[Comparison]:
-        tensors = (product, seen.rows, seen.errors, gradient)
-        return [
-            compare_rows([_entries(group, one) for one in tensors], seen, allowed)
-            for group in groups.values()
-        ]
+        each = (partial(_entries, group) for group in groups.values())
+        return [compare_rows(entries, product, gradient, seen) for entries in each]
 
     def slope(group: ParameterGroup) -> Comparison:
         inside = _within(group, along)
         found = inner(gradient, inside)
-        return compare_at_steps(
-            function.at,
-            parameters,
-            inside,
-            lambda seen: [compare_slopes(found, seen, allowed)],
-            gradients=False,
-        )[0]
+
+        def compare(seen: Differences) -> list[Comparison]:
+            return [compare_slopes(found, seen)]
+
+        return compare_at_steps(function.at, parameters, inside, compare, gradients=False)[0]
 
     second = compare_at_steps(function.at, parameters, along, rows, gradients=True)
     found = [
@@ -190,7 +186,8 @@ def _product(problem: Problem, passes: Sequence[Any], along: Tensors) -> Tensors
     vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
     everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
     z = _entries(everything, along)[None]
-    found = total_products(free, z, everything, everything, ["full"])["full"]
+    block = Block(rows=everything, columns=everything, parts=["full"])
+    found = total_products(free, z, block)["full"]
     return {name: one[0] for name, one in everything.scatter(found, along).items()}
 
 

@@ -17,15 +17,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.products import (
-    Hessian,
-    Problem,
-    default_limit,
-    squared_products,
-)
+from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.products import Block, Hessian, Problem, default_limit, squared_products
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
+
+Blocks = Iterable[Float[Tensor, "k entries"]]
+Squares = dict[Part, Float[Tensor, "K rows"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +54,11 @@ def column_squares(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],
     column: str,
-    *,
     rows: Sequence[str] | None = None,
     parts: Sequence[Part] = PARTS,
     probes: int = 16,
     seed: int = 0,
+    by_name: bool = True,
 ) -> ColumnSquares:
     """Multiply probes in one group and measure each group's share of the products.
 
@@ -76,6 +74,7 @@ def column_squares(
         parts: which of H_o, H_f and H; they share the products.
         probes: K, at least 4.
         seed: of the probes.
+        by_name: whether groups of equal size draw others from it.
 
     Returns:
         The squares of each group and part.
@@ -88,44 +87,17 @@ def column_squares(
         nothing but zeros; memory of one vector of all rows for each part and probe taken together,
         bounded by the problem's memory limit.
     """
-    own = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
-    return measured_squares(problem, groups, column, rows or list(groups), parts, probes, seed=own)
-
-
-def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
-    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
-    place = names.index(column)
-    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
-
-
-def measured_squares(
-    problem: Problem,
-    groups: Mapping[str, ParameterGroup],
-    column: str,
-    rows: Sequence[str],
-    parts: Sequence[Part],
-    probes: int,
-    seed: int,
-) -> ColumnSquares:
-    """Measure as `column_squares` does, with the seed of the probes themselves.
-
-    Returns:
-        The squares of each group of rows and part.
-
-    Raises:
-        ArgumentError: too few probes.
-        RunError: a product is not finite.
-    """
     check_probes(probes)
-    group = groups[column]
+    if by_name:
+        seed = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
+    group, rows = groups[column], rows or list(groups)
     wanted = [groups[name] for name in rows]
     later = [name for one in groups.values() for name in one.parameters]
 
-    def measured(blocks: Iterable[Tensor]) -> dict[Part, Tensor]:
-        pieces = [
-            squared_products(problem, vectors, wanted, group, parts, later=later)
-            for vectors in blocks
-        ]
+    block = Block(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
+
+    def measured(blocks: Blocks) -> Squares:
+        pieces = [squared_products(problem, vectors, wanted, block) for vectors in blocks]
         return {part: torch.cat([piece[part].cpu() for piece in pieces]) for part in parts}
 
     values = measured(_vectors(problem, group, probes, seed, len(parts)))
@@ -145,11 +117,13 @@ def measured_squares(
     return ColumnSquares(column=column, exact=exact, squares=squares)
 
 
-def _fill_missed(
-    values: Mapping[Part, Float[Tensor, "K rows"]],
-    measured: Callable[[Iterable[Tensor]], Mapping[Part, Float[Tensor, "K rows"]]],
-    source: Probes,
-) -> None:
+def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
+    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
+    place = names.index(column)
+    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
+
+
+def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source: Probes) -> None:
     """Replace zeros of blocks that all signs missed by what Gaussian probes give, in place.
 
     Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it
@@ -189,14 +163,11 @@ def _vectors(
     problem: Problem, group: ParameterGroup, probes: int, seed: int, parts: int
 ) -> Iterator[Tensor]:
     """Random signs in blocks of (k, size), K in all; all unit vectors where there are no more."""
-    operator = Hessian(problem, group)
-    together = _together(problem, parts)
+    operator, together = Hessian(problem, group), _together(problem, parts)
     if group.size <= probes:
         unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
-        yield from unit.split(together)
-        return
-    for drawn in Probes(operator, seed=seed).blocks(probes, together):
-        yield drawn.T
+        return iter(unit.split(together))
+    return (drawn.T for drawn in Probes(operator, seed=seed).blocks(probes, together))
 
 
 def _together(problem: Problem, parts: int) -> int:

@@ -10,7 +10,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -18,13 +20,8 @@ import torch
 from hessblocks.conventions import Part
 from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Problem, total_products
-from hessblocks.curvature.sampled import (
-    Sampling,
-    gram_matrices,
-    plan_samples,
-    root_is_known,
-)
+from hessblocks.curvature.products import Block, Problem, total_products
+from hessblocks.curvature.sampled import Sampling, gram_matrices, plan_samples, root_is_known
 from hessblocks.errors import ArgumentError, check_name, in_units
 from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
 
@@ -125,17 +122,27 @@ def decide(
     started, measured = time.perf_counter(), bool(budget or tell or LOG.isEnabledFor(logging.INFO))
     sampling = None
     if method == "sampled" or (method == "auto" and _sampling_is_cheaper(work, probes)):
-        sampling = _fitting(work, SAMPLES_A_PROBE * probes, needed=method == "sampled")
-    way = _sampled if sampling else _by_probes
-    cost, fixed, each = way(work, sampling, probes, measured)
+        # samples that do not fit the memory are refused where somebody insists on them
+        with nullcontext() if method == "sampled" else suppress(ArgumentError):
+            sampling = plan_samples(work.problem, work.groups, SAMPLES_A_PROBE * probes)
+    price = _of_samples(work, sampling, measured) if sampling else _of_probes(work, measured)
+    fixed, each, peak = price
+    count = sampling.batches * sampling.size if sampling else probes
     if budget is not None:
-        count = _affordable(work, cost, fixed, each, 60 * budget - (time.perf_counter() - started))
+        left = 60 * budget - (time.perf_counter() - started)
+        count = _affordable(work, sampling is not None, fixed, each, left)
         if sampling:
             sampling = plan_samples(work.problem, work.groups, count)
-            cost = replace(cost, bytes=sampling.bytes)
-            count = sampling.batches * sampling.size
-        products = count if sampling else work.products(count)
-        cost = replace(cost, count=count, products=products, seconds=fixed + each * products)
+            count, peak = sampling.batches * sampling.size, sampling.bytes
+    products = count if sampling else work.products(count)
+    cost = Cost(
+        method="sampled" if sampling else "probes",
+        count=count,
+        groups=len(work.groups),
+        products=products,
+        seconds=fixed + each * products if measured else None,
+        bytes=peak,
+    )
     if measured:
         (tell or LOG.info)(cost if tell else str(cost))  # type: ignore[arg-type]
     return cost, sampling
@@ -149,71 +156,34 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
     return SAMPLE * samples < PRODUCT[work.blocks] * work.products(probes)
 
 
-def _fitting(work: Work, samples: int, *, needed: bool) -> Sampling | None:
-    """Plan the samples; None where they do not fit the memory and nobody insists on them."""
-    try:
-        return plan_samples(work.problem, work.groups, samples)
-    except ArgumentError:
-        if needed:
-            raise
-        return None
-
-
-def _sampled(
-    work: Work, sampling: Sampling | None, probes: int, measured: bool
-) -> tuple[Cost, float, float]:
-    """Cost of samples, its share that is spent once, and that of each."""
-    assert sampling
-    count = sampling.batches * sampling.size
+def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, float, int]:
+    """Seconds that are spent once, seconds of each sample, and bytes."""
     one = replace(sampling, batches=1, size=1)
     seconds = (
         _clocked(lambda: gram_matrices(work.problem, work.groups, one), work) if measured else 0.0
     )
-    fixed, each = sampling.batches * FORWARD * seconds, (1 - FORWARD) * seconds
-    cost = Cost(
-        method="sampled",
-        count=count,
-        groups=len(work.groups),
-        products=count,
-        seconds=fixed + each * count if measured else None,
-        bytes=sampling.bytes,
-    )
-    return cost, fixed, each
+    return sampling.batches * FORWARD * seconds, (1 - FORWARD) * seconds, sampling.bytes
 
 
-def _by_probes(
-    work: Work, sampling: Sampling | None, probes: int, measured: bool
-) -> tuple[Cost, float, float]:
-    """Cost of probes, the share spent once, and that of each probe in the dearest column."""
+def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
+    """Seconds that are spent once, seconds of each probe in the dearest column, and bytes."""
     problem, groups = work.problem, work.groups
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
     later = [one for known in groups.values() for one in known.parameters]
+    block = Block(rows=rows, columns=group, parts=work.parts, later=later)
     like = problem.parameters[group.parameters[0]]
     vector = torch.ones(1, group.size, dtype=like.dtype, device=like.device)
-
-    def product() -> object:
-        return total_products(problem, vector, rows, group, work.parts, later=later)
-
     fixed = each = 0.0
     if measured:
-        each = _clocked(product, work)
+        each = _clocked(partial(total_products, problem, vector, block), work)
         if problem.plan.hold:  # the first has built the graphs
-            fixed, each = each, _clocked(product, work)
-    products = work.products(probes)
+            fixed, each = each, _clocked(partial(total_products, problem, vector, block), work)
     vectors = (1 + len(work.parts)) * rows.size * problem.plan.together * like.element_size()
-    cost = Cost(
-        method="probes",
-        count=probes,
-        groups=len(groups),
-        products=products,
-        seconds=fixed + each * products if measured else None,
-        bytes=problem.plan.peak + vectors,
-    )
-    return cost, fixed, each
+    return fixed, each, problem.plan.peak + vectors
 
 
-def _affordable(work: Work, cost: Cost, fixed: float, each: float, seconds: float) -> int:
+def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: float) -> int:
     """Probes or samples that so many seconds allow; the same in every process.
 
     Returns:
@@ -222,7 +192,6 @@ def _affordable(work: Work, cost: Cost, fixed: float, each: float, seconds: floa
     Raises:
         ArgumentError: fewer than an error bar needs.
     """
-    sampled = cost.method == "sampled"
     least = FEWEST_SAMPLES if sampled else FEWEST_PROBES
     products = least if sampled else work.products(least)
     at_once = 1 if sampled else len(work.groups)

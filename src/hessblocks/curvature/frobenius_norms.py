@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
-from hessblocks.curvature.columns import check_probes, measured_squares
+from hessblocks.curvature.columns import check_probes, column_squares
 from hessblocks.curvature.cost import Tell, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.norm_ratio import heterogeneity
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import Estimate, norms_from_pairs
-from hessblocks.statistics import Heterogeneity
+from hessblocks.statistics import Heterogeneity, ends
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     """Frobenius norms of the groups' own blocks: group name → part → estimate."""
 
     def __init__(
-        self,
-        groups: Mapping[str, ParameterGroup],
-        norms: Mapping[str, dict[Part, Estimate]],
+        self, groups: Mapping[str, ParameterGroup], norms: Mapping[str, dict[Part, Estimate]]
     ) -> None:
         """Hold `norms`, and of which groups they are."""
         super().__init__(norms)
@@ -71,15 +68,10 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         series = []
         for part in self.parts:
             found = [parts[part] for parts in self.values()]
-            series.append(
-                Series(
-                    name=SYMBOLS[part],
-                    x=tuple(map(float, range(len(self)))),
-                    y=tuple(max(one.value, 0.0) for one in found),
-                    error=tuple(one.standard_error for one in found),
-                    line=False,
-                )
-            )
+            values = tuple(max(one.value, 0.0) for one in found)
+            errors = tuple(one.standard_error for one in found)
+            places = tuple(map(float, range(len(self))))
+            series.append(Series(name=SYMBOLS[part], x=places, y=values, error=errors, line=False))
         panel = Panel(
             title="Curvature of each group",
             x_label="",
@@ -142,7 +134,7 @@ def group_norms(
         return GroupNorms(groups, sampled)
     found: dict[str, dict[Part, Estimate]] = {}
     for name in groups:
-        own = measured_squares(problem, groups, name, [name], parts, cost.count, seed)
+        own = column_squares(problem, groups, name, [name], parts, cost.count, seed, by_name=False)
         found[name] = {part: own.norm(part, name) for part in parts}
     return GroupNorms(groups, found)
 
@@ -152,6 +144,32 @@ def _check_parts(parts: Sequence[Part]) -> None:
         raise ArgumentError(f"parts: expected a list of some of {', '.join(PARTS)}, got {parts!r}")
     for part in parts:
         check_name("part", part, PARTS)
+
+
+def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
+    """Divide the largest norm by the smallest; norms of exactly 0 are left out and named.
+
+    Args:
+        norms: of the groups' own blocks.
+
+    Returns:
+        The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a
+        fourth of the interval's width.
+    """
+    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
+    if found is None:
+        nothing = Estimate(value=0.0, method="exact")
+        return Heterogeneity(ratio=nothing, largest="", smallest="", zero_groups=zero_groups)
+    both = norms[found.largest], norms[found.smallest]
+    exact = not found.standard_error and all(end.method == "exact" for end in both)
+    ratio = Estimate(
+        value=found.ratio,
+        standard_error=found.standard_error or 0.0,
+        probes=max(end.probes for end in both),
+        method="exact" if exact else "estimate",
+    )
+    return Heterogeneity(**{**vars(found), "ratio": ratio}, zero_groups=zero_groups)
 
 
 def norm_rows(

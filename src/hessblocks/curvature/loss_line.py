@@ -107,11 +107,9 @@ def loss_along(
             raise ArgumentError(
                 f"direction: {name!r}: expected a tensor of real numbers, got {kind}"
             )
-        if tuple(tensor.shape) != shapes.get(name):
-            wanted = shapes.get(name, "a trainable parameter's name")
-            raise ArgumentError(
-                f"direction: {name!r}: expected {wanted}, got shape {tuple(tensor.shape)}"
-            )
+        shape = tuple(tensor.shape)
+        if shape != (wanted := shapes.get(name, "a trainable parameter's name")):
+            raise ArgumentError(f"direction: {name!r}: expected {wanted}, got shape {shape}")
     own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
     moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
     losses = []

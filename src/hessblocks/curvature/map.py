@@ -6,8 +6,10 @@ Letters: K probes, s_ij = ‖H_ij‖_F², G groups, B batches of S samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +25,8 @@ from hessblocks.curvature.columns import (
     rows_of,
 )
 from hessblocks.curvature.cost import Blocks, Tell, Way, Work, decide
+from hessblocks.curvature.frobenius_norms import heterogeneity
 from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.norm_ratio import heterogeneity
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import check_name
@@ -70,11 +72,8 @@ class CurvatureMap(Tabular):
     def __str__(self) -> str:
         """Say of what the map is, how uneven it is, and what was spent."""
         own = next(iter(self.table.values()))
-        spent = (
-            f", {own.probes} {'samples' if self.method == 'sampled' else 'probes'}"
-            if own.probes
-            else ""
-        )
+        kind = "samples" if self.method == "sampled" else "probes"
+        spent = f", {own.probes} {kind}" if own.probes else ""
         read = f"map of {SYMBOLS[self.part]}, {len(self.names)} groups{spent}"
         return f"{read}; own blocks: {self.heterogeneity}"
 
@@ -89,13 +88,8 @@ class CurvatureMap(Tabular):
         """
         from hessblocks.drawing import draw_heatmap
 
-        values = [
-            [
-                self.table[row, column].value if (row, column) in self.table else math.nan
-                for column in self.names
-            ]
-            for row in self.names
-        ]
+        known = {place: norm.value for place, norm in self.table.items()}
+        values = [[known.get((i, j), math.nan) for j in self.names] for i in self.names]
         return draw_heatmap(self.names, self.layers, values, part=self.part, ax=ax)
 
 
@@ -158,17 +152,10 @@ def curvature_map(
     if sampling:
         grams = gram_matrices(problem, groups, sampling, seed=seed)
         return combine_samples(groups, grams.products, own=blocks == "diagonal")
+    names = list(groups)
     columns = [
-        column_squares(
-            problem,
-            groups,
-            name,
-            rows=rows_of(list(groups), name, blocks),
-            parts=[part],
-            probes=cost.count,
-            seed=seed,
-        )
-        for name in groups
+        column_squares(problem, groups, n, rows_of(names, n, blocks), [part], cost.count, seed)
+        for n in names
     ]
     return combine_columns(groups, columns, part)
 
@@ -186,20 +173,12 @@ def combine_samples(
     Returns:
         The map.
     """
-    names, found = tuple(groups), norms_from_pairs(products)
-    return CurvatureMap(
-        part="outer",
-        names=names,
-        layers=tuple(group.layer for group in groups.values()),
-        table={
-            (row, column): found.norm(i, j)
-            for i, row in enumerate(names)
-            for j, column in enumerate(names)
-            if i == j or not own
-        },
-        off_diagonal_share=None if own or overlap(groups.values()) else found.off_diagonal_share,
-        method="sampled",
-    )
+    found = norms_from_pairs(products)
+
+    def cell(i: int, j: int) -> Estimate | None:
+        return found.norm(i, j) if i == j or not own else None
+
+    return _map(groups, "outer", cell, None if own else found.off_diagonal_share, "sampled")
 
 
 def combine_columns(
@@ -216,18 +195,26 @@ def combine_columns(
     Returns:
         The map of that part.
     """
+    cell = partial(_cell, columns, part)
+    return _map(groups, part, cell, _off_diagonal_share(columns, part))
+
+
+def _map(
+    groups: Mapping[str, ParameterGroup],
+    part: Part,
+    cell: Callable[[int, int], Estimate | None],
+    share: Estimate | None,
+    method: Way = "probes",
+) -> CurvatureMap:
     names = tuple(groups)
+    pairs = product(enumerate(names), repeat=2)
     return CurvatureMap(
         part=part,
         names=names,
         layers=tuple(group.layer for group in groups.values()),
-        table={
-            (row, column): cell
-            for i, row in enumerate(names)
-            for j, column in enumerate(names)
-            if (cell := _cell(columns, part, i, j))
-        },
-        off_diagonal_share=None if overlap(groups.values()) else _off_diagonal_share(columns, part),
+        table={(row, column): found for (i, row), (j, column) in pairs if (found := cell(i, j))},
+        off_diagonal_share=None if overlap(groups.values()) else share,
+        method=method,
     )
 
 
@@ -276,11 +263,8 @@ def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimat
         found = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
         others.append(torch.stack(found).sum(0) if found else torch.zeros_like(own[-1]))
         counts.append(1 if columns[j].exact else len(own[-1]))
-        if (
-            not rows
-            and not any(_holds(columns, part, i, j) for i in places if i != j)
-            and len(columns) > 1
-        ):
+        alone = not rows and not any(_holds(columns, part, i, j) for i in places if i != j)
+        if alone and len(columns) > 1:
             return None
     outside = sum(float(o.sum()) / count for o, count in zip(others, counts, strict=True))
     total = outside + sum(float(d.sum()) / count for d, count in zip(own, counts, strict=True))

@@ -12,7 +12,7 @@ STUDIES = "hessblocks_studies.shared"
 """Where the name lives now; by name, since the core imports no experiment."""
 
 
-def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]]:
+def blockwise_learning_rates(*given: Any, **options: Any) -> Any:
     """Call `blockwise_learning_rates` of the experiments (deprecated).
 
     Our study finds no gain from such rates.
@@ -43,5 +43,4 @@ def blockwise_learning_rates(*given: Any, **options: Any) -> list[dict[str, Any]
             "blockwise_learning_rates: moved to the experiments; run pip install "
             "hessblocks-studies."
         ) from error
-    rates: list[dict[str, Any]] = place.blockwise_learning_rates(*given, **options)
-    return rates
+    return place.blockwise_learning_rates(*given, **options)

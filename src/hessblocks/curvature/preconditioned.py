@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,10 +99,6 @@ class Sharpness:
     """The unit vector, to start the next measurement with."""
 
     def __repr__(self) -> str:
-        """As `str`."""
-        return str(self)
-
-    def __str__(self) -> str:
         """Say the value, its residual, what was spent, and the threshold."""
         edge = "" if math.isnan(self.threshold) else f"; stable up to {self.threshold:.4g}"
         return f"{self.value:.4g} (residual {self.residual:.1g}, {self.products} products{edge})"
@@ -163,10 +159,11 @@ def preconditioned_sharpness(
             seed=seed,
             start=start.vector if isinstance(start, Sharpness) else start,
         )
+    edges = {_edge(settings) for settings in _plain(optimizer).param_groups}
     return Sharpness(
         value=float(found.values[0]),
         residual=float(found.residuals[0]),
-        threshold=_threshold(_plain(optimizer).param_groups),
+        threshold=edges.pop() if len(edges) == 1 else math.nan,
         products=found.products,
         vector=found.vectors[:, 0],
     )
@@ -208,12 +205,8 @@ def _inverse_root(
     """D^(-1/2) of a group's entries, 0 where the optimiser does not move them."""
     named = dict(problem.model.named_parameters())
     settings = {p: one for one in optimizer.param_groups for p in one["params"]}
-    roots = {}
-    for name in group.parameters:
-        parameter = named[name].detach()
-        roots[name] = torch.zeros(1, *parameter.shape, device=parameter.device, dtype=dtype)
-        if named[name] in settings:
-            _fill(roots[name][0], optimizer, named[name], settings[named[name]])
+    ways = {name: settings.get(named[name]) for name in group.parameters}
+    roots = {name: _root(optimizer, named[name], way)[None].to(dtype) for name, way in ways.items()}
     scale = torch.empty(1, group.size, device=problem.device, dtype=dtype)
     group.collect(roots, scale)
     if not scale.isfinite().all():
@@ -229,26 +222,18 @@ def _inverse_root(
     return scale[0]
 
 
-def _fill(
-    root: Tensor, optimizer: Optimizer, parameter: Tensor, settings: Mapping[str, Any]
-) -> None:
-    """Write D^(-1/2) of one parameter; without state its gradient was never taken, and it stays."""
+def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None) -> Tensor:
+    """D^(-1/2) of one parameter; without state its gradient was never taken, and it stays."""
+    own, state = parameter.detach(), optimizer.state.get(parameter)
+    if settings is None or not (state or isinstance(optimizer, SGD)):
+        return torch.zeros_like(own)
     if isinstance(optimizer, SGD):
-        root.fill_(1.0)
-        return
-    state = optimizer.state.get(parameter)
-    if not state:
-        return
+        return torch.ones_like(own)
     (beta, decay), step = map(float, settings["betas"]), float(state["step"])
-    second = state.get("max_exp_avg_sq", state["exp_avg_sq"]).to(working_dtype(root.dtype))
+    second = state.get("max_exp_avg_sq", state["exp_avg_sq"]).to(working_dtype(own.dtype))
     size = (second / (1 - decay**step)).sqrt() + float(settings["eps"])
-    root.copy_(((1 - beta**step) * size).rsqrt())
-
-
-def _threshold(settings: Iterable[Mapping[str, Any]]) -> float:
-    """Of η and momentum, where all parameters have the same."""
-    found = {_edge(one) for one in settings}
-    return found.pop() if len(found) == 1 else math.nan
+    root: Tensor = ((1 - beta**step) * size).rsqrt()
+    return root
 
 
 def _edge(settings: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ FAULTS = (
     fault("two pieces stand for a whole batch", "max(2, self.fitting // $piece) => 2",
           "test_rows.py"),
     fault("a tie that rounding breaks is a dependence",
-          "[*$points, _moved(self.parameters)] => $points", "test_rows.py"),
+          "[*$points, _moved(self.problem.parameters)] => $points", "test_rows.py"),
     fault("the largest row measures the change of all",
           "$norms.maximum($norms.median()) => $norms.max().expand_as($norms)", "test_rows.py"),
     fault("masked classes hide a dependence",
@@ -20,8 +20,8 @@ FAULTS = (
     fault("a process goes on where another refuses rows",
           "if refused: $$a => if refusal and refused: $$a", "test_rows.py"),
     fault("batches are compared for each plan",
-          "len($sizes) > len($problem.batches) and $rows not in $problem.batches.compared"
-          " => len($sizes) > len($problem.batches)", "test_rows.py"),
+          "len($sizes) > len(batches) and $rows not in batches.compared"
+          " => len($sizes) > len(batches)", "test_rows.py"),
     fault("positions are counted from the edge", "$padding[:, None] => 0 * $padding[:, None]",
           "test_padding.py", within="_counted"),
     fault("models that count for themselves are told positions too",

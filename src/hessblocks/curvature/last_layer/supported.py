@@ -15,8 +15,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.closed import Watch, swap_activations
-from hessblocks.curvature.model_state import check_contexts, exclusive
-from hessblocks.curvature.products import evaluation_mode, uncompiled
+from hessblocks.curvature.model_state import check_contexts, evaluation_mode, exclusive
+from hessblocks.curvature.products import uncompiled
 from hessblocks.errors import ArgumentError
 
 ELSEWHERE = "use hessblocks.Hessian for this model"

@@ -1,8 +1,14 @@
 """Bring batches into one form, and differentiate their losses by the logits."""
 
-from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
+from hessblocks.curvature.losses.batch_loss import (
+    IDLE,
+    BatchLoss,
+    Differentiated,
+    LossDerivatives,
+    LossFunction,
+    callable_loss,
+)
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
-from hessblocks.curvature.losses.finite import check_finite
 from hessblocks.curvature.losses.lazy_logits import (
     LogitsUsed,
     Readout,
@@ -10,23 +16,12 @@ from hessblocks.curvature.losses.lazy_logits import (
     readout_of,
     rows_together,
 )
-from hessblocks.curvature.losses.loss_node import LossNode, make_loss_node
+from hessblocks.curvature.losses.loss_node import make_loss_node
 from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
-    Differentiated,
-    Idle,
-    LossFunction,
-    callable_loss,
     causal_labels,
     causal_targets,
     given_labels,
 )
-from hessblocks.curvature.losses.torch_losses import (
-    LOSSES,
-    as_module,
-    check_loss,
-    check_task,
-    is_convex,
-    torch_loss,
-)
+from hessblocks.curvature.losses.torch_losses import check_task, is_convex, loss_of

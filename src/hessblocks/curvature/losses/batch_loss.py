@@ -1,19 +1,32 @@
 """Loss of a batch as a function of its logits: value, gradient, curvature and its root.
 
-Letters: f logits, H_ℓ = ∂²φ/∂f² the loss's curvature, N rows that count, V classes.
+Letters: f logits, H_ℓ = ∂²φ/∂f² the loss's curvature.
 """
 
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
-from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
 
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature.closed import ClosedForms, Watch
+from hessblocks.curvature.losses.batches import Batch
 from hessblocks.errors import ArgumentError
+
+CERTAIN = 1e4
+"""A logit so far above zeros that its probability is 1 to all digits."""
+ROUNDING = 1e-5
+"""Share of the largest curvature that may be rounding."""
+
+LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
+"""From the model's outputs and the batch to the losses of the valid tokens or rows."""
 
 Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
 """From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
@@ -59,35 +72,172 @@ class BatchLoss(abc.ABC):
         )
 
 
-class RowLoss(BatchLoss):
-    """Loss that is a sum over rows of logits, and can be cut into them."""
+@dataclass(frozen=True)
+class Differentiated(BatchLoss):
+    """Loss that autograd differentiates twice, by the logits alone."""
 
-    @abc.abstractmethod
-    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """List the rows that count, of all of them in one line.
+    losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+    """From the logits to the losses of the valid rows, or to their sum."""
+    count: Callable[[], float]
+    """What counts in the mean."""
+    classes: bool | None = None
+    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
+    known."""
+    module: nn.Module | None = None
+    """The loss module of torch that it is, if any."""
 
-        Args:
-            rows: shape of the logits without their last axis.
-            classes: V.
-        """
-
-    @abc.abstractmethod
-    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """Select the loss of some of the rows."""
-
-    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
+    @property
+    def valid(self) -> float:
         """See `BatchLoss`."""
-        total = self.total(logits) * share
-        gradient, curvature = self.at(logits.clone(), share)
+        return self.count()
+
+    def total(self, logits: Float[Tensor, "..."]) -> float:
+        """See `BatchLoss`."""
+        return float(self.losses(logits).detach().sum())
+
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+        """See `BatchLoss`.
+
+        Returns:
+            Sum, gradient and curvature.
+
+        Raises:
+            ArgumentError: the loss depends on the parameters by another way than the logits.
+        """
+        with torch.enable_grad(), ClosedForms(Watch(), swap=False):
+            if self.losses(logits.detach()).requires_grad:
+                raise ArgumentError(
+                    "loss: expected a function of the logits and the batch; it has a derivative by "
+                    "something else (another output of the model, or a parameter), which would be "
+                    "left out: leave that term out, or detach it"
+                )
+            leaf = logits.detach().requires_grad_()
+            total = self.losses(leaf).sum() * share
+            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
+
+        def curvature(direction: Tensor) -> Tensor:
+            if not gradient.requires_grad:
+                return torch.zeros_like(direction)
+            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
+
         return LossDerivatives(
-            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
+            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
         )
 
-    @abc.abstractmethod
-    def at(
-        self, logits: Float[Tensor, "... V"], share: float
-    ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Compute gradient and curvature alone, written over `logits` and over the directions.
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """Return √(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries.
 
-        The curvature takes directions with further axes in front.
+        Returns:
+            ε ↦ L ε.
+
+        Raises:
+            ArgumentError: the loss has a form that is not known, or is not convex.
         """
+        if self.classes is None:
+            return super().root(logits, share)
+        if not self.classes:
+            curvature = self.derivatives(logits, share).curvature(torch.ones_like(logits))
+            roots = _convex(curvature).sqrt()
+            return lambda signs: roots * signs
+        axis = min(1, logits.ndim - 1)
+        weights = _convex(self._weights(logits, share, axis)).sqrt()
+        halves = logits.softmax(axis).sqrt()
+
+        def times_root(signs: Tensor) -> Tensor:
+            weighted = halves * signs
+            return weights * (weighted - halves.square() * weighted.sum(axis, keepdim=True))
+
+        return times_root
+
+    def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
+        """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
+
+        The first entry of the gradient is A − a_0 where all probability is with the first class,
+        and −a_0 where it is with the last.
+
+        Returns:
+            A, with an axis of one entry in the place of the classes.
+        """
+        if logits.shape[axis] == 1:
+            return torch.zeros_like(logits)
+        found = []
+        for sure in (0, -1):
+            certain = torch.zeros_like(logits)
+            certain.select(axis, sure).fill_(CERTAIN)
+            found.append(self.derivatives(certain, share).gradient.narrow(axis, 0, 1))
+        return found[0] - found[1]
+
+
+def _convex(curvature: Tensor) -> Tensor:
+    """Curvatures that are at least 0, rounding forgiven."""
+    if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
+        raise ArgumentError(
+            "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
+            "these labels; use method='probes'"
+        )
+    return curvature.clamp(min=0)
+
+
+IDLE = Differentiated(lambda logits: logits.flatten()[:0], lambda: 0, classes=False)
+"""Zero, as a function of any logits."""
+
+
+def callable_loss(
+    function: LossFunction, batch: Batch, outputs: Any, logits: Float[Tensor, "..."]
+) -> Differentiated:
+    """Bind a user's function of the outputs to a batch.
+
+    Args:
+        function: from outputs and batch to one loss a valid row.
+        batch: what it is given, as it came.
+        outputs: of the model.
+        logits: those among the outputs.
+
+    Returns:
+        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are
+        to be ignored.
+    """
+
+    def losses(logits: Tensor) -> Tensor:
+        losses = function(_with_logits(outputs, logits), batch.raw)
+        if losses.ndim == 0:
+            raise ArgumentError(
+                "loss: expected one loss for each valid token or row, got their mean or sum; "
+                "leave it out (reduction='none')"
+            )
+        return losses
+
+    def count() -> int:
+        number = losses(logits.detach()).numel()
+        if _counts_ignored(number, batch.labels):
+            raise ArgumentError(
+                f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among "
+                f"them, which would count in the mean; return losses[labels != {IGNORED}]"
+            )
+        return number
+
+    return Differentiated(losses, count)
+
+
+def _counts_ignored(number: int, labels: Tensor | None) -> bool:
+    """Tell whether losses, one a label or all but the first of a row, include ignored ones."""
+    if labels is None or labels.is_floating_point():
+        return False
+    counted = labels != IGNORED
+    moved = counted[:, 1:] if labels.ndim > 1 else counted
+    valid = [int(some.sum()) for some in (counted, moved) if some.numel() == number]
+    return bool(valid) and max(valid) < number and int(counted.sum()) != number
+
+
+def _with_logits(outputs: Any, logits: Tensor) -> Any:
+    """The same outputs with other logits."""
+    if isinstance(outputs, Tensor):
+        return logits
+    if isinstance(outputs, tuple):
+        return (logits, *outputs[1:])
+    other = copy.copy(outputs)
+    if isinstance(outputs, dict):
+        other["logits"] = logits
+    if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
+        other.logits = logits
+    return other

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hessblocks.errors import ArgumentError, RunError, in_units
 
@@ -48,15 +49,12 @@ class Batch:
 
         Token ids come before other inputs.
         """
-        if self.arguments:
-            first: Tensor = self.arguments[0]
-            return first
-        for name in ("input_ids", "pixel_values", "inputs_embeds"):
-            if name in self.keywords:
-                found: Tensor = self.keywords[name]
-                return found
+        usual = ("input_ids", "pixel_values", "inputs_embeds")
         named = _tensors(self.keywords)
-        return next(iter((self.ids or _without_masks(named) or named).values()))
+        others = (self.ids or _without_masks(named) or named).values()
+        own = (self.keywords[name] for name in usual if name in self.keywords)
+        first: Tensor = next(iter((*self.arguments, *own, *others)))
+        return first
 
     @property
     def ids(self) -> dict[str, Int[Tensor, "rows tokens"]]:
@@ -72,14 +70,7 @@ class Batch:
 
     def tensors(self) -> list[Shaped[Tensor, "..."]]:
         """List all tensors of the batch."""
-        found: list[Tensor] = []
-
-        def noted(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        _map(self.raw, noted)
-        return found
+        return [leaf for leaf in tree_leaves(self.raw) if isinstance(leaf, Tensor)]
 
     def digest(self, *, sampled: bool = False) -> bytes:
         """Digest all tensors of the batch: form, dtype, shape and values.
@@ -99,30 +90,17 @@ class Batch:
             seen.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return seen.digest()
 
-    def on(self, device: torch.device) -> Batch:
-        """Move the batch to another device."""
-        return unpack(self.raw, device, number=self.number)
-
     def split(self, rows: int) -> list[Batch]:
         """Cut the batch into pieces of at most so many rows."""
         if rows >= self.rows:
             return [self]
-        return [
-            replace(
-                unpack(self._some(slice(start, start + rows)), self.inputs.device),
-                number=self.number,
-                first=self.first + start,
-            )
-            for start in range(0, self.rows, rows)
-        ]
+        return [self.piece(start, start + rows) for start in range(0, self.rows, rows)]
 
-    def row(self, number: int) -> Batch:
-        """Cut out one row, as `split` does."""
-        return replace(
-            unpack(self._some(slice(number, number + 1)), self.inputs.device),
-            number=self.number,
-            first=self.first + number,
-        )
+    def piece(self, start: int, stop: int) -> Batch:
+        """Cut out some rows, counted from 0."""
+        some = self._some(slice(start, stop))
+        own = unpack(some, self.inputs.device, number=self.number)
+        return replace(own, first=self.first + start)
 
     def _some(self, part: slice) -> Any:
         """Some rows: of every tensor that has as many as the batch."""
@@ -151,23 +129,25 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
         ArgumentError: none of these.
     """
     raw = _map(batch, lambda tensor: _ordinary(tensor if device is None else tensor.to(device)))
-    if isinstance(raw, tuple | list) and 1 <= len(raw) <= 2:
-        inputs, labels = raw if len(raw) == 2 else (raw[0], None)
-    else:
-        inputs, labels = raw, None
+    pair = isinstance(raw, tuple | list) and 1 <= len(raw) <= 2
+    inputs, labels = (*raw, None)[:2] if pair else (raw, None)
+    keywords: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
-        keywords = dict(inputs)
+        keywords, inputs = dict(inputs), ()
         within = keywords.pop("labels", None)
+        labels = within if labels is None else labels
         if not _tensors(keywords):
             raise ArgumentError("batches: a batch has no inputs besides labels")
-        labels = within if labels is None else labels
-        return Batch(raw=raw, keywords=keywords, labels=_checked(labels), number=number)
     arguments = (inputs,) if isinstance(inputs, Tensor) else inputs
-    if isinstance(arguments, tuple | list) and all(isinstance(t, Tensor) for t in arguments):
-        return Batch(raw=raw, arguments=tuple(arguments), labels=_checked(labels), number=number)
-    raise ArgumentError(
-        "batches: expected dicts of tensors, pairs (inputs, labels) or tensors, "
-        f"got {type(batch).__name__}"
+    if not (isinstance(arguments, tuple | list) and all(isinstance(t, Tensor) for t in arguments)):
+        raise ArgumentError(
+            "batches: expected dicts of tensors, pairs (inputs, labels) or tensors, "
+            f"got {type(batch).__name__}"
+        )
+    if not isinstance(labels, Tensor | None):
+        raise ArgumentError(f"batches: expected labels in one tensor, got {type(labels).__name__}")
+    return Batch(
+        raw=raw, arguments=tuple(arguments), keywords=keywords, labels=labels, number=number
     )
 
 
@@ -180,13 +160,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        given: Iterable[Any],
-        device: torch.device,
-        *,
-        limit: int,
-        number: int | None = None,
-        whole_digest: bool = False,
+        self, given: Iterable[Any], device: torch.device, *, limit: int, number: int | None = None
     ) -> None:
         """Read everything once.
 
@@ -195,7 +169,6 @@ class Batches:
             device: where the model is.
             limit: bytes that may be kept of what is not a list.
             number: batches to take, the first ones; None: all.
-            whole_digest: whether `digest` is asked for.
 
         Raises:
             ArgumentError: there is no batch, one of an unknown form or without rows, a list that
@@ -224,13 +197,13 @@ class Batches:
         """Rows of each batch."""
         self.compared: set[int] = set()
         """Rows of pieces that were found to give what the whole batches give."""
-        self._read_first(limit, whole_digest)
+        self._read_first(limit)
         if not self.rows:
             raise ArgumentError("batches: expected at least one batch, got none")
 
-    def _read_first(self, limit: int, whole_digest: bool) -> None:
+    def _read_first(self, limit: int) -> None:
         in_memory, once = isinstance(self._given, list | tuple), isinstance(self._given, Iterator)
-        whole, held, most = hashlib.sha256(), 0, 0
+        held = most = 0
         for number, raw in enumerate(islice(self._given, self._number)):
             batch = unpack(raw, None, number=number)
             if not batch.rows:
@@ -238,10 +211,8 @@ class Batches:
                     f"batches: batch {number} (counted from 0) has no rows; leave it out"
                 )
             if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
-                most, self._widest = tokens, _copied(batch, slice(0, 1))
+                most, self._widest = tokens, _map(batch._some(slice(1)), Tensor.clone)
             self.rows.append(batch.rows)
-            if whole_digest:
-                whole.update(batch.digest())
             if not in_memory:
                 held += sum(tensor.nbytes for tensor in batch.tensors())
                 self._seen.append(b"" if once else batch.digest(sampled=True))
@@ -255,14 +226,10 @@ class Batches:
                 self._kept = None
             if self._kept is not None:
                 self._kept.append(batch)
-        self.digest = whole.hexdigest()
 
-    @property
-    def resident(self) -> bool:
-        """True where all are kept, and on the model's device."""
-        return self._kept is not None and all(
-            tensor.device == self._device for batch in self._kept for tensor in batch.tensors()
-        )
+    def digest(self) -> str:
+        """Digest all values of all batches, which are read once more."""
+        return hashlib.sha256(b"".join(batch.digest() for batch in self)).hexdigest()
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -292,7 +259,7 @@ class Batches:
             RunError: a loader gives other batches than before.
         """
         for batch in self._again() if self._kept is None else self._kept:
-            yield batch.on(self._device)
+            yield unpack(batch.raw, self._device, number=batch.number)
 
     def _again(self) -> Iterator[Batch]:
         number = -1
@@ -352,11 +319,6 @@ def _ordinary(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _copied(batch: Batch, part: slice) -> Any:
-    """Some rows of a batch as it came, in memory of their own."""
-    return _map(batch._some(part), Tensor.clone)
-
-
 def _alike(first: Any, second: Any) -> bool:
     """Tell whether both are tensors, of equal length."""
     both = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
@@ -370,12 +332,6 @@ def _tensors(keywords: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _without_masks(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k: v for k, v in named.items() if "mask" not in k and k not in BESIDES}
-
-
-def _checked(labels: Any) -> Tensor | None:
-    if labels is None or isinstance(labels, Tensor):
-        return labels
-    raise ArgumentError(f"batches: expected labels in one tensor, got {type(labels).__name__}")
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -15,9 +15,8 @@ The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,41 +25,48 @@ from torch.autograd.function import Function
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum, sum_of, wanted
-from hessblocks.curvature.losses.batch_loss import BatchLoss, RowLoss
+from hessblocks.curvature.losses.batch_loss import BatchLoss
 from hessblocks.curvature.losses.lazy_logits import Readout, rows_together
+from hessblocks.curvature.losses.row_losses import CrossEntropy
 
 WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
 """Of each input, (K, *shape); None stands for zeros."""
+Sums = Sequence[Sum | None]
+Products = list[Float[Tensor, "K ..."] | None]
 
 
-class LossNode(abc.ABC):
-    """Loss φ at one point, with the products of its second derivative."""
+class LossNode:
+    """Loss φ at one point, by logits that were made, with the products of its second derivative."""
 
-    def __init__(self, inputs: Sequence[Float[Tensor, "..."] | None]) -> None:
-        """Hold the inputs of φ, with the graph behind them."""
-        self.inputs = tuple(t for t in inputs if t is not None)
+    def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
+        """Hold the inputs of φ, with the graph behind them.
+
+        Args:
+            readout: where the logits come from.
+            loss: of the batch.
+            share: what it is multiplied by.
+        """
+        self.inputs = tuple(t for t in readout.inputs if t is not None)
         self.present: Sequence[bool] = ()
         """Which of the last products are not zero, and go through the graph."""
+        self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
 
-    @abc.abstractmethod
     def total(self) -> float:
         """Compute φ."""
+        return self._loss.total(self._logits) * self._share
 
-    @abc.abstractmethod
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
         """Compute φ, and ∂φ by the first input; before any product."""
+        found = self._loss.derivatives(self._logits, self._share)
+        self._curvature = found.curvature
+        return found.total, found.gradient
 
-    @abc.abstractmethod
     def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Float[Tensor, "K ..."] | None]:
+        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
+    ) -> Products:
         """Multiply one part of the second derivative with directions.
 
         Args:
@@ -72,6 +78,10 @@ class LossNode(abc.ABC):
         Returns:
             Of each input; None where it is zero, not wanted or added to its sum.
         """
+        (u,) = directions
+        if part == "functional" or u is None:
+            return [None]
+        return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
 
     def attach(self, part: Part) -> tuple[float, tuple[Float[Tensor, "..."], ...]]:
         """Return φ and its gradient as a graph node that differentiates to one part of φ''.
@@ -100,55 +110,24 @@ def make_loss_node(
         φ as a function of h, W and b, or of the logits where these were made.
     """
     if readout.weight is None:
-        return _OfLogits(readout, loss, share)
-    assert isinstance(loss, RowLoss)
+        return LossNode(readout, loss, share)
+    assert isinstance(loss, CrossEntropy)
     return _OfHidden(readout, loss, share, keep=keep)
 
 
-class _OfLogits(LossNode):
-    def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
-        super().__init__(readout.inputs)
-        self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
-
-    def total(self) -> float:
-        return self._loss.total(self._logits) * self._share
-
-    def start(self) -> tuple[float, Tensor]:
-        found = self._loss.derivatives(self._logits, self._share)
-        self._curvature = found.curvature
-        return found.total, found.gradient
-
-    def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Tensor | None]:
-        (u,) = directions
-        if part == "functional" or u is None:
-            return [None]
-        return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
-
-
-class _Piece(NamedTuple):
-    """Some rows and their derivatives by the logits."""
-
-    rows: slice
-    residual: Tensor
-    curvature: Callable[[Tensor], Tensor]
+_Piece = tuple[slice, Tensor, Callable[[Tensor], Tensor]]
+"""Some rows, and residual and curvature of their loss by the logits."""
 
 
 class _OfHidden(LossNode):
-    def __init__(self, readout: Readout, loss: RowLoss, share: float, *, keep: bool) -> None:
-        super().__init__(readout.inputs)
+    def __init__(self, readout: Readout, loss: CrossEntropy, share: float, *, keep: bool) -> None:
+        super().__init__(readout, loss, share)
         self._kept: list[_Piece] | None = [] if keep else None
-        hidden, weight, bias = readout.hidden, readout.weight, readout.bias
-        assert weight is not None
+        hidden, self._weight, *bias = (tensor.detach() for tensor in self.inputs)
+        self._bias = bias[0] if bias else None
         self._rows = loss.counted(tuple(hidden.shape[:-1]), readout.classes)
-        self._loss, self._share = loss.some(self._rows), share
-        self._hidden, self._shape = self._counted(hidden.detach()[None])[0], hidden.shape
-        self._weight, self._bias = weight.detach(), None if bias is None else bias.detach()
+        self._counting = loss.some(self._rows)
+        self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
         """The rows that count, (K, N, D)."""
@@ -156,52 +135,48 @@ class _OfHidden(LossNode):
 
     def _spread(self, rows: Tensor) -> Tensor:
         """Rows that count where they belong, the others zero; (K, *shape of h)."""
-        hidden = rows.new_zeros(
-            len(rows), self._shape.numel() // max(1, self._shape[-1]), self._shape[-1]
-        )
-        return hidden.index_copy_(1, self._rows, rows).view(-1, *self._shape)
+        hidden = rows.new_zeros(len(rows), *self._shape)
+        hidden.flatten(1, -2).index_copy_(1, self._rows, rows)
+        return hidden
 
-    def _logits(self) -> Iterator[tuple[slice, RowLoss, Tensor]]:
+    def _by_rows(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
         """Some rows, their loss and their logits."""
         for rows in _cut(len(self._rows), rows_together(len(self._weight))):
             shift = None if self._bias is None else self._bias[None]
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
-            yield rows, self._loss.some(rows), logits
+            yield rows, self._counting.some(rows), logits
 
     def _pieces(self) -> Iterator[_Piece]:
         """Some rows with their derivatives, from memory where they are kept."""
         if self._kept:
             yield from self._kept
             return
-        for rows, loss, logits in self._logits():
-            yield _Piece(rows, *loss.at(logits, self._share))
+        for rows, loss, logits in self._by_rows():
+            yield (rows, *loss.at(logits, self._share))
 
     def total(self) -> float:
-        return sum(loss.total(logits) for _, loss, logits in self._logits()) * self._share
+        return sum(loss.total(logits) for _, loss, logits in self._by_rows()) * self._share
 
     def start(self) -> tuple[float, Tensor]:
         total, gradient = 0.0, torch.empty_like(self._hidden)
-        for rows, loss, logits in self._logits():
+        for rows, loss, logits in self._by_rows():
             total += loss.total(logits) * self._share
-            piece = _Piece(rows, *loss.at(logits, self._share))
-            torch.mm(piece.residual, self._weight, out=gradient[rows])
+            residual, curvature = loss.at(logits, self._share)
+            torch.mm(residual, self._weight, out=gradient[rows])
             if self._kept is not None:
-                self._kept.append(piece)
+                self._kept.append((rows, residual, curvature))
         return total, self._spread(gradient[None])[0]
 
     def products(
-        self,
-        part: Part,
-        directions: Directions,
-        wanted: Sequence[bool],
-        sums: Sequence[Sum | None] = (),
-    ) -> list[Tensor | None]:
+        self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
+    ) -> Products:
         """Multiply some rows and directions at a time; a row's logits serve all directions."""
         a, changes, shifts = (*directions, None)[:3]
         together = next(len(d) for d in directions if d is not None)
         a = None if a is None else self._counted(a)
         shapes = (self._hidden.shape, *(t.shape for t in self.inputs[1:]))
-        moves = (part != "functional" or changes is not None, part != "functional" or a is not None)
+        curves = part != "functional"
+        moves = (curves or changes is not None, curves or a is not None, curves)
         sums = (*sums, None, None, None)[: len(shapes)]
         found: list[Tensor | None] = [
             None
@@ -209,12 +184,9 @@ class _OfHidden(LossNode):
             else self._hidden.new_zeros(together, *shape)
             if own is None
             else own.started()[None]
-            for shape, want, move, own in zip(
-                shapes, wanted, (*moves, part != "functional"), sums, strict=False
-            )
+            for shape, want, move, own in zip(shapes, wanted, moves, sums, strict=False)
         ]
-        for piece in self._pieces():
-            rows, residual = piece.rows, piece.residual
+        for rows, residual, curvature in self._pieces():
             for block in _cut(together, rows_together(residual.numel())):
                 into = [None if t is None else t[block] for t in (*found, None)[:3]]
                 if into[0] is not None:
@@ -222,8 +194,8 @@ class _OfHidden(LossNode):
                 at = self._hidden[rows].expand(len(range(together)[block]), -1, -1)
                 to, change, shift = (None if t is None else t[block] for t in (a, changes, shifts))
                 to = None if to is None else to[:, rows]
-                if part != "functional":
-                    curved = piece.curvature(self._pushed(to, at, change, shift))
+                if curves:
+                    curved = curvature(self._pushed(to, at, change, shift))
                     self._add(into, curved, at, self._weight.expand(len(at), -1, -1))
                     if into[2] is not None:
                         into[2] += curved.sum(1)
@@ -243,20 +215,13 @@ class _OfHidden(LossNode):
         """u, (K, rows, V), some words at a time, which is faster on a CPU."""
         like = at if to is None else to
         assert like is not None
-        u = (torch.zeros_like if to is None else torch.empty_like)(
-            like[..., :1].expand(-1, -1, len(self._weight)), memory_format=torch.contiguous_format
-        )
-        for words in _cut(
-            len(self._weight), WORDS if u.device.type == "cpu" else len(self._weight)
-        ):
+        words = len(self._weight)
+        u = (like.new_zeros if to is None else like.new_empty)(*like.shape[:-1], words)
+        for some in _cut(words, WORDS if u.device.type == "cpu" else words):
             if to is not None:
-                torch.mm(
-                    to.flatten(0, 1),
-                    self._weight[words].T,
-                    out=u.view(-1, len(self._weight))[:, words],
-                )
+                torch.mm(to.flatten(0, 1), self._weight[some].T, out=u.view(-1, words)[:, some])
             if at is not None and change is not None:
-                u[..., words].baddbmm_(at, change[:, words].mT)
+                u[..., some].baddbmm_(at, change[:, some].mT)
         return u if shift is None else u.add_(shift[:, None])
 
     @staticmethod
@@ -313,20 +278,13 @@ class _Products(Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        axes: tuple[int | None, ...],
-        end: LossNode,
-        part: Part,
-        *directions: Tensor | None,
+        info: Any, axes: Sequence[int | None], end: LossNode, part: Part, *directions: Tensor | None
     ) -> tuple[tuple[Tensor, ...], int]:
-        together = [
-            d
-            if d is None
-            else d.expand(info.batch_size, *d.shape)
-            if axis is None
-            else d.movedim(axis, 0)
-            for axis, d in zip(axes[2:], directions, strict=True)
-        ]
+        def in_front(d: Tensor, axis: int | None) -> Tensor:
+            return d.expand(info.batch_size, *d.shape) if axis is None else d.movedim(axis, 0)
+
+        pairs = zip(directions, axes[2:], strict=True)
+        together = [None if d is None else in_front(d, axis) for d, axis in pairs]
         return tuple(_present(end, part, together)), 0
 
 

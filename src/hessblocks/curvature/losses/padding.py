@@ -90,10 +90,10 @@ class TextPositions:
     ) -> bool:
         """Compare the row with most padding to its text alone; warn where nothing agrees."""
         if mask is None:  # another process decides, and this one passes alike
-            _ = [_tried(outputs, replace(batch.row(0), idle=True)) for _ in range(3)]
+            _ = [_tried(outputs, replace(batch.piece(0, 1), idle=True)) for _ in range(3)]
             return False
         number = int(_padding(mask).argmax())
-        row, mask = replace(batch.row(number), idle=True), mask[number : number + 1]
+        row, mask = replace(batch.piece(number, number + 1), idle=True), mask[number : number + 1]
         before = int(_padding(mask))
         plain = outputs(row)  # what fails here has nothing to do with padding
         alone = _tried(outputs, _without(row, mask.shape, before))
@@ -103,7 +103,15 @@ class TextPositions:
         needed = change > rounding and helped < change / BETTER
         left = helped if needed else change
         if left > max(ALIKE, rounding):
-            _warn(batch.number, left)
+            by = f"by {left:.2g} of their norm" if left < float("inf") else "in number, or fail"
+            warnings.warn(
+                f"curvature: logits of a row padded on the left (batch {batch.number}, counted "
+                f"from 0) differ {by} from those of its text without padding, and position_ids do "
+                "not mend that: the loss is not that of the texts; pad on the right, or give the "
+                "batches what the model reads positions from",
+                PaddingWarning,
+                stacklevel=2,
+            )
         return needed
 
 
@@ -155,15 +163,3 @@ def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
         return float("inf")
     change = (found - alone).nan_to_num().norm()
     return float(change / alone.nan_to_num().norm().clamp(min=torch.finfo(alone.dtype).tiny))
-
-
-def _warn(number: int, change: float) -> None:
-    by = f"by {change:.2g} of their norm" if change < float("inf") else "in number, or fail"
-    warnings.warn(
-        f"curvature: logits of a row padded on the left (batch {number}, counted from 0) differ "
-        f"{by} from those of its text without padding, and position_ids do not mend that: the loss "
-        "is not that of the texts; pad on the right, or give the batches what the model reads "
-        "positions from",
-        PaddingWarning,
-        stacklevel=3,
-    )

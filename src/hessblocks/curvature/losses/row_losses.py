@@ -1,4 +1,4 @@
-"""Losses as functions of the logits, summed over valid rows: value, gradient, curvature.
+"""Cross-entropy of rows of logits in closed form, and the labels that it takes.
 
 Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
 is never used. Letters: p probabilities, u a direction in logit space, N rows, V classes.
@@ -6,39 +6,30 @@ is never used. Letters: p probabilities, u a direction in logit space, N rows, V
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.closed import ClosedForms, Watch
-from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root, RowLoss
+from hessblocks.curvature.losses.batch_loss import BatchLoss, LossDerivatives, Root
 from hessblocks.curvature.losses.batches import Batch, unpack
 from hessblocks.curvature.losses.lazy_logits import rows_together
 from hessblocks.errors import ArgumentError
 
 SHIFTED_LABELS_MIN = 8
 """Labels that are the next input, and not their own, from which on this is meant."""
-CERTAIN = 1e4
-"""A logit so far above zeros that its probability is 1 to all digits."""
-ROUNDING = 1e-5
-"""Share of the largest curvature that may be rounding."""
-
-LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
-"""From the model's outputs and the batch to the losses of the valid tokens or rows."""
 
 
-class CrossEntropy(RowLoss):
+class CrossEntropy(BatchLoss):
     """Cross-entropy −log p of the target, over classes on the last axis.
 
-    Its curvature is the closed form p∘u − p (p·u) of each row.
+    Its curvature is the closed form p∘u − p (p·u) of each row. It is a sum over rows of logits, and
+    can be cut into them.
     """
 
     def __init__(self, targets: Shaped[Tensor, "..."]) -> None:
@@ -68,18 +59,38 @@ class CrossEntropy(RowLoss):
         )
 
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """See `RowLoss`."""
+        """List the rows that count, of all of them in one line.
+
+        Args:
+            rows: shape of the logits without their last axis.
+            classes: V.
+
+        Returns:
+            Their places.
+        """
         check_targets(self.targets, (*rows, classes))
         return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
-    def some(self, rows: slice | Int[Tensor, " N"]) -> CrossEntropy:
-        """See `RowLoss`."""
-        return CrossEntropy(self.targets.flatten()[rows])
+    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
+        """Select the loss of some of the rows."""
+        return type(self)(self.targets.flatten()[rows])
+
+    def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
+        """See `BatchLoss`."""
+        total = self.total(logits) * share
+        gradient, curvature = self.at(logits.clone(), share)
+        return LossDerivatives(
+            total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
+        )
 
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """See `RowLoss`."""
+        """Compute gradient and curvature alone, written over `logits` and over the directions.
+
+        Returns:
+            r and u ↦ H_ℓ u, whose directions may have further axes in front.
+        """
         targets = self.targets[..., None]
         shares = share * (targets != IGNORED).to(logits.dtype)
         # in place all along: logits are the largest tensor here, and the caller is done with them
@@ -111,193 +122,6 @@ class CrossEntropy(RowLoss):
             return found.view_as(logits)
 
         return times_root
-
-
-class Idle(BatchLoss):
-    """Zero, as a function of any logits."""
-
-    valid = 0
-
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return 0.0
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        return LossDerivatives(
-            total=0.0, gradient=torch.zeros_like(logits), curvature=torch.zeros_like
-        )
-
-    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """See `BatchLoss`."""
-        return lambda signs: torch.zeros_like(logits)
-
-
-@dataclass(frozen=True)
-class Differentiated(BatchLoss):
-    """Loss that autograd differentiates twice, by the logits alone."""
-
-    losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-    """From the logits to the losses of the valid rows, or to their sum."""
-    count: Callable[[], float]
-    """What counts in the mean."""
-    classes: bool | None = None
-    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
-    known."""
-    module: nn.Module | None = None
-    """The loss module of torch that it is, if any."""
-
-    @property
-    def valid(self) -> float:
-        """See `BatchLoss`."""
-        return self.count()
-
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return float(self.losses(logits).detach().sum())
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`.
-
-        Returns:
-            Sum, gradient and curvature.
-
-        Raises:
-            ArgumentError: the loss depends on the parameters by another way than the logits.
-        """
-        with torch.enable_grad(), ClosedForms(Watch(), swap=False):
-            if self.losses(logits.detach()).requires_grad:
-                raise ArgumentError(
-                    "loss: expected a function of the logits and the batch; it has a derivative by "
-                    "something else (another output of the model, or a parameter), which would be "
-                    "left out: leave that term out, or detach it"
-                )
-            leaf = logits.detach().requires_grad_()
-            total = self.losses(leaf).sum() * share
-            (gradient,) = torch.autograd.grad(total, leaf, create_graph=True)
-
-        def curvature(direction: Tensor) -> Tensor:
-            if not gradient.requires_grad:
-                return torch.zeros_like(direction)
-            return torch.autograd.grad(gradient, leaf, direction, retain_graph=True)[0]
-
-        return LossDerivatives(
-            total=float(total.detach()), gradient=gradient.detach(), curvature=curvature
-        )
-
-    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """Return √(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries.
-
-        Returns:
-            ε ↦ L ε.
-
-        Raises:
-            ArgumentError: the loss has a form that is not known, or is not convex.
-        """
-        if self.classes is None:
-            return super().root(logits, share)
-        if not self.classes:
-            curvature = self.derivatives(logits, share).curvature(torch.ones_like(logits))
-            roots = _convex(curvature).sqrt()
-            return lambda signs: roots * signs
-        axis = min(1, logits.ndim - 1)
-        weights = _convex(self._weights(logits, share, axis)).sqrt()
-        halves = logits.softmax(axis).sqrt()
-
-        def times_root(signs: Tensor) -> Tensor:
-            weighted = halves * signs
-            return weights * (weighted - halves.square() * weighted.sum(axis, keepdim=True))
-
-        return times_root
-
-    def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
-        """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
-
-        The first entry of the gradient is A − a_0 where all probability is with the first class,
-        and −a_0 where it is with the last.
-
-        Returns:
-            A, with an axis of one entry in the place of the classes.
-        """
-        if logits.shape[axis] == 1:
-            return torch.zeros_like(logits)
-        found = []
-        for sure in (0, -1):
-            certain = torch.zeros_like(logits)
-            certain.select(axis, sure).fill_(CERTAIN)
-            found.append(self.derivatives(certain, share).gradient.narrow(axis, 0, 1))
-        return found[0] - found[1]
-
-
-def _convex(curvature: Tensor) -> Tensor:
-    """Curvatures that are at least 0, rounding forgiven."""
-    if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
-        raise ArgumentError(
-            "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
-            "these labels; use method='probes'"
-        )
-    return curvature.clamp(min=0)
-
-
-def callable_loss(
-    function: LossFunction, batch: Batch, outputs: Any, logits: Float[Tensor, "..."]
-) -> Differentiated:
-    """Bind a user's function of the outputs to a batch.
-
-    Args:
-        function: from outputs and batch to one loss a valid row.
-        batch: what it is given, as it came.
-        outputs: of the model.
-        logits: those among the outputs.
-
-    Returns:
-        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are
-        to be ignored.
-    """
-
-    def losses(logits: Tensor) -> Tensor:
-        losses = function(_with_logits(outputs, logits), batch.raw)
-        if losses.ndim == 0:
-            raise ArgumentError(
-                "loss: expected one loss for each valid token or row, got their mean or sum; "
-                "leave it out (reduction='none')"
-            )
-        return losses
-
-    def count() -> int:
-        number = losses(logits.detach()).numel()
-        if _counts_ignored(number, batch.labels):
-            raise ArgumentError(
-                f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among "
-                f"them, which would count in the mean; return losses[labels != {IGNORED}]"
-            )
-        return number
-
-    return Differentiated(losses, count)
-
-
-def _counts_ignored(number: int, labels: Tensor | None) -> bool:
-    """Tell whether losses, one a label or all but the first of a row, include ignored ones."""
-    if labels is None or labels.is_floating_point():
-        return False
-    counted = labels != IGNORED
-    moved = counted[:, 1:] if labels.ndim > 1 else counted
-    valid = [int(some.sum()) for some in (counted, moved) if some.numel() == number]
-    return bool(valid) and max(valid) < number and int(counted.sum()) != number
-
-
-def _with_logits(outputs: Any, logits: Tensor) -> Any:
-    """The same outputs with other logits."""
-    if isinstance(outputs, Tensor):
-        return logits
-    if isinstance(outputs, tuple):
-        return (logits, *outputs[1:])
-    other = copy.copy(outputs)
-    if isinstance(outputs, dict):
-        other["logits"] = logits
-    if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
-        other.logits = logits
-    return other
 
 
 def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:

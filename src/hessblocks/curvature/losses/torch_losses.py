@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses.batch_loss import BatchLoss
+from hessblocks.curvature.losses.batch_loss import BatchLoss, Differentiated
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.curvature.losses.row_losses import (
-    CrossEntropy,
-    Differentiated,
-    LossFunction,
-    causal_targets,
-    given_labels,
-)
+from hessblocks.curvature.losses.row_losses import CrossEntropy, causal_targets, given_labels
 from hessblocks.errors import ArgumentError, unknown_name
 
 KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {
@@ -43,14 +37,6 @@ KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {
 
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 """Those whose labels are classes."""
-
-
-def as_module(loss: Any) -> Any:
-    """Turn a loss function of torch into its module; return anything else as it came."""
-    function, options = (
-        (loss.func, loss.keywords) if isinstance(loss, functools.partial) else (loss, {})
-    )
-    return next((kind(**options) for kind, known in KNOWN.items() if known is function), loss)
 
 
 def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
@@ -172,16 +158,29 @@ TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
 """How classes of transformers end that are made for another loss than the next token's."""
 
 
-def check_loss(loss: str | LossFunction) -> None:
-    """Require a known or callable loss.
+def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
+    """Find what makes a batch's loss.
+
+    Args:
+        loss: as `Problem` takes it.
+
+    Returns:
+        The loss, a function of torch as its module; and what makes a batch's loss of it, None for a
+        callable, which needs the outputs too.
 
     Raises:
-        ArgumentError: neither.
+        ArgumentError: neither a known loss nor a callable.
     """
+    of_parts = isinstance(loss, functools.partial)
+    function, options = (loss.func, loss.keywords) if of_parts else (loss, {})
+    loss = next((kind(**options) for kind, known in KNOWN.items() if known is function), loss)
+    if isinstance(loss, nn.Module):
+        return loss, torch_loss(loss)
     if isinstance(loss, type):
         raise ArgumentError(f"loss: expected an instance, {loss.__name__}(), got the class")
     if not callable(loss) and loss not in LOSSES:
         raise unknown_name("loss", str(loss), [*LOSSES, "a callable(outputs, batch)"])
+    return loss, None if callable(loss) else LOSSES[loss]
 
 
 def check_task(model: nn.Module, loss: Any) -> None:
@@ -209,11 +208,9 @@ def check_task(model: nn.Module, loss: Any) -> None:
 
 def _worker(model: nn.Module) -> nn.Module:
     """Unwrap to the model of transformers that does the work (DataParallel, one's own wrapper)."""
-    inner = model
-    while not hasattr(getattr(inner, "config", None), "model_type"):
-        sizes = {child: sum(p.numel() for p in child.parameters()) for child in inner.children()}
-        largest = max(sizes, key=sizes.__getitem__, default=None)
-        if largest is None or 2 * sizes[largest] <= sum(p.numel() for p in inner.parameters()):
-            return model
-        inner = largest
-    return inner
+
+    def size(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    kinds = (m for m in model.modules() if hasattr(getattr(m, "config", None), "model_type"))
+    return next((kind for kind in kinds if 2 * size(kind) > size(model)), model)

@@ -1,14 +1,10 @@
 """Guard a model's state between two measurements: fingerprints, write protection, one thread."""
 
-from hessblocks.curvature.model_state.checksums import checksums
-from hessblocks.curvature.model_state.contexts import check_contexts
-from hessblocks.curvature.model_state.fingerprints import Fingerprint, fingerprint_of
-from hessblocks.curvature.model_state.threads import exclusive
-from hessblocks.curvature.model_state.trainable import check_parameters
+from hessblocks.curvature.model_state.fingerprints import Fingerprint, checksums, fingerprint_of
+from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
 from hessblocks.curvature.model_state.write_protection import (
-    WriteProtection,
-    attributes_of,
+    evaluation_mode,
+    exclusive,
     forget_writes,
-    restore,
     writes_of,
 )

@@ -4,46 +4,53 @@ A held graph is the model's as it was when the graph was built. `forward` reads 
 numbers and flags, tensors that are no buffers, a configuration, variables around a function. All of
 these are walked, the nearest first. What lies outside of Python's objects (a file, the environment)
 is not seen.
+
+Tensors have checksums, so that writes through `.data` and changes of order are seen. Each entry has
+a weight of its own: a fixed list of random numbers for its place in a row of 4,096, and another for
+its row. That reads a tensor once, as a sum does.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from hessblocks.curvature.model_state.checksums import checksums
-
 LIMIT = 4000
 """Objects besides modules that are walked, which bounds the time to some milliseconds."""
+
+WIDTH = 4096
+"""Entries of a row."""
+ROWS = 1024
+"""Rows that are cast at once, where they are not in single or double precision."""
 
 PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 )
 """Types whose values say all."""
 
-HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks"),
-)
+HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and "state_dict" not in name)
 """Registers of a module that decide what its pass does."""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that torch gives each module; the mode is among them, which is set for every pass."""
 
 _EVERYWHERE = tuple(name for name in vars(torch_module) if name.startswith("_global_"))
+_WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget")
+"""Attributes of methods, partials and properties that hold what they call."""
 _CLASS_NOISE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
 
 Fingerprint = tuple[Any, ...]
@@ -116,22 +123,17 @@ class _Walk:
         if self._walked > LIMIT:
             self._found.append(_Same(value))
             return
-        for kinds, way in _WAYS:
-            if isinstance(value, kinds):
-                way(self, value)
-                return
-        self._object(value)
+        way = next((way for kinds, way in _WAYS if isinstance(value, kinds)), _Walk._object)
+        way(self, value)
 
     def _module(self, module: nn.Module) -> None:
         self._add(type(module), type(module).forward)
         own = vars(module)
-        for register in (own["_parameters"], own["_buffers"]):
-            for name, tensor in register.items():
-                self._add(name, tensor)
-                if id(tensor) in self._own:
-                    self._found += (tensor.shape, tensor.dtype, tensor.requires_grad)
-        for name, child in own["_modules"].items():
-            self._add(name, child)
+        for register in ("_parameters", "_buffers", "_modules"):
+            for name, value in own[register].items():
+                self._add(name, value)
+                if id(value) in self._own:
+                    self._found += (value.shape, value.dtype, value.requires_grad)
         for hooks in HOOKS:
             if own[hooks]:
                 self._add(hooks)
@@ -196,15 +198,8 @@ class _Walk:
             elif not _is_library(value.__name__):
                 self._add(*(vars(value)[one] for one in names if one in vars(value)))
 
-    def _method(self, method: types.MethodType) -> None:
-        self._add(method.__func__, method.__self__)
-
-    def _partial(self, partial: functools.partial[Any]) -> None:
-        self._add(partial.func, partial.args, partial.keywords)
-
-    def _wrapped(self, wrapped: Any) -> None:
-        inner = wrapped.fget if isinstance(wrapped, property) else wrapped.__func__
-        self._add(inner)
+    def _wrapper(self, value: Any) -> None:
+        self._add(*(getattr(value, name) for name in _WRAPPED if hasattr(value, name)))
 
     def _class(self, kind: type) -> None:
         self._found.append(_Same(kind))
@@ -214,13 +209,10 @@ class _Walk:
                     if name not in _CLASS_NOISE:
                         self._add(name, value)
 
-    def _name(self, value: Any) -> None:
-        self._found.append(_Same(value))
-
     def _object(self, value: Any) -> None:
         held = tuple(_state(value))
         sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
-        if isinstance(value, Enum | Exception) or sharding or not held:
+        if isinstance(value, Enum | Exception | types.ModuleType) or sharding or not held:
             self._found.append(_Same(value))
             return
         self._add(type(value), *held)
@@ -231,12 +223,9 @@ _WAYS: tuple[tuple[Any, Any], ...] = (
     (dict, _Walk._mapping),
     ((list, tuple, deque, set, frozenset), _Walk._several),
     (types.FunctionType, _Walk._function),
-    (types.MethodType, _Walk._method),
-    (functools.partial, _Walk._partial),
+    ((types.MethodType, functools.partial, property, staticmethod, classmethod), _Walk._wrapper),
     (type, _Walk._class),
     ((np.ndarray, np.generic), _Walk._array),
-    ((property, staticmethod, classmethod), _Walk._wrapped),
-    (types.ModuleType, _Walk._name),
 )
 
 
@@ -272,3 +261,63 @@ def _is_library(name: str | None) -> bool:
         return False
     file = getattr(sys.modules.get(root), "__file__", None) or ""
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
+    """Compute one number for all tensors of a dtype and device; those without values are left out.
+
+    Args:
+        tensors: of any shapes, dtypes and devices.
+
+    Returns:
+        Sums of the entries, each with a weight of its own.
+
+    Cost: as a sum of all entries.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if _has_values(tensor):
+            alike.setdefault((tensor.dtype, tensor.device), []).append(_flat(tensor))
+    with torch.no_grad():
+        return tuple(_checksum(flats) for flats in alike.values())
+
+
+def _has_values(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        return False
+    return not tensor.numel() or tensor.untyped_storage().nbytes() > 0  # sharded ones are freed
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return real.detach().reshape(-1)
+
+
+def _checksum(flats: Sequence[Tensor]) -> float:
+    whole = [len(flat) // WIDTH * WIDTH for flat in flats]
+    ends = torch.cat([flat[end:] for flat, end in zip(flats, whole, strict=True)])
+    ends = nn.functional.pad(ends, (0, -len(ends) % WIDTH))
+    large = [flat[:end] for flat, end in zip(flats, whole, strict=True) if end]
+    rows = torch.cat([_weighted(flat.view(-1, WIDTH)) for flat in (*large, ends)])
+    found = float(rows.double() @ _weights(len(rows), torch.float64, rows.device))
+    if math.isfinite(found) or all(bool(flat.isfinite().all()) for flat in flats):
+        return found
+    return _checksum([flat.nan_to_num(0.5, 1.5, -1.5) for flat in flats])  # masks hold −∞
+
+
+def _weighted(rows: Tensor) -> Float[Tensor, " rows"]:
+    """The sum of each row; what is neither in single nor in double precision is cast in pieces."""
+    if rows.dtype not in (torch.float32, torch.float64):
+        wide = torch.float32 if rows.is_floating_point() else torch.float64
+        if len(rows) > ROWS:
+            return torch.cat([_weighted(some) for some in rows.split(ROWS)])
+        rows = rows.to(wide)
+    return rows @ _weights(WIDTH, rows.dtype, rows.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " count"]:
+    draw = torch.Generator().manual_seed(0)
+    sizes = torch.rand(count, generator=draw, dtype=torch.float64) + 0.5
+    signs = torch.randint(0, 2, (count,), generator=draw) * 2 - 1
+    return (signs * sizes).to(device, dtype)

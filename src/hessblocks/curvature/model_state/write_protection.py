@@ -1,4 +1,4 @@
-"""Protect a model's values from its own passes: writes go into copies, or are undone.
+"""Protect a model from its own passes, one thread at a time: writes go into copies, or are undone.
 
 Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
 compared once a model; from then on those that were seen to be written are copied, and the others
@@ -8,8 +8,10 @@ are watched by their versions.
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,18 +35,33 @@ own."""
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 
-def attributes_of(model: nn.Module) -> Attributes:
+def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with its attributes and the contents of its registers."""
     found = [(module, dict(vars(module))) for module in model.modules()]
     return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
 
 
-def restore(attributes: Attributes) -> None:
+def _restore(attributes: Attributes) -> None:
     """Give each module its attributes back; none is missing meanwhile, for other threads."""
     for module, own, registers in attributes:
         _refill(vars(module), own)
         for name, content in registers.items():
             _refill(vars(module)[name], content)
+
+
+_lock = threading.Lock()
+_locks = WeakIdKeyDictionary()
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Iterator[None]:
+    """Wait until no other thread measures this model."""
+    with _lock:
+        if model not in _locks:
+            _locks[model] = threading.RLock()
+        own = _locks[model]
+    with own:
+        yield
 
 
 class Writes:
@@ -86,10 +103,11 @@ class WriteProtection:
     def __init__(self, model: nn.Module) -> None:
         """Note the values that may be written; nothing is replaced yet."""
         self._model, self.writes = model, writes_of(model)
-        self._copies: dict[int, Tensor] = {}
+        self._copies: dict[int, Any] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._aside: dict[int, tuple[str, Tensor, Tensor | None, int]] = {}
-        for name, tensor in _tensors(model) if not self.writes.inside else ():
+        for name, holder, key in _places(model) if not self.writes.inside else ():
+            tensor = holder[key]
             if id(tensor) not in self._aside and self._watched(name, tensor):
                 fresh = self.writes.known.get(name) is not False
                 kept = tensor.detach().clone() if fresh else None
@@ -100,25 +118,20 @@ class WriteProtection:
         """Enter evaluation mode; where `eval()` would write values, by the flags alone."""
         if not any(module.training for module in self._model.modules()):
             return
-        before = attributes_of(self._model)
+        before = _attributes_of(self._model)
         if not self.writes.merges:
             self._model.eval()
         if self.writes.merges is None:
             self.writes.merges = bool(self._put_back())
         if self.writes.merges:
-            restore(before)
+            _restore(before)
             for module in self._model.modules():
                 module.training = False
 
     def copy_in(self) -> None:
         """Put copies in the place of what a pass may write; the caller puts the attributes back."""
-        for path, module in self._model.named_modules():
-            for register in (module._parameters, module._buffers):
-                for name, tensor in register.items():
-                    register[name] = self._copied(_joined(path, name), tensor)
-            own = vars(module)
-            for name in [name for name in own if name not in INTERNAL]:
-                own[name] = self._copied(_joined(path, name), own[name])
+        for name, holder, key in _places(self._model):
+            holder[key] = self._copied(name, holder[key])
 
     def put_back(self) -> None:
         """Restore all values.
@@ -168,8 +181,8 @@ class WriteProtection:
             f"which derivatives are taken by; {advice}"
         )
 
-    def _watched(self, name: str, tensor: Tensor) -> bool:
-        """Tell whether a tensor stays in its place, and is compared or watched."""
+    def _watched(self, name: str, tensor: Any) -> bool:
+        """Tell whether this is a tensor that stays in its place, and is compared or watched."""
         if type(tensor) not in _ORDINARY or tensor.is_inference() or tensor.is_meta:
             return False
         if tensor.layout != torch.strided or (tensor.grad_fn is not None):
@@ -180,44 +193,64 @@ class WriteProtection:
         return large and not self.writes.known.get(name)
 
     def _copied(self, name: str, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return self._copied_tensor(name, value)
-        if type(value) in _CONTAINERS and id(value) not in self._copies:
+        """A copy of a tensor that a pass may write; containers are filled with such copies."""
+        if not isinstance(value, Tensor) and type(value) not in _CONTAINERS:
+            return value
+        if id(value) not in self._copies:
             self._copies[id(value)] = value
-            self._contents.append((value, copy.copy(value)))
-            self._fill(name, value)
-        return value
+            if not isinstance(value, Tensor):
+                self._contents.append((value, copy.copy(value)))
+                self._fill(name, value)
+            elif self._is_own(name, value):
+                self._copies[id(value)] = value.detach().clone()
+        return self._copies[id(value)]
 
-    def _copied_tensor(self, name: str, tensor: Tensor) -> Tensor:
-        if id(tensor) not in self._copies:
-            written = self.writes.known.get(name)
-            small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
-            own = type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
-            self._copies[id(tensor)] = tensor.detach().clone() if own else tensor
-        return self._copies[id(tensor)]
+    def _is_own(self, name: str, tensor: Tensor) -> bool:
+        """Tell whether a pass gets a copy of its own."""
+        small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
+        written = self.writes.known.get(name, False)
+        return type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
 
     def _fill(self, name: str, container: Any) -> None:
         """Copies in the place of the tensors of a container."""
-        mapping = isinstance(container, dict)
-        values = container.values() if mapping else container
-        if set(map(type, values)) <= PLAIN:  # long lists of numbers stay fast
+        items = [*(container.items() if isinstance(container, dict) else enumerate(container))]
+        if {type(value) for _, value in items} <= PLAIN:  # long lists of numbers stay fast
             return
-        for key, value in [*(container.items() if mapping else enumerate(container))]:
+        for key, value in items:
             container[key] = self._copied(f"{name}[{key!r}]", value)
 
 
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and plain tensors of modules, by name."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off and fix batch norm; restore each module afterwards, values included.
+
+    It does not matter whether these were set or written inside.
+
+    Raises:
+        RunError: trained weights were written; they are put back.
+    """
+    before, values = _attributes_of(model), WriteProtection(model)
+    try:
+        values.copy_in()
+        values.settle()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                module.sparse = False  # the same numbers, which autograd can go on with
+        yield
+    finally:
+        _restore(before)
+        values.put_back()
+
+
+def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Where a model holds parameters, buffers and plain attributes: name, dictionary and key."""
     for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            if name not in INTERNAL and isinstance(value, Tensor):
-                yield _joined(path, name), value
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+        own: dict[str, Any] = vars(module)
+        plain = [name for name in own if name not in INTERNAL]
+        registers = (own["_parameters"], own["_buffers"])
+        for holder, names in (*((one, [*one]) for one in registers), (own, plain)):
+            for name in names:
+                yield f"{path}.{name}" if path else name, holder, name
 
 
 def _is_constant(tensor: Tensor) -> bool:

@@ -1,29 +1,30 @@
 """Hessian-vector, Gauss-Newton (GGN) and H_f products, one pass over the data at a time."""
 
-from hessblocks.curvature.products.backend import (
+from hessblocks.curvature.products.calling import AuxiliaryLossWarning
+from hessblocks.curvature.products.evaluation import Evaluated, in_float64
+from hessblocks.curvature.products.forward import (
     AttentionBackendWarning,
     differentiable_once,
-    evaluation_mode,
     uncompiled,
 )
-from hessblocks.curvature.products.calling import AuxiliaryLossWarning
-from hessblocks.curvature.products.determinism import RepeatabilityWarning
-from hessblocks.curvature.products.evaluation import Evaluated, in_float64
 from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
     Hessian,
     OuterProduct,
+    check_problem,
+    groups_of,
 )
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
+    Block,
     PrecisionWarning,
     own_products,
-    say_half_precision,
+    say_precision,
     squared_products,
     total_products,
 )
-from hessblocks.curvature.products.validation import check_problem, groups_of
 from hessblocks.curvature.witness import readable_errors

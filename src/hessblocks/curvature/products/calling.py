@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -25,20 +26,19 @@ class AuxiliaryLossWarning(UserWarning):
 class Call:
     """Call a model by the signature of its forward pass."""
 
-    def __init__(self, model: nn.Module, *, shift_labels: bool, own_loss: bool = False) -> None:
+    def __init__(self, model: nn.Module, loss: Any) -> None:
         """Read the signature.
 
         Args:
             model: any module.
-            shift_labels: whether a decoder reads the labels one place further on, unless its inputs
-                are given.
-            own_loss: whether the loss is that of the model's task, so that a part which is left out
-                is named.
+            loss: of the problem. With `seq2seq` a decoder reads the labels one place further on,
+                unless its inputs are given; where the loss is that of the model's task, a part
+                which is left out is named.
         """
-        self._model, self._shift_labels = model, shift_labels
+        self._model, self._shift_labels = model, loss == "seq2seq"
         self._accepted = inspect.signature(model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
-        self._own_loss = own_loss
+        self._own_loss = isinstance(loss, str)
 
     def __call__(self, batch: Batch) -> Any:
         """Call the model with a batch.
@@ -72,15 +72,14 @@ class Call:
         """Make the inputs of an encoder-decoder's decoder."""
         if not self._shift_labels or "decoder_input_ids" in batch.keywords:
             return {}
-        shift = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
-        if shift is None and (shifted := _shifted(self._model, given_labels(batch))) is not None:
-            return {"decoder_input_ids": shifted}
-        if shift is None:
+        own = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
+        shifted = (own or partial(_shifted, self._model))(labels=given_labels(batch))
+        if shifted is None:
             raise ArgumentError(
                 "loss: seq2seq expects an encoder-decoder of transformers, got "
                 f"{type(self._model).__name__}; give decoder_input_ids in the batches"
             )
-        return {"decoder_input_ids": shift(labels=given_labels(batch))}
+        return {"decoder_input_ids": shifted}
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from hessblocks.curvature.sharding import code_of, is_whole, parts_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +36,13 @@ class Processes:
     sharded: bool = False
     """Whether each holds a part of the model alone."""
 
-    def own_passes(self, passes: Sequence[Item]) -> list[Item]:
-        """List the passes that fall to this process."""
-        return list(passes[self.turns])
-
     @property
     def turns(self) -> slice:
         """Deal all passes to the processes."""
         return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
-    def shares(self, passes: Sequence[Item]) -> list[list[Item]]:
-        """List the passes of every process, of which `own_passes` is this one's."""
+    def shares(self, passes: Sequence[int]) -> list[list[int]]:
+        """List the passes of every process, of which `turns` deals out this one's."""
         if self.shard != "batches":
             return [list(passes)]
         return [list(passes[rank :: self.count]) for rank in range(self.count)]
@@ -80,18 +74,11 @@ class Processes:
         each = math.ceil(count / self.count)
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
-    @property
-    def sum_losses(self) -> bool:
-        """True where each process has a share of the loss."""
-        return self.shard in ("batches", "own")
-
-    def counted(self, count: float, device: torch.device) -> float:
-        """Sum the valid tokens of all processes, where each has data of its own."""
-        if self.shard != "own":
-            return count
-        total = torch.tensor(count, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
-        return float(total)
+    def summed(self, share: float, device: torch.device, *, of: Sequence[str]) -> float:
+        """Sum a number over the processes where they share in one of these ways."""
+        if self.shard not in of:
+            return share
+        return float(self.total(torch.tensor(share, dtype=torch.float64, device=device)))
 
     def check_alike(self, what: str, digest: str, advice: str) -> None:
         """Require that all processes were given the same.
@@ -133,23 +120,20 @@ class Processes:
             dist.all_reduce(share.fill_(float("nan")))
 
 
-def check_all_alike(
-    model: nn.Module, batches: Batches, processes: Processes, *, sharded: bool
-) -> None:
+def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
     """Require that processes which share the work were given the same.
 
     Args:
         model: as this process has it.
         batches: as this process has them.
         processes: all of them.
-        sharded: whether each holds a part of the model alone.
 
     Raises:
         ArgumentError: they were not.
     """
     if processes.shard is None:
         return
-    if sharded:
+    if processes.sharded:
         parts_of(model)
         processes.check_alike("code", code_of(model), "start all of them with the same")
     named = [(n, p.detach()) for n, p in model.named_parameters() if p.requires_grad]
@@ -157,7 +141,7 @@ def check_all_alike(
     processes.check_alike("weights", repr(sums), "load the same model in each")
     if processes.shard != "own":
         processes.check_alike(
-            "batches", batches.digest, "give all of them the same ones, or use shard='own'"
+            "batches", batches.digest(), "give all of them the same ones, or use shard='own'"
         )
 
 

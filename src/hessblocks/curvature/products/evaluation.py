@@ -7,18 +7,18 @@ gradient is pulled back through them, so that it can witness for or against them
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from hessblocks.curvature.losses import Batch, BatchLoss, LossDerivatives, Readout, make_loss_node
-from hessblocks.curvature.products.backend import backward_pass, differentiable_once, put_in
+from hessblocks.curvature.losses import Batch, BatchLoss, Differentiated, Readout, make_loss_node
+from hessblocks.curvature.products.forward import backward_pass, differentiable_once, put_in
 from hessblocks.curvature.witness import Gradient, Tensors
 from hessblocks.errors import main_memory
 
@@ -26,105 +26,81 @@ COPIES = 16
 """Float64 copies of the parameters that differences may need at once."""
 
 
-class Pairing(BatchLoss):
-    """Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
-
-    valid = 1
-
-    def total(self, logits: Float[Tensor, "..."]) -> float:
-        """See `BatchLoss`."""
-        return float((self._weights(logits).double() * logits.double()).sum())
-
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """See `BatchLoss`."""
-        gradient = share * self._weights(logits)
-        total = share * self.total(logits)
-        return LossDerivatives(total=total, gradient=gradient, curvature=torch.zeros_like)
-
-    @staticmethod
-    def _weights(logits: Tensor) -> Tensor:
-        draw = torch.Generator().manual_seed(0)
-        return torch.randn(logits.shape, generator=draw, dtype=torch.float64).to(logits)
+def _weighted(logits: Tensor) -> Tensor:
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(logits.shape, generator=draw, dtype=torch.float64).to(logits)
+    return weights.double() * logits.double()
 
 
+PAIRING = Differentiated(_weighted, lambda: 1)
+"""Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
 
-    def __init__(
-        self,
-        problem: Any,
-        batches: Iterable[Batch],
-        names: Sequence[str],
-        *,
-        loss: BatchLoss | None = None,
-        twice: bool = True,
-    ) -> None:
-        """Hold problem, parameters and loss.
+    problem: Any
+    """Model and loss."""
+    batches: Iterable[Batch]
+    """Read anew at each point."""
+    names: Sequence[str]
+    """Of the parameters that are differentiated by."""
+    loss: BatchLoss | None = None
+    """In the place of the problem's own, whose share is one over the valid tokens."""
+    twice: bool = True
+    """Whether in the state of second derivatives, or of first ones."""
 
-        Args:
-            problem: model and loss.
-            batches: read anew at each point.
-            names: of the parameters that are differentiated by.
-            loss: in the place of the problem's own, whose share is one over the valid tokens.
-            twice: whether in the state of second derivatives, or of first ones.
-        """
-        self._problem = problem.without_lazy_logits()
-        self._batches, self._names, self._loss, self._twice = batches, tuple(names), loss, twice
-        self._share = 1.0 if loss else 1 / problem.valid
+    @cached_property
+    def _plain(self) -> Any:
+        return self.problem.without_lazy_logits()
 
     def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
         """Compute φ, and g where it is asked for, zeros where there is none."""
-        total, sums = 0.0, {n: torch.zeros_like(parameters[n]) for n in self._names if gradient}
-        for batch in self._batches:
-            value, found = (
-                self._value(batch, parameters)
-                if not gradient
-                else (self.pulled(batch, parameters, create_graph=False)[::2])
-            )
+        names = self.names if gradient else ()
+        total, sums = 0.0, {name: torch.zeros_like(parameters[name]) for name in names}
+        for batch in self.batches:
+            value, _, found = self.pulled(batch, parameters, names)
             total += value
             for name, one in found.items():
-                if one is not None:
-                    sums[name] += one.detach()
+                sums[name] += one
         return total, sums
 
-    def graph(self, batch: Batch, parameters: Tensors) -> tuple[Readout, BatchLoss, Gradient]:
+    def graph(
+        self, batch: Batch, parameters: Tensors, names: Sequence[str]
+    ) -> tuple[Readout, BatchLoss, Gradient]:
         """Build the logits of a batch with their graph, its loss, and the leaves of the graph."""
-        leaves = {n: parameters[n].detach().requires_grad_() for n in self._names}
+        leaves = {n: parameters[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():
-            found = self._problem.forward(batch, {**parameters, **leaves}, twice=self._twice)
-        return found[0], self._loss or found[1], leaves
+            found = self._plain.forward(batch, {**parameters, **leaves}, twice=self.twice)
+        return found[0], self.loss or found[1], leaves
 
     def pulled(
-        self, batch: Batch, parameters: Tensors, *, create_graph: bool
-    ) -> tuple[float, Gradient, dict[str, Float[Tensor, "..."] | None]]:
+        self, batch: Batch, parameters: Tensors, names: Sequence[str], *, create_graph: bool = False
+    ) -> tuple[float, Gradient, Gradient]:
         """Compute φ of a batch, the leaves, and g by each of them."""
-        readout, loss, leaves = self.graph(batch, parameters)
-        value, cotangent = make_loss_node(readout, loss, self._share).start()
-        if not readout.requires_grad:
-            return value, leaves, dict.fromkeys(leaves)
+        readout, loss, leaves = self.graph(batch, parameters, names)
+        share = 1.0 if self.loss else 1 / self.problem.valid
+        value, cotangent = make_loss_node(readout, loss, share).start()
+        if not (leaves and readout.requires_grad):
+            return value, leaves, {n: torch.zeros_like(leaf) for n, leaf in leaves.items()}
         with self.backward({**parameters, **leaves}):
             found = torch.autograd.grad(
                 readout.hidden,
                 list(leaves.values()),
                 cotangent,
                 create_graph=create_graph,
-                allow_unused=True,
+                materialize_grads=True,
             )
         return value, leaves, dict(zip(leaves, found, strict=True))
 
     @contextmanager
     def backward(self, parameters: Tensors) -> Iterator[None]:
         """Let recomputed parts meet the parameters of this point."""
-        model = self._problem.model
-        with backward_pass(model) if self._twice else differentiable_once(model):
+        model = self.problem.model
+        with backward_pass(model) if self.twice else differentiable_once(model):
             put_in(model, parameters)
             yield
-
-    def _value(self, batch: Batch, parameters: Tensors) -> tuple[float, Mapping[str, None]]:
-        with torch.no_grad():
-            readout, loss = self._problem.forward(batch, parameters, twice=self._twice)
-        readout = Readout(readout.hidden.detach())
-        return make_loss_node(readout, self._loss or loss, self._share).total(), {}
 
 
 def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]] | None:
@@ -144,18 +120,15 @@ def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]
         return None
     other = copy.copy(problem)
     try:
-        other.model = copy.deepcopy(problem.model).double()
+        other.move_to(copy.deepcopy(problem.model).double())
     except Exception:  # whatever a model holds that cannot be copied
         return None
-    other.move_to(other.model)
-    return other, [_wide_batch(batch) for batch in batches]
 
+    def widened(batch: Batch) -> Batch:
+        fields = {name: getattr(batch, name) for name in ("raw", "arguments", "keywords", "labels")}
+        return replace(batch, **tree_map(_wide, fields))
 
-def _wide_batch(batch: Batch) -> Batch:
-    raw, arguments, keywords, labels = tree_map(
-        _wide, (batch.raw, batch.arguments, batch.keywords, batch.labels)
-    )
-    return replace(batch, raw=raw, arguments=arguments, keywords=keywords, labels=labels)
+    return other, [widened(batch) for batch in batches]
 
 
 def _wide(value: Any) -> Any:

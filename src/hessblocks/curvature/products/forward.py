@@ -1,5 +1,9 @@
 """Run the forward pass of a model at other parameters, ready for one or two derivatives.
 
+Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
+mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and
+attributes.
+
 For two derivatives the modes are tried in order, since each asks more of the model than the next.
 A pass shows whether its mode fits; later passes begin with the mode that did.
 """
@@ -7,27 +11,128 @@ A pass shows whether its mode fits; later passes begin with the mode that did.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed import Watch
-from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
-from hessblocks.curvature.model_state import exclusive, writes_of
-from hessblocks.curvature.products.backend import (
-    backward_pass,
-    differentiable,
-    differentiable_once,
-    put_in,
+from hessblocks.curvature.closed import (
+    ClosedForms,
+    Shared,
+    Watch,
+    differentiable_checkpoints,
+    spell_weight_norms,
+    swap_activations,
+    swap_eager,
+    watching,
 )
+from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
+from hessblocks.curvature.model_state import evaluation_mode, exclusive, writes_of
 from hessblocks.curvature.products.calling import Call
 from hessblocks.curvature.sharding import Cut, Way, own_rows, run_in_parts
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
+
+_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_eager = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+
+class AttentionBackendWarning(UserWarning):
+    """Warning that attention in plain form holds tokens × tokens numbers in a long context.
+
+    The plain form stands in for a fused kernel, which has no second derivative.
+    """
+
+
+@contextmanager
+def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[Watch]:
+    """Enter evaluation mode with twice differentiable attention; warn where that costs memory.
+
+    Args:
+        model: is used inside.
+        closed_forms: whether activations, norms and softmax have their derivatives in closed form,
+            two of them; else torch differentiates, as often as is asked.
+
+    Yields:
+        What the model was seen to do.
+    """
+    fused_allowed = torch.backends.cuda.flash_sdp_enabled()
+    with backward_pass(model), watching() as watch:
+        if closed_forms:
+            swap_activations(model, watch)
+        eager = swap_eager(watch) if closed_forms else nullcontext()
+        with ClosedForms(watch, swap=closed_forms), eager:
+            yield watch
+    if watch.attention and fused_allowed:
+        warnings.warn(
+            "curvature: fused attention has no second derivative, and tiles take no dropout, no "
+            "mask that needs a gradient and no part under activation checkpointing: tokens × "
+            "tokens numbers a head are held; leave these out, or take shorter sequences",
+            AttentionBackendWarning,
+            stacklevel=1,
+        )
+
+
+@contextmanager
+def differentiable_once(model: nn.Module) -> Iterator[Watch]:
+    """Enter evaluation mode with the model's own kernels, which are enough for gradients.
+
+    Args:
+        model: is used inside.
+
+    Yields:
+        What the model was seen to do.
+    """
+    with _settled(model), watching() as watch:
+        yield watch
+
+
+@contextmanager
+def backward_pass(model: nn.Module) -> Iterator[None]:
+    """Build a graph inside, where parts of `model` may be recomputed while it is differentiated."""
+    with _settled(model), _plain_attention:
+        spell_weight_norms(model)
+        yield
+
+
+@contextmanager
+def _settled(model: nn.Module) -> Iterator[None]:
+    """Enter evaluation mode, with modules and checkpoints that can be differentiated."""
+    with evaluation_mode(model), uncompiled(), differentiable_checkpoints:
+        yield
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled modules as they were written."""
+    if "torch._dynamo" not in sys.modules:  # its import takes seconds
+        return nullcontext()
+    return _eager
+
+
+def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
+    """Put tensors in the place of parameters; for use inside `evaluation_mode`.
+
+    Every module that holds a parameter gets the tensor, tied ones included.
+    A parameter is found by identity, under all its names (tied weights, one module registered
+    twice).
+
+    Args:
+        model: is changed.
+        tensors: by the parameters' names in `named_parameters`.
+    """
+    named = dict(model.named_parameters())
+    new = {id(named[name]): tensor for name, tensor in tensors.items()}
+    for module in model.modules():
+        for name, value in module._parameters.items():
+            module._parameters[name] = new.get(id(value), value)  # type: ignore[assignment]
 
 
 class Mode(IntEnum):
@@ -53,7 +158,7 @@ class Forward:
             cuts: of sharded parameters, by name; empty where the model is whole.
         """
         self._model, self._cuts = model, cuts
-        self._call = Call(model, shift_labels=loss == "seq2seq", own_loss=isinstance(loss, str))
+        self._call = Call(model, loss)
         self._mode = Mode.LAZY_LOGITS
         self._recomputed = False
 
@@ -85,9 +190,10 @@ class Forward:
     ) -> tuple[Any] | None:
         """Call the model once; None where that has to be done again."""
         mode, written = self._mode, len(writes_of(self._model).written)
+        closed = mode is not Mode.AUTOGRAD
         try:
-            with exclusive(self._model), self._state(mode, twice=twice) as seen:
-                self._put_in(parameters, mode, twice=twice)
+            with exclusive(self._model), self._state(closed, twice=twice)(self._model) as seen:
+                self._put_in(parameters, closed, twice=twice)
                 if twice and by_rows and mode is Mode.LAZY_LOGITS and not self._cuts:
                     defer_logits(self._model, seen)
                 outputs = self._call(batch)
@@ -97,7 +203,7 @@ class Forward:
         self._recomputed |= seen.recomputed
         if len(writes_of(self._model).written) > written:
             return None  # the graph may hold values that are put back
-        if twice and seen.differentiated and mode is not Mode.AUTOGRAD:
+        if twice and seen.differentiated and closed:
             self._raise_mode(Mode.AUTOGRAD)  # one of two derivatives is used up
             return None
         return (outputs,)
@@ -105,27 +211,25 @@ class Forward:
     def _raise_mode(self, mode: Mode) -> None:
         self._mode = max(self._mode, mode)
 
-    def _state(self, mode: Mode, *, twice: bool) -> AbstractContextManager[Watch]:
-        """Put the model into the state in which the pass runs."""
-        if not twice:
-            return differentiable_once(self._model)
-        return differentiable(self._model, closed_forms=mode is not Mode.AUTOGRAD)
+    @staticmethod
+    def _state(
+        closed: bool, *, twice: bool
+    ) -> Callable[[nn.Module], AbstractContextManager[Watch]]:
+        """State of a module in which a pass runs."""
+        return partial(differentiable, closed_forms=closed) if twice else differentiable_once
 
-    def _put_in(self, parameters: Parameters, mode: Mode, *, twice: bool) -> None:
+    def _put_in(self, parameters: Parameters, closed: bool, *, twice: bool) -> None:
         """Put the parameters into the model; those of a sharded one layer by layer."""
         if not self._cuts:
             put_in(self._model, parameters)
             return
         named = dict(self._model.named_parameters())
         own = {name: own_rows(p, self._cuts[name]) for name, p in named.items()} | dict(parameters)
-        closed = mode is not Mode.AUTOGRAD
         way = Way(
             shards={id(p): own[name] for name, p in named.items()},
             cuts={id(p): self._cuts[name] for name, p in named.items()},
             settled=backward_pass if twice else differentiable_once,
-            again=(lambda module: differentiable(module, closed_forms=closed))
-            if twice
-            else differentiable_once,
+            again=self._state(closed, twice=twice),
         )
         run_in_parts(self._model, way)
 

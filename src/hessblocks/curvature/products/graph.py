@@ -70,16 +70,17 @@ class BatchGraph:
             guard.check(problem, names)
         parameters = problem.parameters
         self._backward = problem.backward
-        self._leaves = {name: parameters[name].requires_grad_() for name in names}
+        self.parameters = {name: parameters[name].requires_grad_() for name in names}
+        """At which the graph ends."""
         with torch.enable_grad():
-            readout, loss = problem.forward(batch, parameters | self._leaves)
+            readout, loss = problem.forward(batch, parameters | self.parameters)
             self._end = make_loss_node(
                 readout, loss, 1 / problem.valid, keep=problem.plan.keep_logits
             )
             total, gradients = self._end.attach("functional" if split else "full")
             problem.check_finite(total, batch)
             self._pullback = self._pull_back(readout.hidden, gradients)
-        own = {id(leaf): name for name, leaf in self._leaves.items()}
+        own = {id(leaf): name for name, leaf in self.parameters.items()}
         self._of_end = [own.get(id(tensor)) for tensor in self._end.inputs]
         self._hidden, self._residual = (
             get_gradient_edge(t) if t.requires_grad else None
@@ -101,21 +102,16 @@ class BatchGraph:
         """Find the graph's end at each parameter's Jᵀ r; the values are not kept."""
         if not hidden.requires_grad:
             return []
-        leaves = list(self._leaves.values())
+        leaves = list(self.parameters.values())
         with self._backward():
             pulled = torch.autograd.grad(
                 hidden, leaves, gradients[0], create_graph=True, allow_unused=True
             )
         return [
             (name, get_gradient_edge(value))
-            for name, value in zip(self._leaves, pulled, strict=True)
+            for name, value in zip(self.parameters, pulled, strict=True)
             if value is not None and value.requires_grad
         ]
-
-    @property
-    def parameters(self) -> Mapping[str, Float[Tensor, "..."]]:
-        """List the parameters at which the graph ends."""
-        return self._leaves
 
     def full(
         self,
@@ -176,7 +172,7 @@ class BatchGraph:
     ) -> Tensors:
         """∂⟨g, z⟩ by the parameters in `rows`, and by the residual where J z is asked for."""
         names = list(rows)
-        inputs: list[Any] = [self._leaves[name] for name in rows]
+        inputs: list[Any] = [self.parameters[name] for name in rows]
         if pushed:
             names, inputs = [*names, _PUSHED], [*inputs, self._residual]
         pulled = [(edge, vectors[name]) for name, edge in self._pullback if name in vectors]
@@ -189,8 +185,8 @@ class BatchGraph:
     @contextmanager
     def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
         """Mark parameters with their sums for one replay at a time."""
-        idle = {id(leaf): None for name, leaf in self._leaves.items() if name not in rows}
-        with self._lock, adding({**idle, **{id(self._leaves[n]): s for n, s in sums.items()}}):
+        idle = {id(leaf): None for name, leaf in self.parameters.items() if name not in rows}
+        with self._lock, adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}}):
             yield
 
     def _pull_back_curvature(
@@ -205,7 +201,7 @@ class BatchGraph:
         wanted[0] = self._hidden is not None
         curved, *own = self._end.products("outer", directions, wanted)
         if curved is not None:
-            leaves = [self._leaves[name] for name in rows]
+            leaves = [self.parameters[name] for name in rows]
             with self._adding(rows), self._backward():
                 pulled = _gradients([self._hidden], [curved], leaves)
             found = dict(zip(rows, pulled, strict=True))

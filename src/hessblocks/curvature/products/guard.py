@@ -15,13 +15,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hessblocks.curvature.losses import Batch
-from hessblocks.curvature.products.evaluation import Evaluated, Pairing, in_float64
+from hessblocks.curvature.products.evaluation import PAIRING, Evaluated, in_float64
 from hessblocks.curvature.witness import (
     ROUNDED,
     Comparison,
@@ -35,7 +36,6 @@ from hessblocks.curvature.witness import (
     epsilon,
     inner,
     moved,
-    tolerance,
     walk_graph,
 )
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
@@ -48,7 +48,6 @@ WAY_OUT = (
 
 WITHOUT = "NotImplemented"
 """How nodes end that torch puts where an operation has no derivative."""
-FLOATS = "use the model in floating point, or freeze what lies below by requires_grad_(False)"
 
 FIRST = (
     "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
@@ -81,11 +80,6 @@ class Guard:
     )
     """What was compared already (names, and whether twice), and what is wrong with it."""
 
-    @property
-    def suspects(self) -> bool:
-        """True where there is anything to compare."""
-        return bool(self.functions or self.unreached)
-
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
         """Refuse derivatives by these parameters that differences contradict; once for each set.
 
@@ -110,21 +104,14 @@ class Guard:
         """Find what is wrong with derivatives by these parameters."""
         if (names, twice) not in self.outcomes:
             try:
-                self._compare(problem, names, twice=twice)
+                self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
+                self._check_reached(problem, names - self.unreached, twice=twice)
                 self.outcomes[names, twice] = None
             except HessblocksError as error:
                 self.outcomes[names, twice] = error.with_traceback(None)
-            except (
-                _NotFiniteError
-            ):  # which is for the products to say; asked again at other weights
+            except _NotFiniteError:  # for the products to say; asked again at other weights
                 return None
         return self.outcomes[names, twice]
-
-    def _compare(self, problem: Any, names: frozenset[str], *, twice: bool) -> None:
-        self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
-        reached = [name for name in problem.parameters if name in names - self.unreached]
-        if reached and self.functions:
-            self._check_reached(problem, reached, twice=twice)
 
     def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
         """Refuse parameters without a derivative that the logits change with nevertheless."""
@@ -141,30 +128,30 @@ class Guard:
         _check_finite([base := logits(parameters)])
         noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
         short = epsilon(parameters) ** 0.5 / 2  # so short that hardly a choice falls otherwise
-        for some in ([*names], *([name] for name in names)):
-            along = direction(parameters, dict.fromkeys(some), seed=0)
-            change = logits(moved(parameters, along, short)) - base
-            if float(change.abs().max()) <= ROUNDED * noise:
-                if len(some) == len(names):
-                    return
-                continue
-            if len(some) == 1:
-                raise ArgumentError(self._hidden(some[0]))
 
-    def _hidden(self, name: str) -> str:
+        def change(some: Sequence[str]) -> bool:
+            along = direction(parameters, dict.fromkeys(some), seed=0)
+            moves = logits(moved(parameters, along, short)) - base
+            return float(moves.abs().max()) > ROUNDED * noise
+
+        if not change(names) or not (hidden := [name for name in names if change([name])]):
+            return
         through = ", ".join(self.functions)
         of = f" (the logits go through the autograd Function {through})" if through else ""
-        return (
-            f"model: the logits change with {name!r}, but autograd finds no way to it{of}, so that "
-            "every derivative by it would be 0: a part that is detached, quantised or run "
+        raise ArgumentError(
+            f"model: the logits change with {hidden[0]!r}, but autograd finds no way to it{of}, so "
+            "that every derivative by it would be 0: a part that is detached, quantised or run "
             f"without a graph; {WAY_OUT}, or freeze it by requires_grad_(False)"
         )
 
-    def _check_reached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
+    def _check_reached(self, problem: Any, some: frozenset[str], *, twice: bool) -> None:
         """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
-        function = Evaluated(problem, [], names, loss=Pairing(), twice=twice)
-        readout, _, _ = function.graph(self.row, problem.parameters)
-        functions = walk_graph([readout.hidden]).functions
+        names = [name for name in problem.parameters if name in some]
+        if not (names and self.functions):
+            return
+        function = Evaluated(problem, [], names, loss=PAIRING, twice=twice)
+        graph = function.graph(self.row, problem.parameters, names)
+        functions = walk_graph([graph[0].hidden]).functions
         if not functions:
             return
         what = f"the autograd Function {', '.join(functions)}"
@@ -172,7 +159,7 @@ class Guard:
             raise ArgumentError(
                 f"model: {what} stands for an operation that torch has no derivative of (int8 "
                 "layers, an operator of an extension), which counts as 0 in every derivative; "
-                f"{FLOATS}"
+                "use the model in floating point, or freeze what lies below by requires_grad_(False)"
             )
         with named_in_errors(functions):
             verdict, message = _compare(problem, self.row, names, twice=twice)
@@ -199,30 +186,24 @@ def _second(
     function: Evaluated, row: Batch, parameters: Tensors, along: Tensors
 ) -> tuple[Gradient, Gradient]:
     """Differentiate φ twice, into g and H z."""
-    _, leaves, found = function.pulled(row, parameters, create_graph=True)
-    pairs = [(g, along[n]) for n, g in found.items() if g is not None and g.requires_grad]
-    rows: dict[str, Tensor | None] = dict.fromkeys(leaves)
-    if pairs:
-        with function.backward({**parameters, **leaves}):
-            values = torch.autograd.grad(
-                [g for g, _ in pairs],
-                list(leaves.values()),
-                [z for _, z in pairs],
-                allow_unused=True,
-            )
-        rows = dict(zip(leaves, values, strict=True))
-    first, second = (
-        {n: torch.zeros_like(leaves[n]) if t is None else t.detach() for n, t in some.items()}
-        for some in (found, rows)
-    )
-    return first, second
+    _, leaves, found = function.pulled(row, parameters, list(along), create_graph=True)
+    pairs = [(g, along[name]) for name, g in found.items() if g.requires_grad]
+    first = {name: g.detach() for name, g in found.items()}
+    if not pairs:
+        return first, {name: torch.zeros_like(g) for name, g in first.items()}
+    with function.backward({**parameters, **leaves}):
+        gradients, directions = zip(*pairs, strict=True)
+        rows = torch.autograd.grad(
+            gradients, list(leaves.values()), directions, materialize_grads=True
+        )
+    return first, dict(zip(leaves, rows, strict=True))
 
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
     """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
-    parameters, allowed = problem.parameters, tolerance(problem.parameters)
+    parameters = problem.parameters
     along = direction(parameters, dict.fromkeys(names), seed=1)
-    function = Evaluated(problem, [row], names, loss=Pairing(), twice=twice)
+    function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
     if twice:
         gradient, rows = _second(function, row, parameters, along)
     else:
@@ -231,9 +212,8 @@ def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> 
     slope = inner(gradient, along)
 
     def compare(seen: Differences) -> list[Comparison]:
-        pairs = (rows, seen.rows, seen.errors, gradient)
-        second = [compare_rows([some[name] for some in pairs], seen, allowed) for name in rows]
-        return [compare_slopes(slope, seen, allowed), *second]
+        second = [compare_rows(itemgetter(name), rows, gradient, seen) for name in rows]
+        return [compare_slopes(slope, seen), *second]
 
     first, *second = compare_at_steps(function.at, parameters, along, compare, gradients=twice)
     if first.verdict == "wrong":

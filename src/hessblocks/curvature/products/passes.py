@@ -5,24 +5,18 @@ The loss is a sum over rows, so the cut changes no answer, only where rounding h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, repeat
-from typing import Protocol
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessblocks.curvature.losses import Batch, Batches, LossFunction, Readout, rows_together
-from hessblocks.curvature.products.determinism import check_same
-from hessblocks.curvature.products.distributed import Processes
+from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.products.guard import Guard, named_in_errors
-from hessblocks.curvature.products.row_independence import Comparison, check_rows
-from hessblocks.curvature.sharding import Cut
+from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units, main_memory
 
@@ -122,41 +116,11 @@ class RowCost:
     """Bytes at the worst moment of its forward pass without a graph, roughly."""
     narrowest: torch.dtype
     """What parts of the model compute in at least."""
-    narrower: torch.dtype | None
-    """See `Plan`."""
     guard: Guard | None
     """See `Plan`."""
 
 
-class Work(Protocol):
-    """Facts about a problem that the plan depends on."""
-
-    model: nn.Module
-    batches: Batches
-    loss: str | LossFunction
-    device: torch.device
-    processes: Processes
-    cuts: Mapping[str, Cut]
-    memory_limit: int | None
-
-    @property
-    def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """Trainable parameters by name."""
-
-    @property
-    def weights(self) -> dict[str, Float[Tensor, "..."]]:
-        """All parameters by name, frozen ones included."""
-
-    def forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
-    ) -> tuple[Readout, object]:
-        """Compute the logits of one batch at other parameters, and its loss."""
-
-    def backward(self) -> AbstractContextManager[object]:
-        """Differentiate a graph of `forward` inside."""
-
-
-def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
+def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
     """Choose rows a pass and vectors together.
 
     Args:
@@ -174,12 +138,13 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
             parameters.
         RunError: the model is random even in evaluation mode.
     """
-    limit = problem.memory_limit or default_limit(problem.device)
+    batches, processes, device = problem.batches, problem.processes, problem.device
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
+    wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
     fixed = VECTORS * parameters + spare
-    rest = problem.processes.least(limit - fixed, problem.device)
-    rows = problem.processes.least(rest // cost.peak, problem.device)
+    rest = processes.least((problem.memory_limit or default_limit(device)) - fixed, device)
+    rows = processes.least(rest // cost.peak, device)
     if rows < 1:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
@@ -188,50 +153,42 @@ def make_plan(problem: Work, *, twice: bool = True, spare: int = 0) -> Plan:
         )
     if not twice:
         rows = max(1, rows // SAMPLES_SHARE)
-    if problem.device.type == "cpu":
+    if device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    turns = problem.processes.turns
     # a callable may tie its rows together; a limit is the user's word that it does not
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    if _rows_are_tied(problem) or (own and problem.memory_limit is None):
-        passes = Passes(batches=problem.batches, most=lambda rows: rows, turns=turns)
-    else:
-        shared = problem.processes.rows_each
-        passes = Passes(
-            batches=problem.batches, most=lambda whole: min(rows, shared(whole)), turns=turns
-        )
+    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
+    passes = Passes(
+        batches=batches,
+        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
+        turns=processes.turns,
+    )
     sizes = passes.sizes()
     most = max(sizes)
-    cut = len(sizes) > len(problem.batches) and rows not in problem.batches.compared
-    if problem.processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
-        comparison = Comparison(
-            outputs=partial(_hidden, problem, twice=twice),
-            parameters=problem.parameters,
-            most=passes.most,
-            fitting=rest // cost.bare,
-            dtype=cost.narrowest,
+    cut = len(sizes) > len(batches) and rows not in batches.compared
+    if processes.least(-int(cut), device):  # in any of them, so that all pass alike
+        fitting, dtype = rest // cost.bare, cost.narrowest
+        check_rows(
+            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
         )
-        check_rows(problem.batches, comparison, problem.processes, problem.device)
-        problem.batches.compared.add(rows)
-    own_rows = max(sum(share) for share in problem.processes.shares(sizes))
+        batches.compared.add(rows)
+    own_rows = max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
-    idle = problem.processes.idle(len(passes), problem.device)
-    passes = replace(passes, idle=idle)
     return Plan(
-        passes=list(passes) if problem.batches.resident else passes,
-        hold=bool(problem.processes.least(int(hold), problem.device)),
+        passes=replace(passes, idle=processes.idle(len(passes), device)),
+        hold=bool(processes.least(int(hold), device)),
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
-        narrower=cost.narrower,
+        narrower=cost.narrowest if wide and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
 
 
-def _rows_are_tied(problem: Work) -> bool:
+def _rows_are_tied(problem: Any) -> bool:
     """Tell whether batches must stay whole, since a norm takes its statistics from them."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
@@ -258,14 +215,13 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
     return max(1, min(worth, fitting))
 
 
-def _row_cost(problem: Work, *, twice: bool) -> RowCost:
+def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure one row of the batch with the most tokens a row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
     saved: dict[int, int] = {}
     dtypes = {p.dtype for p in leaves.values()}
-    wide = dtypes == {torch.float64}
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
@@ -296,7 +252,8 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
     each = readout.hidden.element_size()
     size = readout.hidden.numel() * each
     temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
-    tokens = max(readout.tokens, _tokens(row))
+    # token ids in a row; other inputs count by the rows of their logits alone
+    tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
@@ -304,21 +261,5 @@ def _row_cost(problem: Work, *, twice: bool) -> RowCost:
         bare=BARE * max([size, *saved.values()]),  # a head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
-        narrower=min(dtypes - {torch.float64}, key=lambda t: t.itemsize, default=None)
-        if wide
-        else None,
-        guard=guard if guard.suspects and not problem.cuts else None,
+        guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
     )
-
-
-def _hidden(
-    problem: Work, batch: Batch, parameters: Mapping[str, Tensor], *, twice: bool
-) -> Float[Tensor, "..."]:
-    """Compute the logits of a batch, or the hidden states that the last layer multiplies."""
-    with torch.no_grad():
-        return problem.forward(batch, parameters, twice=twice)[0].hidden
-
-
-def _tokens(row: Batch) -> int:
-    """Token ids in a row; other inputs count by the rows of their logits alone."""
-    return 1 if row.inputs.is_floating_point() else row.inputs.numel()

@@ -20,23 +20,19 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import (
-    LOSSES,
+    IDLE,
     Batch,
     Batches,
     BatchLoss,
-    Idle,
+    CrossEntropy,
     LossFunction,
     Readout,
-    RowLoss,
     TextPositions,
-    as_module,
     callable_loss,
-    check_finite,
-    check_loss,
     check_task,
+    loss_of,
     make_loss_node,
     readout_of,
-    torch_loss,
 )
 from hessblocks.curvature.model_state import (
     Fingerprint,
@@ -48,16 +44,11 @@ from hessblocks.curvature.model_state import (
     forget_writes,
 )
 from hessblocks.curvature.products.calling import logits_of
-from hessblocks.curvature.products.determinism import notice_randomness
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
-from hessblocks.curvature.sharding import (
-    Cut,
-    all_or_none,
-    cuts_of,
-    own_rows,
-)
+from hessblocks.curvature.products.repeatability import notice_randomness
+from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 from hessblocks.linalg import Operand
@@ -113,12 +104,7 @@ class Problem(Operand):
                 processes that were given different weights, or different batches where they should
                 be the same.
         """
-        loss = as_module(loss)
-        if isinstance(loss, nn.Module):
-            self._loss_of: Callable[[Batch], BatchLoss] | None = torch_loss(loss)
-        else:
-            check_loss(loss)
-            self._loss_of = None if callable(loss) else LOSSES[loss]
+        loss, self._loss_of = loss_of(loss)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
@@ -133,18 +119,16 @@ class Problem(Operand):
         self.memory_limit = memory_limit
         with exclusive(self.model):
             check_parameters(self.model)
-        first = next(iter(self.parameters.values()))
-        self.device = first.device
+        self.device = next(iter(self.parameters.values())).device
         notice_randomness(model, batches)
         self.batches = Batches(
             batches,
             self.device,
             limit=memory_limit or default_limit(torch.device("cpu")),
             number=num_batches,
-            whole_digest=shard in ("batches", "vectors"),
         )
         self._counted = self.batches.versions
-        check_all_alike(self.model, self.batches, self.processes, sharded=bool(self.cuts))
+        check_all_alike(self.model, self.batches, self.processes)
         with exclusive(self.model):
             self.note_form()
             self._forget()
@@ -251,7 +235,7 @@ class Problem(Operand):
             spare = replace(self.batches.widest_row, idle=True)
             idle = [spare] * self.processes.idle(len(self.batches), self.device)
             own = sum(self._count(batch) for batch in chain(self.batches, idle))
-        count = self.processes.counted(own, self.device)
+        count = self.processes.summed(own, self.device, of=("own",))
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
@@ -316,11 +300,7 @@ class Problem(Operand):
                 end = make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
             self.note_form()  # a pass may have changed what it keeps of itself, as a hook's list
-        if not self.processes.sum_losses:
-            return own
-        return float(
-            self.processes.total(torch.tensor(own, dtype=torch.float64, device=self.device))
-        )
+        return self.processes.summed(own, self.device, of=("batches", "own"))
 
     def forward(
         self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
@@ -357,10 +337,10 @@ class Problem(Operand):
             )
         loss: BatchLoss | None = None
         if batch.idle:
-            loss = Idle()
+            loss = IDLE
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        by_rows = isinstance(loss, RowLoss)
+        by_rows = isinstance(loss, CrossEntropy)
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:
@@ -379,10 +359,15 @@ class Problem(Operand):
             The loss as it came.
 
         Raises:
-            RunError: it is not, here or elsewhere.
+            RunError: it is not, here or elsewhere; the message says in which batch.
         """
         with all_or_none(self.device) if self.cuts else nullcontext():
-            return check_finite(total, batch)
+            if not abs(total) < float("inf"):
+                raise RunError(
+                    f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
+                    "look at its inputs, or use float32 or float64 parameters"
+                )
+        return total
 
     def _count(self, batch: Batch) -> float:
         if self._loss_of is not None:

@@ -6,8 +6,9 @@ Letters: K vectors multiplied together.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,8 @@ from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sharding import OwnEntries, all_or_none
-from hessblocks.curvature.witness import check_products, readable_errors
+from hessblocks.curvature.witness import readable_errors
+from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
@@ -39,14 +41,23 @@ class PrecisionWarning(UserWarning):
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Block of the Hessian that vectors are multiplied with."""
+
+    rows: ParameterGroup
+    """Whose rows of the products are wanted."""
+    columns: ParameterGroup
+    """That the vectors lie in."""
+    parts: Sequence[Part]
+    """Which of H_o, H_f and H."""
+    later: Sequence[str] = ()
+    """Parameters that further products will involve; where graphs are held, they are built once for
+    all."""
+
+
 def total_products(
-    problem: Problem,
-    vectors: Float[Tensor, "K columns"],
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
     """Multiply a block of H_o, H_f or H with vectors; the result is whole on every process.
 
@@ -54,11 +65,7 @@ def total_products(
         problem: the function; where its work is shared between processes, all of them must ask for
             the same products.
         vectors: (K, columns.size).
-        rows: group whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: parameters that further products will involve; where graphs are held, they are built
-            once for all.
+        block: what they are multiplied with.
 
     Returns:
         (K, rows.size) for each part.
@@ -67,20 +74,18 @@ def total_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     if not problem.cuts:
-        return own_products(problem, vectors, rows, columns, parts, later=later)
-    own, wanted = OwnEntries.of(columns, problem.cuts), OwnEntries.of(rows, problem.cuts)
-    found = own_products(problem, own.read(vectors), wanted.group, own.group, parts, later=later)
+        return own_products(problem, vectors, block)
+    own, wanted = (OwnEntries.of(group, problem.cuts) for group in (block.columns, block.rows))
+    mine = replace(block, rows=wanted.group, columns=own.group)
+    found = own_products(problem, own.read(vectors), mine)
     return {part: wanted.together(product) for part, product in found.items()}
 
 
 def squared_products(
     problem: Problem,
     vectors: Float[Tensor, "K columns"],
-    rows: Sequence[ParameterGroup],
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    groups: Sequence[ParameterGroup],
+    block: Block,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
     """Compute ‖·‖² of what `total_products` gives, group by group; no process holds them whole.
 
@@ -89,10 +94,8 @@ def squared_products(
     Args:
         problem: as there.
         vectors: (K, columns.size).
-        rows: groups whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: as there.
+        groups: that the block's rows are merged of.
+        block: as there.
 
     Returns:
         (K, groups) for each part.
@@ -101,11 +104,12 @@ def squared_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     if problem.cuts:
-        own = OwnEntries.of(columns, problem.cuts)
-        vectors, columns = own.read(vectors), own.group
-        rows = [OwnEntries.of(group, problem.cuts).group for group in rows]
-    found = own_products(problem, vectors, merge("rows", rows), columns, parts, later=later)
-    squares = {part: _squares(total, [g.size for g in rows]) for part, total in found.items()}
+        own = OwnEntries.of(block.columns, problem.cuts)
+        groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
+        vectors = own.read(vectors)
+        block = replace(block, rows=merge("rows", groups), columns=own.group)
+    found = own_products(problem, vectors, block)
+    squares = {part: _squares(total, [g.size for g in groups]) for part, total in found.items()}
     if problem.cuts:
         for each in squares.values():
             problem.processes.total(each)
@@ -126,13 +130,7 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def own_products(
-    problem: Problem,
-    vectors: Float[Tensor, "K columns"],
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    later: Sequence[str] = (),
+    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
     """Multiply as `total_products` does, in this process's entries of a sharded model.
 
@@ -141,10 +139,7 @@ def own_products(
     Args:
         problem: as `total_products` takes it.
         vectors: (K, columns.size).
-        rows: group whose rows are wanted.
-        columns: group that the vectors lie in.
-        parts: which of H_o, H_f and H.
-        later: as `total_products` takes it.
+        block: as `total_products` takes it.
 
     Returns:
         (K, rows.size) for each part.
@@ -156,62 +151,48 @@ def own_products(
         with exclusive(problem.model), readable_errors():
             problem.follow()
             held = problem.held
-            _say_precision(problem)
-            found = _add_up(problem, vectors, rows, columns, parts, later)
+            say_precision(problem)
+            found = _add_up(problem, vectors, block)
             with all_or_none(problem.device) if problem.cuts else nullcontext():
-                check_products(vectors, rows, found)
-            if (
-                held is None or held is not problem.held
-            ):  # a pass may have changed what it keeps of itself
-                problem.note_form()
+                check_products(vectors, block.rows, found)
+            if held is None or held is not problem.held:
+                problem.note_form()  # a pass may have changed what it keeps of itself
             return found
     except Exception:
         problem.held = None
         raise
 
 
-def say_half_precision(problem: Problem, measured: float = 0.0) -> bool:
-    """Warn once of weights in half precision.
+def say_precision(problem: Problem, *, twice: bool = True) -> None:
+    """Warn once of half precision and of casts below float64, with their cost on the first pass.
 
     Args:
         problem: the function.
-        measured: share of a product that rounding has been seen to change.
-
-    Returns:
-        Whether there are any.
+        twice: whether products are taken, so that their cost is measured; if not, of gradients
+            half precision alone is said.
     """
     half = HALVES & {parameter.dtype for parameter in problem.parameters.values()}
-    if half and not problem.precision_known:
-        share = max(measured, *(torch.finfo(dtype).eps for dtype in half))
-        warnings.warn(
-            f"curvature: parameters are {' and '.join(map(str, half))}, whose rounding changes a "
-            f"product by {share:.1e} of itself; no result is more exact than that, whatever its "
-            "error bar. Measure a copy: model.float()",
-            PrecisionWarning,
-            stacklevel=5,
+    casts = twice and (half or problem.plan.narrower) and problem.plan.passes
+    if problem.precision_known or not (casts or (half and not twice)):
+        return
+    # cut weights are gathered by all or by none
+    gap = _gap(problem) if casts and not (half and problem.cuts) else 0.0
+    said = None
+    if half:
+        share = max(gap, *(torch.finfo(dtype).eps for dtype in half))
+        said = (
+            f"parameters are {' and '.join(map(str, half))}, whose rounding changes a product by "
+            f"{share:.1e} of itself; no result is more exact than that, whatever its error bar. "
+            "Measure a copy: model.float()"
         )
-        problem.precision_known = True
-    return bool(half)
-
-
-def _say_precision(problem: Problem) -> None:
-    """Warn once of casts below float64 and of half precision, with their cost on the first pass."""
-    if problem.precision_known:
-        return
-    half = any(parameter.dtype in HALVES for parameter in problem.parameters.values())
-    if not ((problem.plan.narrower or half) and problem.plan.passes):
-        return
-    gap = (
-        0.0 if half and problem.cuts else _gap(problem)
-    )  # cut weights are gathered by all or by none
-    if not say_half_precision(problem, gap) and gap > ROUNDING:
-        warnings.warn(
-            "curvature: the parameters are float64, but parts of the model compute in "
+    elif gap > ROUNDING:
+        said = (
+            "the parameters are float64, but parts of the model compute in "
             f"{problem.plan.narrower}: H and H_o + H_f differ by {gap:.1e} of a product, and no "
-            "result is more exact",
-            PrecisionWarning,
-            stacklevel=4,
+            "result is more exact"
         )
+    if said:
+        warnings.warn(f"curvature: {said}", PrecisionWarning, stacklevel=4)
     problem.precision_known = True
 
 
@@ -225,48 +206,37 @@ def _gap(problem: Problem) -> float:
     }
     full = BatchGraph(problem, first, names, split=False).full(vectors, names)
     split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
-    whole, parts = (
-        torch.cat(
-            [(0 * vectors[n] if t is None else t).double().flatten() for n, t in found.items()]
-        )
-        for found in (full, split)
-    )
+
+    def in_line(found: Tensors) -> Tensor:
+        present = (0 * vectors[n] if t is None else t for n, t in found.items())
+        return torch.cat([t.double().flatten() for t in present])
+
+    whole, parts = in_line(full), in_line(split)
     scale, gap = float(whole.norm()), float((whole - parts).norm())
     return gap / (scale or gap or 1.0)
 
 
-def _add_up(
-    problem: Problem,
-    vectors: Tensor,
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    later: Sequence[str],
-) -> dict[Part, Tensor]:
-    names = (*(later if problem.plan.hold else ()), *rows.parameters, *columns.parameters)
-    involved = tuple(dict.fromkeys(names))
-    own = problem.processes.own_vectors(vectors.shape[0])
+def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tensor]:
+    later = block.later if problem.plan.hold else ()
+    involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
+    own = problem.processes.own_vectors(len(vectors))
     mine = vectors[own].contiguous()
-    shape = (
-        len(parts),
-        vectors.shape[0],
-        rows.size,
-    )  # bfloat16 would lose the small shares of many passes
+    shape = len(block.parts), len(vectors), block.rows.size
+    # bfloat16 would lose the small shares of many passes
     total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
-    if own != slice(0, vectors.shape[0]) or not problem.plan.passes:
+    if own != slice(0, len(vectors)) or not problem.plan.passes:
         total.zero_()
     try:
         if own.start < own.stop:
-            for number, graph in enumerate(_graphs(problem, involved, parts)):
-                _collect(total[:, own], graph, mine, rows, columns, parts, add=number > 0)
+            for number, graph in enumerate(_graphs(problem, involved, block.parts)):
+                _collect(total[:, own], graph, mine, block, add=number > 0)
     except Exception:
         if not problem.cuts:
             problem.processes.fail(total)
         raise
     if not problem.cuts:  # else the sums are taken where weights are gathered
         problem.processes.total(total)
-    found = total.to(vectors.dtype)
-    return dict(zip(parts, found, strict=True))
+    return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
 
 
 def _graphs(
@@ -292,20 +262,12 @@ def _graphs(
     return held
 
 
-def _collect(
-    total: Tensor,
-    graph: BatchGraph,
-    vectors: Tensor,
-    rows: ParameterGroup,
-    columns: ParameterGroup,
-    parts: Sequence[Part],
-    *,
-    add: bool,
-) -> None:
+def _collect(total: Tensor, graph: BatchGraph, vectors: Tensor, block: Block, *, add: bool) -> None:
     """Write one pass's share into (parts, K, rows.size), or add it."""
-    for start in range(0, vectors.shape[0], graph.together):
+    rows, parts = block.rows, block.parts
+    for start in range(0, len(vectors), graph.together):
         some = slice(start, start + graph.together)
-        tensors = columns.scatter(vectors[some], graph.parameters)
+        tensors = block.columns.scatter(vectors[some], graph.parameters)
         if list(parts) == ["full"]:
             into = total[0, some]
             own = rows.whole(into, graph.parameters) if len(into) == 1 else {}
@@ -315,3 +277,33 @@ def _collect(
             products = graph.split(tensors, rows.parameters, parts)
         for index, part in enumerate(parts):
             rows.collect(products[part], total[index, some], add=add)
+
+
+def check_products(
+    vectors: Float[Tensor, "K columns"],
+    rows: ParameterGroup,
+    products: Mapping[Part, Float[Tensor, "K rows"]],
+) -> None:
+    """Refuse products that are not finite though the loss and the vectors are.
+
+    Args:
+        vectors: that were multiplied.
+        rows: group of the products' entries.
+        products: by part.
+
+    Raises:
+        RunError: an entry is not finite; the message names the first parameter that has one.
+    """
+    for part, found in products.items():
+        if found.sum().isfinite() or found.isfinite().all() or not vectors.isfinite().all():
+            continue
+        sizes = [view.size for view in rows.views]
+        pieces = zip(rows.views, found.split(sizes, dim=1), strict=True)
+        name = next(view.parameter for view, piece in pieces if not piece.isfinite().all())
+        kind = "NaN" if found.isnan().any() else "infinite"
+        raise RunError(
+            f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, "
+            f"rows of {name!r}): a root, norm, power or logarithm at 0 has none, also where "
+            "torch.where hides its value; keep its argument away from 0 before it, torch.where(x > "
+            "0, x, 1.0).sqrt()"
+        )

@@ -33,7 +33,6 @@ from hessblocks.curvature.losses import (
     CrossEntropy,
     Differentiated,
     LossDerivatives,
-    RowLoss,
 )
 from hessblocks.curvature.products import CurvatureOperator, Problem, check_problem
 from hessblocks.curvature.sampled.signs import draws
@@ -152,31 +151,24 @@ def _given(loss: BatchLoss, batch: Batch) -> BatchLoss:
     return _Classes(loss) if isinstance(loss, CrossEntropy) else _Entries(loss)
 
 
-class _Classes(RowLoss):
+class _Classes(CrossEntropy):
     """Cross-entropy with Σ (p − e_y)(p − e_y)ᵀ of some labels y in the place of its curvature."""
 
     def __init__(self, loss: CrossEntropy, uniform: Float[Tensor, "... S"] | None = None) -> None:
         """Hold numbers from 0 to 1 that choose the labels; None: those of the loss."""
-        self._loss, self._uniform = loss, uniform
+        super().__init__(loss.targets)
+        self._uniform = uniform
 
-    @property
-    def valid(self) -> float:
-        return self._loss.valid
-
-    def total(self, logits: Float[Tensor, "... V"]) -> float:
-        return self._loss.total(logits)
-
-    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        return self._loss.counted(rows, classes)
+    root = BatchLoss.root
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
         uniform = None if self._uniform is None else self._uniform.flatten(0, -2)[rows]
-        return type(self)(self._loss.some(rows), uniform)
+        return type(self)(CrossEntropy(self.targets.flatten()[rows]), uniform)
 
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Curvature]:
-        probabilities, targets = logits.softmax(-1), self._loss.targets[..., None]
+        probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
         weight = share / labels.shape[-1] * (targets != IGNORED).to(logits.dtype)
 
@@ -187,7 +179,7 @@ class _Classes(RowLoss):
             found = probabilities * inner.sum(-1, keepdim=True)
             return found.scatter_add(-1, chosen, -inner)
 
-        return self._loss.at(logits, share)[0], curvature
+        return super().at(logits, share)[0], curvature
 
     def _labels(self, probabilities: Tensor) -> Tensor:
         """The classes in which the numbers lie when probabilities are laid end to end."""

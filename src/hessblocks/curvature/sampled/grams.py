@@ -26,7 +26,7 @@ from hessblocks.curvature.products import (
     differentiable_once,
     make_plan,
     readable_errors,
-    say_half_precision,
+    say_precision,
 )
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.curvature.sharding import OwnEntries
@@ -140,7 +140,7 @@ def gram_matrices(
 
     Cost: a forward pass a batch of samples, and a backward pass a sample.
     """
-    say_half_precision(problem)
+    say_precision(problem, twice=False)
     held = list(groups.values())
     if problem.cuts:
         held = [OwnEntries.of(group, problem.cuts).group for group in held]

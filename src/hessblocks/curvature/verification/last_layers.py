@@ -3,13 +3,14 @@
 Nothing is shared with the closed form or with the products: the logits of the labelled rows are one
 function of one vector of parameters, differentiated forward over reverse in double precision.
 
-Letters: P parameters, C classes, R labelled rows.
+Letters: P parameters (of a group), C classes, R labelled rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import combinations_with_replacement
+from functools import partial
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import torch
@@ -17,18 +18,21 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacfwd
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.pytorch_utils import Conv1D
 
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
-from hessblocks.curvature.verification.places import places
+from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.verification.tiny_models import (
     FAMILY_MODELS,
     batch_of,
     stirred,
     without_casts,
 )
-from hessblocks.theory import Check
+from hessblocks.theory import GAINS, NORMS, Check
 
+Numbers = Mapping[int, Int[Tensor, "..."]]
+"""id of a parameter → the number of each of its entries."""
 BOUND = 1e-12
 """Largest accepted relative error of a block."""
 SMALL = 1e-9
@@ -82,13 +86,10 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     """
     found = exact_last_block(model, batch, loss)
     groups = [group for group in found.groups if not (group == UNEMBEDDING and found.tied)]
-    starts, total = {}, 0
-    for parameter in model.parameters():
-        starts[id(parameter)] = total
-        total += parameter.numel()
-    numbers = {
-        id(p): starts[id(p)] + torch.arange(p.numel()).view_as(p) for p in model.parameters()
-    }
+    parameters = list(model.parameters())
+    total = sum(p.numel() for p in parameters)
+    pieces = torch.arange(total).split([p.numel() for p in parameters])
+    numbers = {id(p): own.view_as(p) for p, own in zip(parameters, pieces, strict=True)}
     where = {group: places(model, group, numbers) for group in groups}
     used = torch.zeros(total, dtype=torch.bool)
     used[torch.cat(list(where.values()))] = True
@@ -97,14 +98,12 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     where = {group: at[rows] for group, rows in where.items()}
     whole = float(dense["full"].norm())
     checks = []
-    for row, column in combinations_with_replacement(groups, 2):
-        for part in PARTS:
-            expected = dense[part][where[row]][:, where[column]]
-            scale = max(float(expected.norm()), SMALL * whole)
-            error = float((found.block(row, column, part).dense() - expected).norm()) / scale
-            checks.append(
-                Check(case=name, block=f"{row}, {column}", part=part, error=error, bound=BOUND)
-            )
+    for (row, column), part in product(combinations_with_replacement(groups, 2), PARTS):
+        expected = dense[part][where[row]][:, where[column]]
+        scale = max(float(expected.norm()), SMALL * whole)
+        error = float((found.block(row, column, part).dense() - expected).norm()) / scale
+        block = f"{row}, {column}"
+        checks.append(Check(case=name, block=block, part=part, error=error, bound=BOUND))
     return checks
 
 
@@ -131,27 +130,21 @@ def dense_hessian(
     targets, valid = _targets(batch["labels"], loss)
     index = used.nonzero()[:, 0]
 
-    def logits(theta: Tensor) -> Tensor:
+    def logits(theta: Tensor) -> Any:
         flat = everything.index_put((index,), theta)
         pieces = flat.split([p.numel() for p in parameters.values()])
-        values = {
-            name: piece.view_as(p)
-            for (name, p), piece in zip(parameters.items(), pieces, strict=True)
-        }
+        pairs = zip(parameters.items(), pieces, strict=True)
+        values = {name: piece.view_as(p) for (name, p), piece in pairs}
         output: Any = functional_call(model, values, (), inputs)
-        found: Tensor = output.logits[valid]
-        return found
+        return output.logits[valid]
 
-    def mean_loss(rows: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(rows, targets)
+    def along(theta: Tensor) -> Any:
+        return (residual * logits(theta)).sum()
 
-    def along(theta: Tensor) -> Tensor:
-        product: Tensor = residual * logits(theta)
-        return product.sum()
-
-    def whole(theta: Tensor) -> Tensor:
+    def whole(theta: Tensor) -> Any:
         return mean_loss(logits(theta))
 
+    mean_loss = partial(nn.functional.cross_entropy, target=targets)
     with sdpa_kernel(SDPBackend.MATH):
         point = everything[index]
         at = logits(point)
@@ -173,3 +166,79 @@ def _targets(labels: Int[Tensor, "..."], loss: str) -> tuple[Tensor, Any]:
         labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     valid = labels != IGNORED
     return labels[valid], valid
+
+
+def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
+    """Number a group's entries, in the order in which the closed form flattens them.
+
+    Args:
+        model: of a kind with a closed form.
+        group: a name in `LastBlockHessian.groups`.
+        numbers: of all parameters.
+
+    Returns:
+        One number an entry.
+    """
+    kind = getattr(model, "config").model_type  # noqa: B009 - nn.Module hides its type
+    if group == UNEMBEDDING:
+        return _of_layer(output_layer(model), numbers).reshape(-1)
+    if group in (*ROLES, "query_key", *NORMS, *GAINS):
+        of_kind = _of_hessblocks if kind == "hessblocks" else _of_family
+        return of_kind(model, group, numbers)
+    modules = dict(model.named_modules())
+    if group in modules:
+        return _of_layer(modules[group], numbers).reshape(-1)
+    return numbers[id(model.get_parameter(group))].reshape(-1)
+
+
+def _of_layer(module: Any, numbers: Numbers) -> Tensor:
+    """(inputs, outputs), a bias as the last row."""
+    weight = getattr(module, "update", None)
+    found: Tensor = numbers[id(module.weight if weight is None else weight)]
+    found = found if isinstance(module, Conv1D) else found.T
+    if getattr(module, "bias", None) is not None:
+        found = torch.cat([found, numbers[id(module.bias)][None]])
+    return found
+
+
+def _of_module(module: nn.Module, numbers: Numbers) -> Tensor:
+    return torch.cat([numbers[id(p)].reshape(-1) for p in module.parameters() if p.requires_grad])
+
+
+def _by_head(matrix: Tensor, heads: int) -> Tensor:
+    apart: Tensor = matrix.unflatten(1, (heads, -1))
+    return apart.transpose(0, 1).reshape(-1)
+
+
+def _of_hessblocks(model: Any, group: str, numbers: Numbers) -> Tensor:
+    attention = model.model.layers[-1].attention
+    if group in GAINS:
+        return numbers[id(getattr(attention.gains, group))].reshape(-1)
+    if group in NORMS:
+        return _of_module(getattr(attention, group), numbers)
+    matrix = _of_layer(getattr(attention, group.replace("query_key", "query")), numbers)
+    if group == "projection":
+        return matrix.reshape(-1)
+    return _by_head(
+        matrix, attention.key_value_heads if group in ("key", "value") else attention.heads
+    )
+
+
+def _of_family(model: Any, group: str, numbers: Numbers) -> Tensor:
+    config = model.config
+    family = FAMILIES[config.model_type]
+    layer = model.get_submodule(family.layers)[-1]
+    attention = layer.get_submodule(family.attention)
+    if group == "projection":
+        return _of_layer(family.written(layer), numbers).reshape(-1)
+    if group in NORMS:
+        return _of_module(getattr(attention, family.norms[group == "key_norm"]), numbers)
+    role, heads = ROLES.index(group), int(config.num_attention_heads)
+    if len(family.read) == 3:
+        shared = getattr(config, "num_key_value_heads", None) or heads
+        matrix = _of_layer(attention.get_submodule(family.read[role]), numbers)
+        return _by_head(matrix, heads if group == "query" else shared)
+    matrix = _of_layer(attention.get_submodule(family.read[0]), numbers)
+    apart = matrix.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
+    own: Tensor = apart.select(2 if family.interleaved else 1, role)
+    return own.transpose(0, 1).reshape(-1)

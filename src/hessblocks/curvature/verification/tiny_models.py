@@ -57,15 +57,17 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "vit": {},
 }
-_MASKED = ("bert", "roberta", "modernbert")
+
+
+_HEADS: dict[str, Any] = {
+    **dict.fromkeys(("bert", "roberta", "modernbert"), hf.AutoModelForMaskedLM),
+    "vit": hf.AutoModelForImageClassification,
+}
 
 
 def _made(kind: str, options: dict[str, Any]) -> nn.Module:
     config = hf.AutoConfig.for_model(kind, **{**_SIZES, **options})
-    auto: Any = hf.AutoModelForMaskedLM if kind in _MASKED else hf.AutoModelForCausalLM
-    if kind == "vit":
-        auto = hf.AutoModelForImageClassification
-    model: nn.Module = auto.from_config(config)
+    model: nn.Module = _HEADS.get(kind, hf.AutoModelForCausalLM).from_config(config)
     return model
 
 
@@ -97,10 +99,9 @@ def batch_of(model: nn.Module) -> tuple[dict[str, Any], str]:
     ids = torch.randint(1, VOCABULARY, (2, 4))
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     labels = ids.masked_fill(mask == 0, -100)
-    masked = "MaskedLM" in kind
     labels[:, 0] = -100
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
-    return batch, "masked-lm" if masked else "causal-lm"
+    return batch, "masked-lm" if "MaskedLM" in kind else "causal-lm"
 
 
 class _ExactNorm(nn.Module):

@@ -14,7 +14,6 @@ from hessblocks.curvature.witness.central import (
     epsilon,
     inner,
     moved,
-    tolerance,
 )
-from hessblocks.curvature.witness.failures import check_products, readable_errors
+from hessblocks.curvature.witness.failures import readable_errors
 from hessblocks.curvature.witness.graph_walk import check_bypass, walk_graph

@@ -88,36 +88,46 @@ class Differences:
     """Each entry of `rows` may be off by that."""
     rounding: float
     """ε / h: what a rounding of g is in `rows`."""
+    tolerance: float
+    """Share that is nothing."""
 
 
-def compare_slopes(found: float, seen: Differences, allowed: float) -> Comparison:
-    """Compare ⟨g, z⟩ with the slope of the differences; a share of `allowed` is nothing."""
-    gap = abs(found - seen.slope)
+def compare_slopes(found: float, seen: Differences) -> Comparison:
+    """Compare ⟨g, z⟩ with the slope of the differences."""
     return Comparison(
-        found=found, expected=seen.slope, gap=gap, error=seen.slope_error, tolerance=allowed
+        found=found,
+        expected=seen.slope,
+        gap=abs(found - seen.slope),
+        error=seen.slope_error,
+        tolerance=seen.tolerance,
     )
 
 
 def compare_rows(
-    tensors: Sequence[Float[Tensor, "..."]], seen: Differences, allowed: float
+    entries: Callable[[Tensors], Float[Tensor, "..."]],
+    product: Tensors,
+    gradient: Tensors,
+    seen: Differences,
 ) -> Comparison:
     """Compare H z of some entries with differences of the gradient.
 
     Args:
-        tensors: H z, what differences say, what these may be off by, and g, of the same entries.
-        seen: where the differences come from.
-        allowed: share of the norm that is nothing.
+        entries: some of those of all tensors.
+        product: H z.
+        gradient: g.
+        seen: the differences.
 
     Returns:
         Norms, and the norm of what lies between.
     """
-    found, expected, errors, gradient = (t.double() for t in tensors)
+    found, expected = entries(product).double(), entries(seen.rows).double()
+    rounding = ROUNDED * seen.rounding * float(entries(gradient).double().norm())
     return Comparison(
         found=float(found.norm()),
         expected=float(expected.norm()),
         gap=float((found - expected).norm()),
-        error=float(errors.norm()) + ROUNDED * seen.rounding * float(gradient.norm()),
-        tolerance=allowed,
+        error=float(entries(seen.errors).double().norm()) + rounding,
+        tolerance=seen.tolerance,
     )
 
 
@@ -219,6 +229,7 @@ def _at_step(
         rows={n: (4 * d - two[1][n]) / 3 for n, d in one[1].items()},
         errors={n: d - two[1][n] for n, d in one[1].items()},
         rounding=eps / step,
+        tolerance=tolerance(parameters),
     )
 
 

@@ -1,19 +1,11 @@
-"""Re-raise torch's out-of-memory and missing-derivative errors as a RunError with advice.
-
-Letters: K vectors multiplied together.
-"""
+"""Re-raise torch's out-of-memory and missing-derivative errors as a RunError with advice."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jaxtyping import Float
-from torch import Tensor
-
-from hessblocks.conventions import Part
-from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.errors import HessblocksError, RunError, out_of_memory
 
 TWICE = "torch cannot differentiate a part of the model twice ({}); "
@@ -62,16 +54,7 @@ def readable_errors() -> Iterator[None]:
         yield
     except HessblocksError:
         raise
-    except (IndexError, ValueError) as error:
-        if said := _advice(error):
-            raise RunError(f"curvature: {said}") from error
-        raise
-    except (RuntimeError, MemoryError) as error:
-        if out_of_memory(error):
-            raise RunError(
-                "curvature: out of memory; lower memory_limit, take shorter sequences or fewer "
-                "probes, or leave out the map; what is finished is kept"
-            ) from error
+    except (IndexError, ValueError, RuntimeError, MemoryError) as error:
         if said := _advice(error):
             raise RunError(f"curvature: {said}") from error
         raise
@@ -79,38 +62,13 @@ def readable_errors() -> Iterator[None]:
 
 def _advice(error: Exception) -> str | None:
     """Say what to do about a known error of torch or transformers."""
+    if out_of_memory(error):
+        return (
+            "out of memory; lower memory_limit, take shorter sequences or fewer probes, or leave "
+            "out the map; what is finished is kept"
+        )
     text = str(error)
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text):
             return advice.format(text.splitlines()[0].rstrip("."))
     return None
-
-
-def check_products(
-    vectors: Float[Tensor, "K columns"],
-    rows: ParameterGroup,
-    products: Mapping[Part, Float[Tensor, "K rows"]],
-) -> None:
-    """Refuse products that are not finite though the loss and the vectors are.
-
-    Args:
-        vectors: that were multiplied.
-        rows: group of the products' entries.
-        products: by part.
-
-    Raises:
-        RunError: an entry is not finite; the message names the first parameter that has one.
-    """
-    for part, found in products.items():
-        if found.sum().isfinite() or found.isfinite().all() or not vectors.isfinite().all():
-            continue
-        sizes = [view.size for view in rows.views]
-        pieces = zip(rows.views, found.split(sizes, dim=1), strict=True)
-        name = next(view.parameter for view, piece in pieces if not piece.isfinite().all())
-        kind = "NaN" if found.isnan().any() else "infinite"
-        raise RunError(
-            f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, "
-            f"rows of {name!r}): a root, norm, power or logarithm at 0 has none, also where "
-            "torch.where hides its value; keep its argument away from 0 before it, torch.where(x > "
-            "0, x, 1.0).sqrt()"
-        )

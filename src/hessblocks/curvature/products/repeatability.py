@@ -1,40 +1,122 @@
-"""Check that rows of a batch are independent: cut into pieces it must give the same outputs.
+"""Check a model before work is wasted: the same outputs twice, and rows that are independent.
 
-Rows may depend on each other at any distance (experts with room for some rows alone, a norm over
-the batch), and an entry of the batch may be cut though its first axis only happens to be as long as
-the batch.
+Curvature is computed in evaluation mode from batches that are the same for every product, so most
+causes of chance are removed; what that changes is said, and what cannot be removed is refused.
+
+A batch that is cut into pieces must give the same outputs. Rows may depend on each other at any
+distance (experts with room for some rows alone, a norm over the batch), and an entry of the batch
+may be cut though its first axis only happens to be as long as the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
-from hessblocks.curvature.losses import Batch, Batches
-from hessblocks.curvature.products.distributed import Processes
+from hessblocks.curvature.losses import Batch, Readout
 from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
+SAME = 1e-4
+"""Largest change between two passes, as a share of the largest logit, that rounding may explain."""
 MOVED = 1e-2
 """Share by which parameters are moved for a second look: a tie of rounding between two experts is
 gone there."""
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
 
+class RepeatabilityWarning(UserWarning):
+    """Warning that something random or changing was set aside; the message says what."""
+
+
+def notice_randomness(model: nn.Module, batches: Any) -> None:
+    """Warn of what is set aside, so that a result can be understood and repeated.
+
+    Args:
+        model: as it was given; its modules may be in training mode.
+        batches: as they were given, before they are read.
+    """
+    for message in (*_model_notices(model), *_loader_notices(batches)):
+        warnings.warn(f"curvature: {message}", RepeatabilityWarning, stacklevel=3)
+
+
+def check_same(first: Readout, second: Readout) -> None:
+    """Refuse a model whose logits differ between two passes over the same rows.
+
+    Raises:
+        RunError: they differ by more than rounding.
+    """
+    scale = change = 0.0
+    for one, other in zip(first.pieces(), second.pieces(), strict=True):
+        scale = max(scale, float(one.abs().max()))
+        change = max(change, float((one - other).abs().max()))
+    if change > SAME * scale:
+        raise RunError(
+            f"curvature: two passes over the same row differ by {change:.2g} (largest logit "
+            f"{scale:.2g}) although the model is in evaluation mode, so nothing computed from it "
+            "can be repeated; look for torch.nn.functional.dropout without training=self.training, "
+            "or other random numbers"
+        )
+
+
+def _model_notices(model: nn.Module) -> Iterator[str]:
+    training = [(name, module) for name, module in model.named_modules() if module.training]
+    if dropout := [name for name, module in training if _dropped(module) > 0]:
+        yield (
+            f"dropout is switched off ({_some(dropout)} in training mode); "
+            "the loss is that of model.eval()"
+        )
+    if norms := [name for name, module in training if isinstance(module, _BatchNorm)]:
+        yield (
+            f"batch norm uses its running statistics ({_some(norms)} in training mode), "
+            "since those of a batch would tie its rows together"
+        )
+
+
+def _dropped(module: nn.Module) -> float:
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):  # dropout is a number of theirs
+        return module.dropout
+    return module.p if isinstance(module, _DropoutNd) else 0
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0] or 'the model'}{more}"
+
+
+def _loader_notices(batches: Any) -> Iterator[str]:
+    if not isinstance(batches, DataLoader):
+        return
+    sampler = batches.sampler
+    seeded = getattr(sampler, "generator", None) is not None or batches.generator is not None
+    if isinstance(sampler, RandomSampler | WeightedRandomSampler) and not seeded:
+        dropped = ", and it drops a random last batch" if batches.drop_last else ""
+        yield (
+            f"the loader shuffles{dropped}; its batches are taken in one order, so that all "
+            "products see the same, but another run sees others: give it "
+            "generator=torch.Generator().manual_seed(0)"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Outputs of a batch's rows among all rows, against those among their piece."""
 
-    outputs: Callable[[Batch, Parameters], Float[Tensor, "..."]]
-    """Of the model for a batch at some parameters, rows first, without a graph."""
-    parameters: Parameters
-    """Where the model stands."""
+    problem: Any
+    """Model and batches."""
+    twice: bool
+    """Whether passes are those of second derivatives."""
     most: Callable[[int], int]
     """Rows a piece may have, from the rows of its batch."""
     fitting: int
@@ -42,6 +124,12 @@ class Comparison:
     it."""
     dtype: torch.dtype
     """The narrowest that the model computes in."""
+
+    def outputs(self, batch: Batch, point: Parameters) -> Float[Tensor, "..."]:
+        """Compute logits at some parameters, or the hidden states that the last layer multiplies."""
+        with torch.no_grad():
+            readout: Readout = self.problem.forward(batch, point, twice=self.twice)[0]
+        return readout.hidden
 
     def cuts(self, rows: int) -> bool:
         """Tell whether a batch of so many rows is cut."""
@@ -65,11 +153,11 @@ class Comparison:
         Returns:
             A sentence, or None where it may be cut.
         """
-        points = [self.parameters]
+        points = [self.problem.parameters]
         try:
             change = self._change(batch, points)
             if again and change > self._bound:
-                change = self._change(batch, [*points, _moved(self.parameters)])
+                change = self._change(batch, [*points, _moved(self.problem.parameters)])
         except RuntimeError as error:
             if out_of_memory(error):
                 raise
@@ -149,18 +237,13 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
-def check_rows(
-    batches: Batches, comparison: Comparison, processes: Processes, device: torch.device
-) -> None:
+def check_rows(comparison: Comparison) -> None:
     """Refuse to cut batches whose rows depend on each other.
 
     Every batch that is cut is compared, each by one of the processes that share them.
 
     Args:
-        batches: all of this process.
         comparison: how they are cut.
-        processes: that work on them together.
-        device: of the model.
 
     Raises:
         ArgumentError: they do.
@@ -168,6 +251,8 @@ def check_rows(
 
     Cost: two forward passes of what is cut, once.
     """
+    problem = comparison.problem
+    batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
     own = set(numbers[processes.turns])
     idle = processes.idle(sum(comparison.passes(batches.rows[number]) for number in own), device)
@@ -179,7 +264,7 @@ def check_rows(
         if refusal and not processes.sharded:
             break
     for _ in range(idle):
-        comparison.outputs(replace(batches.widest_row, idle=True), comparison.parameters)
+        comparison.outputs(replace(batches.widest_row, idle=True), problem.parameters)
     refused = processes.least(-int(refusal is not None), device)
     if refusal:
         raise refusal
