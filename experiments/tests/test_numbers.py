@@ -17,7 +17,7 @@ from hessblocks_studies.growth.addition_model import (
     of_current_tokens,
     one_hot_squares,
 )
-from hessblocks_studies.growth.exact_norms import compressed, exact_norms
+from hessblocks_studies.growth.exact_norms import exact_norms
 from hessblocks_studies.growth.growth_points import (
     GROUPS,
     DrawSettings,
@@ -81,17 +81,6 @@ def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> N
     for one, other in zip(single, double, strict=True):
         assert one["value"] == pytest.approx(other["value"], rel=1e-3)
         assert (one["value"] != other["value"]) == bool(other["value"])
-
-
-def test_compression_keeps_norms_and_drops_directions() -> None:
-    model = addition_model("softmax", layers=1, width=48, sigma=0.5, seed=0)
-    norms = exact_norms(model, BATCH, "causal-lm", ("query", "key", "value", "projection"))
-    whole = exact_attention_curvature(model, BATCH)
-    for (group, part), norm in norms.items():
-        truth = whole.block(group, group, part).frobenius_norm()
-        assert norm.value == pytest.approx(truth, rel=1e-10)
-    small = compressed(whole.layer)
-    assert small.x.shape[-1] < 30 < whole.layer.x.shape[-1]
 
 
 @pytest.mark.parametrize(

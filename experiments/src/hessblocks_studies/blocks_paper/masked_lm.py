@@ -14,7 +14,7 @@ from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.data import BigramTable
 from hessblocks_studies.engine import Rows, Scale, Summary
-from hessblocks_studies.masked import Pretraining, costs, held_out_masked, pretrained
+from hessblocks_studies.masked import Pretraining, cost_rows, held_out_masked, pretrained
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -120,19 +120,11 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
-    """Costs of every block as rows; the error of a median is that of a normal, over the turns of one repetition."""
+    """Measure what every block costs, all in turns."""
     presets = (settings.presets or "").split(",")
-    rows: list[Row] = []
-    for name, cost in costs(pretraining(settings, presets[0]), presets).items():
-        owner = replace(settings, variant=name).owner
-        rows += [
-            shared.measured("parameters", cost.parameters, "exact", **owner),
-            shared.timed(shared.STEP_TIME, cost.step_times, owner),
-            shared.timed("answer_time", cost.answer_times, owner),
-            shared.measured("step_memory", cost.step_memory, "counted", **owner),
-            shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
-        ]
-    return rows
+    found = cost_rows(pretraining(settings, presets[0]), presets)
+    owners = {name: replace(settings, variant=name).owner for name in presets}
+    return [{**owners[name], **row} for name, rows in found.items() for row in rows]
 
 
 def summarise(rows: Rows) -> Summary:

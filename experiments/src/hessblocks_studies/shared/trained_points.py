@@ -203,8 +203,6 @@ class TrainedSettings(BlockSettings):
     """adamw or sgd; None for adamw."""
     warmup: float | None = None
     """Share of the steps in which the learning rate grows from 0; None for 0.05."""
-    order: int | None = None
-    """Added to the seed where the data are put in order, so that equal weights see another order; None for 0."""
     slots: tuple[str, ...] = ()
     """What the block has instead of the variant's own, as `slot=value`."""
 
@@ -278,7 +276,7 @@ def run_settings(settings: TrainedSettings) -> training.RunSettings:
     return training.run_of_size(
         settings.size,
         settings.variant,
-        settings.seed + (settings.order or 0),
+        settings.seed,
         optimiser=settings.optimiser or "adamw",
         schedule=settings.decay or "linear",
         warmup=settings.warmup,
