@@ -6,7 +6,6 @@ from scipy import stats
 
 from hessblocks.errors import ArgumentError
 from hessblocks_studies.growth.fits import fit_growth
-from hessblocks_studies.shared import fisher_tail, student_quantile
 
 SIGMA = np.repeat(np.logspace(-2, -1, 7), 5)
 

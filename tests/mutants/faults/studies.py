@@ -49,7 +49,7 @@ FAULTS = (
           "($families or {}).get($block, $block) => $block",
           "test_four_families_show_nothing_and_two_blocks_are_refused"),
     fault("a verdict over seeds at 90 instead of 95 percent",
-          "student_quantile(0.975, self.seeds - 1) => student_quantile(0.95, self.seeds - 1)",
+          "special.stdtrit(self.seeds - 1, 0.975) => special.stdtrit(self.seeds - 1, 0.95)",
           "test_differences.py"),
     fault("a verdict ignores what was expected", "verdict == above => verdict",
           "test_close_allows_what_it_says"),

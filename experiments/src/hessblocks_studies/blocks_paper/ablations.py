@@ -53,37 +53,17 @@ PANELS = {
 }
 """What each panel shows: its title and variants."""
 BEATS = "linear decay beats cosine (Figure 12)"
+HURTS = {
+    f", {shared.VALUE_SKIPINIT}": "shaped attention helps {} (Figure 13)",
+    ", no first values": "the first layer's values are worth keeping in {} (Figure 24)",
+}
+"""What is behind the name of sas and sas-p → the appendix's fact."""
+LEAKY = "LeakyReLU of slope {:g} does not make up for the MLP skip, it hurts (Figure 25)"
 SLOWER = (
-    (
-        "pre-ln, identity values",
-        "pre-ln",
-        "identity values beside an attention skip hurt (Figure 23)",
-    ),
-    *(
-        (
-            f"{name}, {shared.VALUE_SKIPINIT}",
-            name,
-            f"shaped attention helps {name} (Figure 13)",
-        )
-        for name in ("sas", "sas-p")
-    ),
-    *(
-        (
-            f"{name}, no first values",
-            name,
-            f"the first layer's values are worth keeping in {name} (Figure 24)",
-        )
-        for name in ("sas", "sas-p")
-    ),
+    (VARIANTS[1], "pre-ln", "identity values beside an attention skip hurt (Figure 23)"),
+    *((n + change, n, HURTS[change].format(n)) for change in HURTS for n in COSINE[1:]),
     (NO_SKIP, "sas", "removing the MLP skip of the sequential block slows training (Figure 25)"),
-    *(
-        (
-            f"{NO_SKIP}, LeakyReLU {slope:g}",
-            NO_SKIP,
-            f"LeakyReLU of slope {slope:g} does not make up for the MLP skip, it hurts (Figure 25)",
-        )
-        for slope in shared.SLOPES
-    ),
+    *((f"{NO_SKIP}, LeakyReLU {slope:g}", NO_SKIP, LEAKY.format(slope)) for slope in shared.SLOPES),
 )
 """The slower variant, the faster one, and the appendix's fact."""
 

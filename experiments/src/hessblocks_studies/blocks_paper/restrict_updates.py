@@ -79,14 +79,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
                 rates=rates,
                 settings={"rate_share": share},
             )
-            for init in ("identity", "orthogonal")
-            for share in SHARES
-        ),
-        shared.Sweep(
-            variants=[shared.restricted("orthogonal", 1)],
-            size=size,
-            rates=rates,
-            settings={"rate_share": 0.0},
+            for init, shares in (("identity", SHARES), ("orthogonal", (*SHARES, 0.0)))
+            for share in shares
         ),
     ]
 

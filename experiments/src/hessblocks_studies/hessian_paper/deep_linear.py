@@ -32,29 +32,20 @@ SMALL = "slopes for small σ"
 """Range where the outputs are small beside the targets."""
 
 
-def _expected(
-    group: str, part: Part, slope: int, depth: int, share: float, table: str
-) -> growth.Expected:
-    return growth.Expected(
-        group=group,
+EXPECTED = tuple(
+    growth.Expected(
+        group=growth.targeted(name, target),
         part=part,
-        slope=slope,
-        tolerance=share * slope,
+        slope=(1 if part != "outer" else 2) * 3**depth,
+        tolerance=(SMALL_SHARE if part != "outer" else SHARE * 2) * 3**depth,
         layers=depth,
-        table=table,
+        table=SMALL if part != "outer" else "slopes",
         earlier=part != "outer",
     )
-
-
-EXPECTED = tuple(
-    expected
     for target in TARGETS
-    for group in (growth.targeted(name, target) for name in growth.GROUPS)
+    for name in growth.GROUPS
     for depth in _DEPTHS
-    for expected in (
-        _expected(group, "outer", 2 * 3**depth, depth, SHARE, "slopes"),
-        *(_expected(group, part, 3**depth, depth, SMALL_SHARE, SMALL) for part in PARTS[1:]),
-    )
+    for part in PARTS
 )
 
 

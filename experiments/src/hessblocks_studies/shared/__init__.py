@@ -43,7 +43,6 @@ from hessblocks_studies.shared.measured_curvature import (
     training_batch,
     unevenness_rows,
 )
-from hessblocks_studies.shared.quantiles import fisher_tail, student_quantile
 from hessblocks_studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,

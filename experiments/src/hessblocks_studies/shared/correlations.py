@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from hessblocks.errors import ArgumentError
 from hessblocks_studies.engine import Check
-from hessblocks_studies.shared.quantiles import student_quantile
 
 DRAWS = 400
 """Of a bootstrap: its standard error is then known to about 4 %."""
@@ -105,7 +104,7 @@ def correlation(
             found.append(turned(rho))
     low, high = -1.0, 1.0
     if len(groups) >= FEWEST and math.isfinite(value):
-        reach = student_quantile(0.975, len(groups) - 1) * float(np.std(found, ddof=1))
+        reach = float(special.stdtrit(len(groups) - 1, 0.975) * np.std(found, ddof=1))
         low, high = (math.tanh(turned(value) + side * reach) for side in (-1, 1))
         low, high = min(low, value), max(high, value)
     return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))

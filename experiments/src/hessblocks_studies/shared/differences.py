@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 
+from scipy import special
+
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
-from hessblocks_studies.shared.quantiles import student_quantile
 
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""
@@ -51,8 +52,9 @@ class Difference:
             return None
         if self.diverged:
             return self.mean > limit
-        own = student_quantile(0.975, self.seeds - 1) * self.error
-        shared = student_quantile(0.975, self.repetitions - 1) if self.repetitions else NORMAL
+        own = float(special.stdtrit(self.seeds - 1, 0.975)) * self.error
+        clock = self.repetitions - 1
+        shared = float(special.stdtrit(clock, 0.975)) if self.repetitions else NORMAL
         reach = math.hypot(own, shared * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
