@@ -24,18 +24,6 @@ def fit(values: np.ndarray, errors: list[float | None] | None = None):
     return found
 
 
-@pytest.mark.parametrize(("p", "freedom"), [(0.975, 3), (0.995, 20), (0.6, 1), (0.975, 1000)])
-def test_student_quantiles_are_scipys(p: float, freedom: float) -> None:
-    assert student_quantile(p, freedom) == pytest.approx(stats.t.ppf(p, freedom), rel=1e-9)
-
-
-@pytest.mark.parametrize(("ratio", "above", "below"), [(2.3, 5, 40), (0.2, 1, 3), (30, 10, 100)])
-def test_fisher_tails_are_scipys(ratio: float, above: int, below: int) -> None:
-    assert fisher_tail(ratio, above, below) == pytest.approx(
-        stats.f.sf(ratio, above, below), rel=1e-9
-    )
-
-
 def test_one_measurement_a_sigma_is_scipys_regression() -> None:
     sigma, values = SIGMA[::5], simulated(3, 0.2, seed=1)[::5]
     found = fit_growth(sigma.tolist(), values.tolist(), [None] * 7)

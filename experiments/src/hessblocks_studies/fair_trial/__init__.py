@@ -2,7 +2,6 @@
 
 STUDIES = {
     "baseline": "baseline",
-    "batch-size": "batch_size",
     "trial": "trial",
 }
 """Name → module of this room that holds the study as `STUDY`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 

@@ -36,10 +36,10 @@ EXPECTED = tuple(
     growth.Expected(
         group=growth.targeted(name, target),
         part=part,
-        slope=(1 if part != "outer" else 2) * 3**depth,
-        tolerance=(SMALL_SHARE if part != "outer" else SHARE * 2) * 3**depth,
+        slope=2 * 3**depth if part == "outer" else 3**depth,
+        tolerance=2 * 3**depth * SHARE if part == "outer" else 3**depth * SMALL_SHARE,
         layers=depth,
-        table=SMALL if part != "outer" else "slopes",
+        table="slopes" if part == "outer" else SMALL,
         earlier=part != "outer",
     )
     for target in TARGETS
