@@ -24,10 +24,11 @@ from hessblocks_studies.growth.growth_points import (
     GrowthSettings,
     measure_growth,
 )
-from hessblocks_studies.growth.growth_summary import averaged, by_curve
+from hessblocks_studies.growth.growth_summary import CURVE, averaged
 from hessblocks_studies.hessian_paper import fig3a, heatmap, one_matrix
 from hessblocks_studies.hessian_paper import linear_mlp as mlp
 from hessblocks_studies.hessian_paper.heatmap import cell_means
+from hessblocks_studies.shared import grouped
 
 BATCH = addition_batch(3, seed=1)
 
@@ -293,9 +294,9 @@ def test_the_paper_scale_of_figure_3a_agrees_with_the_authors_data() -> None:
     rows = [
         row for settings in fig3a.STUDY.settings("paper", None) for row in measure_growth(settings)
     ]
-    theirs = by_curve(fig3a.published())
+    theirs = grouped(fig3a.published(), *CURVE)
     agree = []
-    for curve, members in by_curve(rows).items():
+    for curve, members in grouped(rows, *CURVE).items():
         for (_, mean, error), row in zip(averaged(members), theirs[curve], strict=True):
             reach = 3 * math.hypot(error, float(row["standard_error"]))
             agree.append(abs(mean - float(row["value"])) <= reach)

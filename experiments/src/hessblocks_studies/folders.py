@@ -94,7 +94,7 @@ def is_study_folder(folder: AnyPath) -> bool:
 
 @contextlib.contextmanager
 def refreshed(folder: AnyPath) -> Iterator[None]:
-    """Hold `folder` with its results.csv, summary.json and figure.json made anew from finished points.
+    """Hold `folder` with results.csv, summary.json and figure.json made anew from points.
 
     A command that was killed leaves points behind that those files do not count yet.
 
@@ -128,7 +128,7 @@ def _refresh(folder: Path, store: Store) -> None:
 
 
 def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) -> str:
-    """What to say of a store whose points all are of another revision of the study; empty for others."""
+    """Describe a store whose points are all of another revision of the study; empty for others."""
     if not len(store) or len(store.of(points).missing) < len(points):
         return ""
     keys = [parse_json(key) for key in store]
@@ -162,8 +162,8 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
     Returns:
         One finding a file: points.jsonl is edited where a line of it is damaged, foreign where
         one is of another study, missing where points of its scale are not measured; results.csv,
-        summary.json and figure.json are edited where they are not what the points give. A study that was
-        asked for and is not there is missing.
+        summary.json and figure.json are edited where they are not what the points give. A study
+        that was asked for and is not there is missing.
 
     Raises:
         RunError: a config.json is damaged, or a newer version wrote the points.
@@ -183,7 +183,7 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
 
 
 def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[Finding]:
-    """What the files of a study are; `request` is what the folder around it says that was asked for."""
+    """List findings of a study's files; `request` is what the folder around it was asked for."""
     config = _config(folder)
     if request and any(config.get(name) != request[name] for name in request):
         words = f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked for"

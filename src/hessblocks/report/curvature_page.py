@@ -1,4 +1,4 @@
-"""The page of a curvature run: figures, tables, and how they were made, in one file without network."""
+"""Write the page of a curvature run: figures, tables, settings, without network."""
 
 from __future__ import annotations
 

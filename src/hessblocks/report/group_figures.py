@@ -107,7 +107,7 @@ def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> I
 
 
 def heterogeneity_figure(found: Comparison) -> Figure | None:
-    """Largest over smallest group norm of each preset, before and after training, with its interval.
+    """Plot largest over smallest group norm of each preset, before and after, with its interval.
 
     Args:
         found: the comparison.

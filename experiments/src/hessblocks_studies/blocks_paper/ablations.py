@@ -11,7 +11,8 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 NO_SKIP = "sas, no MLP skip"
 NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))
 SLOW = 0.1
-"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of 1e-3."""
+"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of
+1e-3."""
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {

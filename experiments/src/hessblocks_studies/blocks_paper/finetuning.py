@@ -40,7 +40,8 @@ PUBLISHED_MILLIONS = {"pre-ln": 120, "sas": 101}
 VOID = "void, since on no task pretraining surely helps"
 """Behind the numbers of a verdict whose controls do not hold."""
 CLOSE = 2.0
-"""Points of a score that still count as equal, and by which pretraining must help with a task for it to count."""
+"""Points of a score that still count as equal, and by which pretraining must help with a task for
+it to count."""
 GLUE = "cola,sst2,mrpc,qqp,mnli,qnli,rte"
 
 
@@ -72,7 +73,8 @@ TUNINGS: dict[Scale, Tuning] = {
         tasks=GLUE, epochs=5, tuning_batch_size=32, tuning_rates=(5e-5, 1.5e-4, 5e-4), examples=0
     ),
 }  # fmt: skip
-"""The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one try of pre-ln; batch and middle rate at paper scale are published, epochs and the other rates are ours."""
+"""The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one try of pre-ln; batch and
+middle rate at paper scale are published, epochs and the other rates are ours."""
 FRESH_RATES: dict[Scale, tuple[float, ...]] = {"laptop": (3e-2, 1e-1)}
 """Further rates of the control, which learns best at larger ones than a pretrained model."""
 
@@ -158,7 +160,11 @@ Scores = dict[str, dict[Scalar, dict[str, float]]]
 
 
 def best_rates(rows: Rows) -> dict[str, shared.Rate]:
-    """Block → the rate with the fewest diverged runs, of these the one with the best answers to the validation split, over seeds and tasks."""
+    """Choose the rate of each block by the validation split.
+
+    The rate with the fewest diverged runs, of these the one with the best answers over seeds and
+    tasks.
+    """
     answers: dict[str, dict[float, list[float | None]]] = {}
     for row in shared.of_quantity(rows, VALIDATION):
         grid = answers.setdefault(row["variant"], {})
@@ -188,7 +194,10 @@ def scores(rows: Rows) -> Scores:
 
 
 def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: mean over its tasks, or over those of these that it has}; that of a diverged seed is −∞."""
+    """Average each seed over its tasks, or over those of these that it has: block → {seed: mean}.
+
+    That of a diverged seed is −∞.
+    """
     return {
         block: {
             seed: fmean(kept)
@@ -310,7 +319,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
 
 
 def _checks(rows: Rows, found: Scores) -> list[Check]:
-    """Whether pretraining helps, task by task; the scores over the tasks with which it does; sizes and speeds."""
+    """Judge pretraining task by task, then scores over the tasks with which it helps; sizes, speeds."""
     base, _ = PUBLISHED_SCORES["pre-ln"]
     rates = best_rates(rows)
     controls = {task: _control(found, task, rates) for task in task_names(found)}

@@ -76,15 +76,21 @@ def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
     return steps[min(steps)], steps[max(steps)]
 
 
-def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
-    """{seed: share of the matrices, but for the first layer's values, whose ratio rises by more than `NONE`, or is gone}."""
-    each: dict[Scalar, list[bool]] = {}
+def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
+    """List the first and last ratio of each matrix but the first layer's values, seed by seed."""
+    each: dict[Scalar, list[tuple[float, float]]] = {}
     for matrix, seeds in found.items():
-        if matrix != FIRST_VALUES:
-            for seed, steps in seeds.items():
-                first, last = _ends(steps)
-                each.setdefault(seed, []).append(last > first + NONE if rise else last < NONE)
-    return {seed: statistics.mean(flags) for seed, flags in each.items()}
+        for seed, steps in seeds.items() if matrix != FIRST_VALUES else ():
+            each.setdefault(seed, []).append(_ends(steps))
+    return each
+
+
+def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
+    """Count the ratios of `_others` that rise by more than `NONE`, or are gone: {seed: share}."""
+    return {
+        seed: statistics.mean(last > first + NONE if rise else last < NONE for first, last in ends)
+        for seed, ends in _others(found).items()
+    }
 
 
 def summarise(rows: Rows) -> Summary:
@@ -184,7 +190,10 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             unit="|β / α|",
             signed=False,
         )
-        larger = shared.over_seeds(shared.gaps(own, _mean_of_others(found))).judged(
+        others = {
+            seed: statistics.mean(last for _, last in ends) for seed, ends in _others(found).items()
+        }
+        larger = shared.over_seeds(shared.gaps(own, others)).judged(
             f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
             "above the mean of all other matrices",
             unit="|β / α|",
@@ -203,16 +212,6 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         )
         checks.append((shared.GAINED_WITH_SKIP, more))
     return checks
-
-
-def _mean_of_others(found: Ratios) -> dict[Scalar, float]:
-    """{seed: mean of the last ratios of all matrices but the first layer's values}."""
-    each: dict[Scalar, list[float]] = {}
-    for matrix, seeds in found.items():
-        if matrix != FIRST_VALUES:
-            for seed, steps in seeds.items():
-                each.setdefault(seed, []).append(_ends(steps)[1])
-    return {seed: statistics.mean(values) for seed, values in each.items()}
 
 
 def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
@@ -240,7 +239,10 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """All variants at the size and the likeliest rate of the other studies; at laptop scale twice as long, since gains move slowly."""
+    """Train all variants at the size and the likeliest rate of the other studies.
+
+    At laptop scale twice as long, since gains move slowly.
+    """
     size = shared.SIZES[scale]
     steps = 2 * size.steps if scale == "laptop" else size.steps
     variants = (*VARIANTS, "pre-ln", *shared.REFERENCES)

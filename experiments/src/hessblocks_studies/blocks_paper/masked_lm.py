@@ -52,9 +52,9 @@ SIZES: dict[Scale, shared.TextSize] = {
         evaluation_sequences=2048, data="hub:wikipedia",
     ),
 }  # fmt: skip
-"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts
-both halves; the paper trained for 24 hours on one GPU, not for a number of steps: steps, batch and rate at `paper`
-are ours."""
+"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of
+3072 that counts both halves; the paper trained for 24 hours on one GPU, not for a number of steps:
+steps, batch and rate at `paper` are ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def blocks(scale: Scale) -> tuple[str, ...]:
-    """What is trained: what is timed, and pre-ln with zero queries, whose steps cost what those of pre-ln do."""
+    """Name what is trained: what is timed, and pre-ln with zero queries, whose steps cost the same."""
     return (*shared.BASES, *PRESETS[scale][1:])
 
 

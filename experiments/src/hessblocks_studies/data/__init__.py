@@ -1,4 +1,4 @@
-"""The tasks of the studies: sums, docstrings, labelled stand-ins for GLUE, texts of the Hugging Face hub."""
+"""Load the tasks of the studies: sums, docstrings, stand-ins for GLUE, texts of the hub."""
 
 from hessblocks_studies.data.addition import SYMBOLS, addition_batch
 from hessblocks_studies.data.bigrams import BigramTable

@@ -22,8 +22,8 @@ _ROWS = 2**22
 class BigramTable:
     """Probabilities of a token after another, interpolated with those of the token alone.
 
-    P(b | a) = (c(a, b) + d(a) P(b)) / (c(a) + d(a)), where c counts in the text, d(a) is the number of
-    different tokens that follow a, and P(b) = (c(b) + 1) / (N + V). Nothing is tuned.
+    P(b | a) = (c(a, b) + d(a) P(b)) / (c(a) + d(a)), where c counts in the text, d(a) is the number
+    of different tokens that follow a, and P(b) = (c(b) + 1) / (N + V). Nothing is tuned.
 
     Source: Witten & Bell (1991), method C.
     """
@@ -72,8 +72,8 @@ class BigramTable:
     def masked_loss(self, tokens: Int[Tensor, "B T"], masked: Bool[Tensor, "B T"]) -> float:
         """Mean loss of the masked tokens, given both neighbours as far as they are seen.
 
-        The token b between a and c has P(b | a) P(c | b), divided by the sum over all b; a neighbour that
-        is masked or outside is left out.
+        The token b between a and c has P(b | a) P(c | b), divided by the sum over all b; a
+        neighbour that is masked or outside is left out.
 
         Args:
             tokens: held-out sequences.

@@ -60,7 +60,8 @@ def load_hub_corpus(
         Splits train and validation (each `HELD_OUT`-th document).
 
     Raises:
-        ArgumentError: a vocabulary that is too small, too little text, or datasets is not installed.
+        ArgumentError: a vocabulary that is too small, too little text, or datasets is not
+            installed.
 
     Cost:
         Memory for all of the text while it is encoded, once.

@@ -192,4 +192,5 @@ TASKS: dict[
     "acceptability": (("two words swapped", "as written"), _acceptability),
     "topic": ((), _topic),
 }
-"""Name → classes, the largest packages where there are none, and what makes the examples of a split."""
+"""Name → classes, the largest packages where there are none, and what makes the examples of a
+split."""

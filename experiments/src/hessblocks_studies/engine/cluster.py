@@ -88,7 +88,7 @@ class RayCluster(Executor):
         return placed.remote(measure, point, attempts)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
-        """Refuse a point that no machine of the cluster could ever take; Ray would wait for ever."""
+        """Refuse a point that no machine of the cluster could take; Ray would wait for ever."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for point in points:
             if not any(
@@ -109,7 +109,7 @@ def _library() -> Any:
 
 
 def _check_answer(address: str) -> None:
-    """Refuse to wait for a cluster that is not there, or not there any more; Ray itself waits for minutes."""
+    """Refuse to wait for a cluster that does not answer; Ray itself waits for minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")

@@ -23,7 +23,8 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kind of position → its slots. The sines have an amplitude of 0.02 where nothing is said."""
 DEVIATIONS = ("0.02", "0.55/√width")
-"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to ours."""
+"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to
+ours."""
 _MATRICES = (
     *(f"attention.{name}" for name in ("query", "key", "value", "projection")),
     *("mlp.input", "mlp.output"),
@@ -156,7 +157,7 @@ def summarise(rows: Rows) -> Summary:
         {
             "label": label,
             "best_rate": rate,
-            "final_loss": mean if math.isfinite(mean) else None,
+            "final_loss": mean,
             "standard_error": error,
             "seeds": len(by_rate[rate]),
             "inside": inside(by_rate),

@@ -144,7 +144,10 @@ def _time_table(trial: Trial) -> list[dict[str, object]]:
 
 
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
-    """Ten; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
+    """Draw ten panels; those of which nothing is measured have no series.
+
+    Of the tuning each block is drawn from its best start.
+    """
     sinusoidal = {name: name + plan.SINUSOIDAL for name in plan.PLACED} | {shared.GPT2: shared.GPT2}
     timed = wide.runs.panel(plan.WIDE_BLOCKS, "wide: runs")
     panels = [
@@ -166,7 +169,10 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
 
 
 def _changed_panel(narrow: Trial) -> Panel:
-    """How far blocks end above the base, as they are and with one thing changed; where the base has the change too, above that."""
+    """Plot how far blocks end above the base, as they are and with one thing changed.
+
+    Where the base has the change too, above that.
+    """
     own = narrow.runs.losses
     ends = [(block, UNCHANGED, own.get(block), own.get(plan.BASE)) for block in (*JUDGED, "pre-ln")]
     for phase, labels in plan.CHANGED.items():

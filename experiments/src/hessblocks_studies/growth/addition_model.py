@@ -147,4 +147,5 @@ def of_current_tokens(
 
 
 LOSSES: dict[str, str | LossFunction] = {"cross-entropy": "causal-lm", "squares": one_hot_squares}
-"""Name → loss; both are means, over the answer digits and over their classes where there are several."""
+"""Name → loss; both are means, over the answer digits and over their classes where there are
+several."""

@@ -22,7 +22,8 @@ Norms = dict[tuple[str, Part], Estimate]
 """(group, part) → Frobenius norm of the group's own block."""
 
 SAME = 1e-3
-"""Relative difference up to which two ways to the logits differ by rounding, in single precision too."""
+"""Relative difference up to which two ways to the logits differ by rounding, in single precision
+too."""
 
 
 def exact_norms(
@@ -39,7 +40,8 @@ def exact_norms(
         model: a causal language model; for squares its unembedding is all that follows the last
             attention.
         batch: `input_ids` and `labels`, (sequences, tokens).
-        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and classes).
+        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and
+            classes).
         groups: among query, key, value, projection.
 
     Returns:
@@ -66,9 +68,10 @@ def exact_norms(
 def _of_squares(
     layer: AttentionLayer, model: PreTrainedModel, batch: Mapping[str, Any]
 ) -> AttentionHessian:
-    """The Hessian of the squared loss against one-hot targets, with the unembedding M behind the attention.
+    """Compute the Hessian of squares against one-hot targets, with the unembedding M behind.
 
-    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
+    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC)
+    MᵀM.
 
     Returns:
         Its blocks; there is no Λ_f.

@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from hessblocks.errors import ArgumentError
-
 CONFIDENCE = 0.95
 ROUNDING = 1e-10
 """Relative error of every measurement, however exact."""
@@ -62,14 +60,7 @@ def fit_growth(
 
     Returns:
         The fit, or None with fewer than three different σ among the values that are not 0.
-
-    Raises:
-        ArgumentError: the lengths differ, or a σ or value is negative.
     """
-    if not len(sigma) == len(value) == len(standard_error):
-        raise ArgumentError("fit_growth: expected sigma, value and standard_error of one length")
-    if min(sigma, default=1.0) <= 0 or min(value, default=0.0) < 0:
-        raise ArgumentError("fit_growth: expected positive sigma and values of at least 0")
     kept = [place for place, v in enumerate(value) if v > 0]
     x = np.log([sigma[place] for place in kept])
     if len(np.unique(x)) < 3:

@@ -1,10 +1,11 @@
 """Fit the growth of all query, key and value blocks with data, weights and moments.
 
 Six blocks are measured; the other three are their transposes.
-A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.
-One tensor after the other is scaled. A moment cannot be scaled alone in such a layer. There each sequence has one
-token with loss, whose keys are the other tokens, under scores near 0: all keys have the mean t μ, half of them
-stand at ± a s_i around it and half at b r_i with Σ r_i = 0, so that, with a ≫ b and means over i,
+A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ,
+under squared loss. One tensor after the other is scaled. A moment cannot be scaled alone in such a
+layer. There each sequence has one token with loss, whose keys are the other tokens, under scores
+near 0: all keys have the mean t μ, half of them stand at ± a s_i around it and half at b r_i with Σ
+r_i = 0, so that, with a ≫ b and means over i,
 
     M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """

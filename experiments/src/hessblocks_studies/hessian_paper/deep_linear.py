@@ -2,7 +2,8 @@
 
 The squared loss is against the next token, and against the current one, which the module of the
 authors' notebook takes. H_o is the same for both. H_f of the earlier layers has the residual as a
-factor, which for small σ is the target: it grows as σ^(3^D), and so does H, in which H_o is then far smaller.
+factor, which for small σ is the target: it grows as σ^(3^D), and so does H, in which H_o is then
+far smaller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fit the same layer's growth under Pre-LN (Figure 3b).
 
-The printed slopes hold from width 32 on, which the smoke scale therefore has; at 16 those of H_f and H of
-queries are 0.2 steeper.
+The printed slopes hold from width 32 on, which the smoke scale therefore has; at 16 those of H_f
+and H of queries are 0.2 steeper.
 """
 
 from __future__ import annotations

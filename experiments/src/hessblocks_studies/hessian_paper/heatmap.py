@@ -61,7 +61,7 @@ SMALLEST = 1e-30
 
 
 def measure(settings: growth.DrawSettings) -> list[Row]:
-    """The dense Hessian of the model as means of log10 |entry|: over each pair of groups, and over cells.
+    """Average log10 |entry| of the dense Hessian, over each pair of groups and over cells.
 
     The cells are kept of the first seed only.
 
@@ -177,7 +177,7 @@ def _map(title: str, rows: Rows) -> Heatmap:
 
 
 def _checks(sizes: shared.Values) -> tuple[Check, ...]:
-    """How far value entries are above query entries, in the mean over seeds, whose error decides with it."""
+    """Judge how far value entries are above query entries; the error over seeds decides too."""
     gap = shared.difference(sizes, "value", "query")
     if not gap.seeds:
         return ()

@@ -149,7 +149,7 @@ def _checks(modes: Modes) -> list[Check]:
 
 
 def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
-    """A size against a published one; the error of its logarithm over seeds, in decades, decides with it."""
+    """Judge a size against a published one; the error of its logarithm over seeds decides too."""
     count = logarithm.seeds
     spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(

@@ -1,9 +1,10 @@
 """Measure how indefinite each diagonal block of H is along depth, with softmax and without.
 
-H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are piecewise
-linear in each value, projection and MLP matrix, and with linear scores in each query and key matrix
-too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier layers it may be
-indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh it.
+H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are
+piecewise linear in each value, projection and MLP matrix, and with linear scores in each query and
+key matrix too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier
+layers it may be indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh
+it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class IndefinitenessSettings(growth.DrawSettings):
     layers: int
     """Depth."""
     sigma: float
-    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of 10 at 0.1."""
+    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of
+    10 at 0.1."""
 
 
 def measure(settings: IndefinitenessSettings) -> list[Row]:

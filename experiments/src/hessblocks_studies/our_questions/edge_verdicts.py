@@ -12,7 +12,8 @@ from hessblocks_studies.our_questions import edge_plan as plan
 from hessblocks_studies.our_questions.edges import Edges, Forecast
 
 ALIKE = 0.25
-"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and
+forecasts."""
 CALIBRATED = 0.25
 """Decades within which a forecast of a tolerated rate is right."""
 GUESS = 1.8e-2
@@ -145,7 +146,10 @@ def _loss_check(edges: Edges) -> Check:
 
 
 def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
-    """Whether the sharpness at the end of the warm-up says which rates are stood: which block the larger, how large, better than a guess."""
+    """Judge what the sharpness at the end of the warm-up says of the rates that are stood.
+
+    Which block the larger, how large, better than a guess.
+    """
     warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)
     right = [

@@ -1,4 +1,4 @@
-"""Compare SGD, AdamW, Muon and per-role rates on each block, and with the unevenness of its Hessian.
+"""Compare SGD, AdamW, Muon and per-role rates on each block, and with uneven curvature.
 
 The rule and its amendments: PLAN.md beside this file, section `optimisers`.
 """
@@ -33,7 +33,7 @@ PILOT_STEPS = "pilot_steps"
 
 
 def measure(settings: plan.OptimiserSettings) -> list[Row]:
-    """Train one model; with AdamW, how uneven its curvature is before and after, and what AdamW's step meets after."""
+    """Train one model; with AdamW, measure how uneven its curvature is, and what AdamW meets."""
     trainers: list[RunTrainer] = []
 
     def observe(model: nn.Module, step: int) -> list[Row]:
@@ -80,7 +80,7 @@ def measure(settings: plan.OptimiserSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Tuning, final losses, the gap against unevenness, steps to pre-ln's loss; the verdicts of the rule."""
+    """Plot tuning, final losses, gap against unevenness, steps; judge by the rule."""
     tuned = shared.Tuned.of(rows)
     uneven, met = judge.spreads(rows), judge.spreads(rows, PRECONDITIONED)
     learnt = judge.learnt_by_block(tuned.runs)
@@ -117,7 +117,7 @@ def pilots(rows: Rows) -> dict[str, int]:
 
 
 def _role_table(rows: Rows) -> list[dict[str, object]]:
-    """Rate of each role as a share of the tuned one, and the norm that it is of, over the seeds of the runs that count."""
+    """Tabulate the rate of each role as a share of the tuned one, and the norm that it is of."""
     kept = [row for row in rows if row.get("phase") == shared.COUNTED]
     norms = shared.gathered(shared.of_quantity(kept, steppers.NORM_OF_ROLE), "variant", "group")
     rates = shared.gathered(shared.of_quantity(kept, steppers.RATE_OF_ROLE), "variant", "group")
@@ -138,7 +138,10 @@ def _role_table(rows: Rows) -> list[dict[str, object]]:
 def steps_to_the_base(
     runs: shared.Runs, pilot: Mapping[str, int]
 ) -> dict[str, dict[Scalar, float]]:
-    """Label → {seed: steps to the loss that `BASE` ends with, those of its pilot too, as a share of a run's}; infinite where it never gets there."""
+    """Count steps to the last loss of `BASE`, as a share of a run's: label → {seed: share}.
+
+    Those of a pilot too; infinite where it never gets there.
+    """
     found: dict[str, dict[Scalar, float]] = {}
     for label in plan.BLOCK_OF:
         for seed in runs.losses.get(label, {}).keys() & runs.losses.get(plan.BASE, {}).keys():
@@ -199,7 +202,7 @@ def _gap_table(
             "spread": shared.over_seeds(values[block]).mean,
             "spread_error": shared.over_seeds(values[block]).error,
             "spread_that_adamw_meets": fmean(there.values()) if there else None,
-            "gap": mean if math.isfinite(mean) else None,
+            "gap": mean,
             "gap_error": error,
         }
         for (matrices, moment), values in uneven.items()

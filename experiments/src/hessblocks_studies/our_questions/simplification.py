@@ -43,7 +43,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ", sinusoidal": (SINUSOIDAL,),
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
-"""What is behind the name of a variant → the slots of the block; rotary positions where there is nothing."""
+"""What is behind the name of a variant → the slots of the block; rotary positions where there is
+nothing."""
 RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
     **dict.fromkeys(
@@ -156,7 +157,7 @@ def unevenness(rows: Rows) -> Unevenness:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Tuning, loss curves, unevenness along training and against the loss; the verdicts of the rule."""
+    """Plot tuning, losses and unevenness along training and against the loss; judge by the rule."""
     tuned, found = shared.Tuned.of(rows), unevenness(rows)
     even = _even_checks(tuned, found)
     verdicts = [
@@ -225,7 +226,7 @@ def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
                 "diverged, so ranked last": [one for one in diverged if one in values],
                 "without curvature, so left out": [one for one in losses if one not in values],
             }
-            if poor and (others := shared.correlation_or_none(learnt, losses, FAMILY_OF)):
+            if poor and (others := shared.correlation(learnt, losses, FAMILY_OF)):
                 told[
                     f"without those that do not end {shared.MARGIN:g} nats below the bigram table ({' / '.join(poor)})"
                 ] = [str(others)]

@@ -1,7 +1,7 @@
 """Measure Hessian blocks against the softmax temperature and the likeness of tokens.
 
-One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their own; the powers
-of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
+One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their
+own; the powers of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAWN = 1e-15
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureSettings(growth.DrawSettings):
-    """A point of this study: one layer at one temperature; the same seed draws the same for all of them."""
+    """Settings of a point: one layer at one temperature; a seed draws the same for all of them."""
 
     block: str
     """Name in `BLOCKS`."""

@@ -6,7 +6,7 @@ from hessblocks_studies.shared.blockwise_rates import (
     SharedTensorWarning,
     blockwise_learning_rates,
 )
-from hessblocks_studies.shared.correlations import correlation_check, correlation_or_none
+from hessblocks_studies.shared.correlations import correlation, correlation_check
 from hessblocks_studies.shared.differences import (
     Difference,
     Values,

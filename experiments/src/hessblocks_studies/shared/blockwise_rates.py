@@ -45,18 +45,18 @@ def blockwise_learning_rates(
 ) -> list[dict[str, Any]]:
     """Make parameter groups for an optimiser of torch, each with its own learning rate.
 
-    `measured`: η_g = c / norms[g], with the one c for which the geometric mean of the rates over all
-    trainable entries, ∏ η_g^(n_g / n), is `base`. A step η_g on a quadratic is stable where
-    η_g λ_max(A_gg) is below a number of the optimiser (2 for gradient descent), and
-    λ_max(A_gg) ≤ ‖A_gg‖_F: all groups get the same share of the rate that their own norm
-    guarantees. A is H for gradient descent, with momentum or without (`group_norms`); for Adam it is
-    D^(-1/2) H D^(-1/2), whose norms are those of `PreconditionedHessian`. Norms may also be largest
-    eigenvalues (`preconditioned_sharpness`), of which the bound is exact.
+    `measured`: η_g = c / norms[g], with the one c for which the geometric mean of the rates over
+    all trainable entries, ∏ η_g^(n_g / n), is `base`. A step η_g on a quadratic is stable where η_g
+    λ_max(A_gg) is below a number of the optimiser (2 for gradient descent), and λ_max(A_gg) ≤
+    ‖A_gg‖_F: all groups get the same share of the rate that their own norm guarantees. A is H for
+    gradient descent, with momentum or without (`group_norms`); for Adam it is D^(-1/2) H D^(-1/2),
+    whose norms are those of `PreconditionedHessian`. Norms may also be largest eigenvalues
+    (`preconditioned_sharpness`), of which the bound is exact.
 
     `published`: η_g = base · 1 (norm), 4 (value, projection), 6 (MLP), 8 (query, key),
-    10 (embedding), tuned for AdamW on language models of 0.12 to 2 billion parameters; `base` is the
-    rate tuned for one rate for all. Gains, routers, an untied head and other roles are not in that
-    table and keep `base`, as the authors' scripts do with a head.
+    10 (embedding), tuned for AdamW on language models of 0.12 to 2 billion parameters; `base` is
+    the rate tuned for one rate for all. Gains, routers, an untied head and other roles are not in
+    that table and keep `base`, as the authors' scripts do with a head.
 
     What this does not claim: that training is faster than with one tuned rate; anything of blocks
     between two groups (with G groups and A positive semi-definite these can lower what is stable by
@@ -70,8 +70,8 @@ def blockwise_learning_rates(
             by default.
         base: learning rate, above 0.
         rule: `measured` or `published`.
-        norms: for `measured` alone: the curvature of each group above 0, as a number, an estimate or
-            what `group_norms` gives (its part `full`).
+        norms: for `measured` alone: the curvature of each group above 0, as a number, an estimate
+            or what `group_norms` gives (its part `full`).
 
     Returns:
         Dictionaries with `params`, `lr` and `name` in the order of `model.named_parameters()`, for

@@ -34,14 +34,15 @@ class Difference:
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
     repetitions: int = 0
-    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is decided."""
+    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is
+    decided."""
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
     """Whose runs diverged."""
 
     def above(self, limit: float) -> bool | None:
-        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
+        """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
 
         Runs that diverge decide where they do so for every seed.
 
@@ -59,7 +60,7 @@ class Difference:
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
     def within(self, limit: float, around: float = 0.0) -> bool | None:
-        """Whether it is at most so far from a value, above or below; None where seeds are too few or disagree.
+        """Test whether it is at most so far from a value; None where seeds are too few or disagree.
 
         Returns:
             The decision at 95 % on each side.
@@ -126,7 +127,7 @@ class Difference:
         digits: int = 3,
         signed: bool = True,
     ) -> Check:
-        """A fact that holds where the mean is at most so far from a value, and fails where it is above or below.
+        """Judge a fact that holds where the mean is at most so far from a value, above or below.
 
         Args:
             fact: in a sentence.
@@ -184,8 +185,8 @@ def over_seeds(values: Mapping[Scalar, float]) -> Difference:
 def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
     """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
 
-    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds' slopes
-    tell the error where the same draw is measured at every x.
+    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds'
+    slopes tell the error where the same draw is measured at every x.
 
     Args:
         curves: seed → {x: y}, both positive; a y of 0 is left out.
@@ -207,7 +208,7 @@ def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[S
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:
-    """The check; undecided, with the reason, where its control fails or decides nothing.
+    """Leave a check undecided where its control fails or a best rate is not inside its grid.
 
     Args:
         control: without which the check says nothing.
