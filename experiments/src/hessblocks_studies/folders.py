@@ -62,7 +62,8 @@ def _asked_before(out: Path) -> dict[str, Any]:
         return {}
     if "study" in config:
         raise ArgumentError(
-            f"--out: {out} is the folder of the study {config['study']} alone; give the one that holds it."
+            f"--out: {out} is the folder of the study {config['study']} alone; give the one that "
+            "holds it."
         )
     if not isinstance(config.get("studies"), dict):
         raise ArgumentError(
@@ -186,7 +187,10 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
     """List findings of a study's files; `request` is what the folder around it was asked for."""
     config = _config(folder)
     if request and any(config.get(name) != request[name] for name in request):
-        words = f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked for"
+        words = (
+            f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked "
+            "for"
+        )
         yield Finding(path=folder / CONFIG, state="foreign", words=words)
     store = read(folder)
     points = folder / POINTS

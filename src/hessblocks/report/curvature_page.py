@@ -90,8 +90,8 @@ def _headline(results: CurvatureResults) -> str:
     if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
-        f"The {WORDS[part]} is largest in {order[0]} ({text(results.norms[order[0]][part])}) and smallest "
-        f"in {order[-1]} ({text(results.norms[order[-1]][part])}): a ratio of {shown}."
+        f"The {WORDS[part]} is largest in {order[0]} ({text(results.norms[order[0]][part])}) and "
+        f"smallest in {order[-1]} ({text(results.norms[order[-1]][part])}): a ratio of {shown}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]

@@ -77,8 +77,11 @@ def curvature_figure(found: Comparison) -> Figure | None:
         ),
         columns=len(moments),
         size=(6.5, 3.3),
-        caption="Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
-        "group. " + plain_math(f"{layers}; {where}. {error}{end}"),
+        caption=(
+            "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
+            "group. "
+        )
+        + plain_math(f"{layers}; {where}. {error}{end}"),
         shares="both",
         marked=found.presets,
     )

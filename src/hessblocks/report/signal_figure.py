@@ -24,9 +24,9 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
 """Groups whose gradients are in the first figure too; the second has them all."""
 CAPTION = (
-    "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 "
-    "is rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are left "
-    "out of logarithmic axes."
+    "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 is "
+    "rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are "
+    "left out of logarithmic axes."
 )
 
 

@@ -101,9 +101,8 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="What the details are worth",
         caption=(
-            "The rows of values are skipless blocks with freely trainable values and projections from "
-            "that initial value; they and the MLP gains are drawn, not judged. "
-            f"{shared.HOW}"
+            "The rows of values are skipless blocks with freely trainable values and projections "
+            f"from that initial value; they and the MLP gains are drawn, not judged. {shared.HOW}"
         ),
         panels=[
             replace(
@@ -127,8 +126,9 @@ STUDY = shared.trained_study(
     title="decay, MLP gain, initial values, first values, MLP skip",
     source="Simplified blocks, Figures 12 to 14 and 23 to 25",
     published=(
-        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; identity values next to an attention skip hurt; the sequential block "
-        "without MLP skip trains far slower, with LeakyReLU more so."
+        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; "
+        "identity values next to an attention skip hurt; the sequential block without MLP skip "
+        "trains far slower, with LeakyReLU more so."
     ),
     sweeps=sweeps,
     measure=measure,

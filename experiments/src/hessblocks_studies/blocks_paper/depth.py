@@ -84,8 +84,8 @@ STUDY = shared.trained_study(
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",
     published=(
-        "SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers and gain from depth like it; "
-        "V-SkipInit does not."
+        "SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers and gain from depth "
+        "like it; V-SkipInit does not."
     ),
     sweeps=sweeps,
     measure=measure,

@@ -221,10 +221,11 @@ def summarise(rows: Rows) -> Summary:
         about = "Stand-ins with labels true by construction (not GLUE), split by file"
     return shared.summary(
         "Downstream scores, training speed and parameters",
-        f"{about}; in brackets the share of the commonest class. Accuracy at the learning rate that the validation split chooses for each block, mean over seeds; the mean is over all "
-        "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; beside the speeds, "
-        "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
-        "differences between blocks, not levels.",
+        f"{about}; in brackets the share of the commonest class. Accuracy at the learning rate "
+        "that the validation split chooses for each block, mean over seeds; the mean is over all "
+        "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; "
+        "beside the speeds, of the difference. The published scores are GLUE at 16 layers, width "
+        "768: compare differences between blocks, not levels.",
         _panels(rows, found),
         _checks(rows, found),
         downstream=table(rows, found),
@@ -319,7 +320,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
 
 
 def _checks(rows: Rows, found: Scores) -> list[Check]:
-    """Judge pretraining task by task, then scores over the tasks with which it helps; sizes, speeds."""
+    """Judge pretraining task by task, then scores over tasks where it helps; sizes, speeds."""
     base, _ = PUBLISHED_SCORES["pre-ln"]
     rates = best_rates(rows)
     controls = {task: _control(found, task, rates) for task in task_names(found)}
@@ -330,7 +331,8 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
         for other in (other for other in shared.BASES if {block, other} <= average.keys()):
             check = shared.difference(average, block, other).matches(
                 f"{block} scores like {other}",
-                f"within {CLOSE:g} points, above or below ({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
+                f"within {CLOSE:g} points, above or below "
+                f"({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
                 limit=CLOSE,
                 unit=f"points ({', '.join(helped or controls)})",
                 digits=1,
@@ -357,7 +359,8 @@ def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Chec
     """Whether pretraining helps with a task by more than what counts as equal."""
     check = shared.difference(means(found, [task]), "pre-ln", FRESH).judged(
         f"pretraining helps with {task}: pre-ln scores above the same model from random weights",
-        f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about pretraining and is left out of the verdicts)",
+        f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about "
+        "pretraining and is left out of the verdicts)",
         limit=CLOSE,
         unit="points",
         digits=1,
@@ -369,7 +372,10 @@ STUDY = shared.trained_study(
     "downstream",
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",
-    published="On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters at 1.16 times the speed.",
+    published=(
+        "On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters "
+        "at 1.16 times the speed."
+    ),
     kind=TunedSettings,
     sweeps=sweeps,
     measure=measure,

@@ -121,9 +121,9 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Trained gains along training",
         caption=(
-            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, bars are its "
-            "standard errors. Below, the other gains of the block of Figure 4; bars are standard deviations over "
-            "heads and seeds."
+            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, "
+            "bars are its standard errors. Below, the other gains of the block of Figure 4; bars "
+            "are standard deviations over heads and seeds."
         ),
         panels=[*panels, *(_scalar_panel(scalars, quantity) for quantity in SCALARS if scalars)],
         checks=[_counted(runs, *one) for one in (*_ratio_checks(known), *_scalar_checks(scalars))],
@@ -169,7 +169,8 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             shared.over_seeds(gone)
             .times(100)
             .judged(
-                f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+                "the ratio goes to 0 in nearly all matrices but the first layer's values "
+                f"({VARIANTS[variant]})",
                 f"below {NONE:g} in at least {MOST:.0%} of them",
                 limit=100 * MOST,
                 unit="%",
@@ -194,7 +195,8 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             seed: statistics.mean(last for _, last in ends) for seed, ends in _others(found).items()
         }
         larger = shared.over_seeds(shared.gaps(own, others)).judged(
-            f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
+            "the ratio of the first layer's values is larger than that of the others "
+            f"({VARIANTS[variant]})",
             "above the mean of all other matrices",
             unit="|β / α|",
         )
@@ -255,8 +257,9 @@ STUDY = shared.trained_study(
     title="trainable gains along training",
     source="Simplified blocks, Figures 4 and 16 to 22",
     published=(
-        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values; "
-        "beside an attention skip many ratios rise. The gains of shaped attention and of the MLP do not go to 0."
+        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first "
+        "layer's values; beside an attention skip many ratios rise. The gains of shaped attention "
+        "and of the MLP do not go to 0."
     ),
     sweeps=sweeps,
     measure=measure,

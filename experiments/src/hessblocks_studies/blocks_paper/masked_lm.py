@@ -76,7 +76,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def blocks(scale: Scale) -> tuple[str, ...]:
-    """Name what is trained: what is timed, and pre-ln with zero queries, whose steps cost the same."""
+    """Name what is trained: what is timed, and pre-ln with zero queries, of the same step time."""
     return (*shared.BASES, *PRESETS[scale][1:])
 
 
@@ -154,9 +154,10 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
-            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Loss curves begin after a fifth of the steps. The "
-            "bigram table sees both neighbours. Time "
-            "is steps times the median time of a step (of processor time on a CPU), blocks timed in turns."
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its "
+            "standard errors. Loss curves begin after a fifth of the steps. The bigram table sees "
+            "both neighbours. Time is steps times the median time of a step (of processor time on "
+            "a CPU), blocks timed in turns."
         ),
         panels=panels,
         checks=[
@@ -175,7 +176,10 @@ STUDY = shared.trained_study(
     "masked-lm",
     title="masked-LM pretraining against steps and time",
     source="Simplified blocks, Figure 7",
-    published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
+    published=(
+        "With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher "
+        "speed."
+    ),
     kind=MaskedSettings,
     sweeps=sweeps,
     measure=measure,

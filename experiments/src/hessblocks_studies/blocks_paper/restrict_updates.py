@@ -53,7 +53,7 @@ class RestrictedSettings(shared.TrainedSettings):
 
     @property
     def name(self) -> str:
-        """Name of the variant, with what this study changes of it, and the rate where it has several."""
+        """Name of the variant, with what this study changes, and the rate where it has several."""
         init, _, beta = self.variant.partition(", ")
         name = f"{LAST_TIED}, {beta}" if self.last_tied else self.variant
         if self.rate_share is not None:
@@ -143,10 +143,13 @@ def summarise(rows: Rows) -> Summary:
     """Final loss against the gain β of the trainable part, and against the learning rate."""
     runs = shared.Runs(rows)
     return runs.summary(
-        title="Final loss against the gain of trainable values and projections, and against their learning rate",
+        title=(
+            "Final loss against the gain of trainable values and projections, and against their "
+            "learning rate"
+        ),
         caption=(
-            "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
-            f"{shared.HOW}"
+            "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init "
+            f"alone. {shared.HOW}"
         ),
         panels=_panels(runs.losses) if runs.losses else [],
         checks=[
@@ -269,9 +272,9 @@ STUDY = shared.trained_study(
     title="final loss against gain and learning rate of values and projections",
     source="Simplified blocks, Figures 3, 9 and 15",
     published=(
-        "Smaller gains of the trainable part, or smaller learning rates, recover the lost speed; identity beats "
-        "orthogonal at every gain, tied orthogonal values come between, and identity alone (1.178 nats; 1.194 with "
-        "trained gains) about matches pre-ln (1.155)."
+        "Smaller gains of the trainable part, or smaller learning rates, recover the lost speed; "
+        "identity beats orthogonal at every gain, tied orthogonal values come between, and "
+        "identity alone (1.178 nats; 1.194 with trained gains) about matches pre-ln (1.155)."
     ),
     kind=RestrictedSettings,
     sweeps=sweeps,

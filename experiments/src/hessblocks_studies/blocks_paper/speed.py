@@ -156,8 +156,9 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Loss against training time, and speed against width",
         caption=(
-            "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
-            f"a step each; bars of speeds are standard errors over repetitions. {shared.CURVES}"
+            "Time is steps times the median time of a step (of processor time on a CPU), blocks "
+            "timed in turns, a step each; bars of speeds are standard errors over repetitions. "
+            f"{shared.CURVES}"
         ),
         panels=panels,
         checks=[
@@ -332,7 +333,10 @@ STUDY = shared.trained_study(
     "speed",
     title="loss against training time, speed of steps and decoding against width",
     source="Simplified blocks, Figures 5 and 26, Table 1",
-    published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
+    published=(
+        "SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block "
+        "with 13 % fewer parameters."
+    ),
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,

@@ -96,8 +96,8 @@ class RayCluster(Executor):
                 for node in nodes
             ):
                 raise RunError(
-                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and {point.gpus:g} "
-                    f"accelerators that a point of {point.study} needs."
+                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and "
+                    f"{point.gpus:g} accelerators that a point of {point.study} needs."
                 )
 
 
@@ -123,6 +123,6 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
         raise RunError(
-            f"--ray: nothing answers at {address!r} ({error}); start the cluster with `ray start --head` "
-            "or check the address."
+            f"--ray: nothing answers at {address!r} ({error}); start the cluster with `ray start "
+            "--head` or check the address."
         ) from error

@@ -123,7 +123,8 @@ class _Worker:
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
     """Start processes that hear no signal of the terminal, which ends them through this one."""
-    resource_tracker.ensure_running()  # else it is started with the process, and lets signals through
+    # else it is started with the process, and lets signals through
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield

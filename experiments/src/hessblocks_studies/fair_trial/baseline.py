@@ -180,7 +180,9 @@ def _checks(runs: shared.Runs, losses: Losses) -> list[Check]:
     checks = [
         Check(
             fact=f"{LABELS[0]}, the default so far, is the best pre-LN",
-            expected="no pair more than two joint standard errors below it (the rule of this study)",
+            expected=(
+                "no pair more than two joint standard errors below it (the rule of this study)"
+            ),
             ours=hindered or f"the rule takes {choice}",
             holds=None if hindered else choice == LABELS[0],
         )
@@ -214,8 +216,8 @@ STUDY = shared.trained_study(
     title="the best pre-LN: positions, initial standard deviations, rates",
     source="ours; defaults chosen for the baseline before any simplified block is trained",
     published=(
-        "The papers train pre-LN with GPT-2's initialisation and tuned rates at width 768; at small widths "
-        "nothing is published."
+        "The papers train pre-LN with GPT-2's initialisation and tuned rates at width 768; at "
+        "small widths nothing is published."
     ),
     revision=3,  # its points name their positions, whatever the default
     kind=BaselineSettings,

@@ -53,7 +53,8 @@ def _read_once(size: shared.TextSize) -> None:
     there = len(shared.text_of(size).splits["train"])
     if there < read:
         raise RunError(
-            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another version of it may do."
+            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another "
+            "version of it may do."
         )
 
 
@@ -94,9 +95,11 @@ def summarise(rows: Rows) -> Summary:
     narrow, wide = (sizes[width + plan.LONG].width for width in plan.WIDTHS)
     return shared.summary(
         "Simplified blocks on trial",
-        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
-        "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
+        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block "
+        "drawn from its best start; runs are at the best rates, with seeds of their own. Time is "
+        "steps times the median time of a step (of processor time on a CPU), blocks timed in "
+        f"turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin "
+        f"lines are the bounds of a match. {shared.CURVES}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
         [*checks, *place_verdicts(placed)],
         losses=_named({name: r.table() for name, r in _all_runs(trials, placed).items()}),
@@ -248,7 +251,8 @@ STUDY = Study(
     title="simplified blocks on trial: each at its best rate, at equal steps and in equal time",
     source="ours, testing the claims of the simplified-blocks paper",
     published=(
-        "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, width 768, one rate)."
+        "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, "
+        "width 768, one rate)."
     ),
     settings=plan.points,
     measure=measure,

@@ -15,7 +15,8 @@ from hessblocks_studies.engine import Scale
 BASE = "pre-ln, zero queries"
 """What the simplified blocks are judged against."""
 BLOCKS = (
-    "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p", "sas-p-no-norm",
+    "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p",
+    "sas-p-no-norm",
 )  # fmt: skip
 FIRST = (shared.BIGRAMS, "pre-ln", BASE, "sas", "sas-p")
 """Whose runs come first, since verdicts rest on them."""
@@ -289,7 +290,7 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
 
 
 def _long_rate(scale: Scale, label: str, phase: str) -> float:
-    """Look up the rate of a block's long runs, or of the base's where it is not tuned; or the next."""
+    """Look up the rate of a block's long runs, of the base's where it is not tuned; or the next."""
     width = _width(phase)
     label, _ = PARTED.get(label, (label, ""))
     label = label if label in RUNS[width + LONG] else BASE

@@ -90,7 +90,7 @@ class Trial(shared.Tuned):
         return checks
 
     def changed_check(self, phase: str, block: str, words: str, base: str = plan.BASE) -> Check:
-        """Judge whether a block of a phase of `CHANGED` matches a base, of that phase or of the runs."""
+        """Judge whether a block of a phase of `CHANGED` matches a base, of it or of the runs."""
         own = self.changed[phase]
         losses = {
             block: own.losses.get(block, {}),
@@ -105,7 +105,7 @@ class Trial(shared.Tuned):
         return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
 
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
-        """Judge whether a phase of `CHANGED` leaves a block as far above the base as in the runs."""
+        """Judge whether a phase of `CHANGED` leaves a block as far above the base."""
         own = self.changed[phase]
         gaps: dict[str, dict[Scalar, float]] = {}
         for name, runs in (("changed", own), ("as tuned", self.runs)):

@@ -55,9 +55,9 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "one-matrix": {"attention": Attention(query_key="one-matrix")},
     "one-matrix-linear": {"attention": Attention(query_key="one-matrix", scores="linear")},
 }
-"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no norm.
-
-`linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays zero."""
+"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no
+norm. `linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays
+zero."""
 
 
 def weight_size(width: int) -> float:

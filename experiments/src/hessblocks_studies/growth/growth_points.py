@@ -121,7 +121,9 @@ class GrowthSettings:
 
 
 GROWTH_COLUMNS = (
-    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", "method",
+    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", (
+        "method"
+    ),
 )  # fmt: skip
 
 

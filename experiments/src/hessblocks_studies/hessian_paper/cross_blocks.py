@@ -159,8 +159,9 @@ def summarise(rows: Rows) -> Summary:
     ]
     seeds = len({row["seed"] for row in rows})
     caption = (
-        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard errors. Powers are slopes on "
-        f"double logarithmic scales: weights are scaled at σ = {SMALL:g}, moments by keys that have them."
+        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard "
+        "errors. Powers are slopes on double logarithmic scales: weights are scaled at σ = "
+        f"{SMALL:g}, moments by keys that have them."
     )
     if fits:
         farthest = max(map(_distance, fits, fits.values()))
@@ -272,8 +273,8 @@ STUDY = Study(
     title="all blocks of queries, keys and values against data, weights and moments",
     source="Hessian paper, section 4 and Table 1",
     published=(
-        "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the weights of the other "
-        "groups, and the first, second or third moment, as factors."
+        "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the "
+        "weights of the other groups, and the first, second or third moment, as factors."
     ),
     settings=growth.draws(_SIZES, CrossSettings, quantity=tuple(QUANTITIES)),
     measure=measure,

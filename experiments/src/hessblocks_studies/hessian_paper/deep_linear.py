@@ -62,9 +62,11 @@ def summarise(rows: Rows) -> Summary:
     return growth.growth_summary(
         rows,
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
-        caption="Drawn is the query block of the first layer; value blocks and those of other layers lie within a factor "
-        f"of {number(factor)} of it. No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs. In the "
-        "last layer H is H_o.",
+        caption=(
+            "Drawn is the query block of the first layer; value blocks and those of other layers "
+            f"lie within a factor of {number(factor)} of it. No skip, no norm, no MLP; squared "
+            "loss; float64, which the slope of 54 needs. In the last layer H is H_o."
+        ),
         expected=EXPECTED,
         ranges={"slopes": (0.0, 1.0), SMALL: (0.0, 0.3)},
         panels=[_panel(rows, target) for target in TARGETS],
@@ -99,8 +101,9 @@ STUDY = growth.growth_study(
     title="1 to 3 layers of linear attention without skip, norm and MLP",
     source="Hessian paper, appendix: deep linear self-attention",
     published=(
-        "The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54; the paper draws the same "
-        "slopes beside H_f and H of earlier layers, where small σ gives half of them."
+        "The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54; the paper "
+        "draws the same slopes beside H_f and H of earlier layers, where small σ gives half of "
+        "them."
     ),
     block="linear-alone",
     loss="squares",

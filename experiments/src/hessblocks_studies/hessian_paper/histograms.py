@@ -165,8 +165,8 @@ STUDY = Study(
     title="sizes of the entries of the value and query blocks, softmax against linear scores",
     source="Hessian paper, Figures 1 and 4",
     published=(
-        "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
-        "rise to the size of value entries."
+        "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query "
+        "entries rise to the size of value entries."
     ),
     settings=growth.draws(_SIZES, EntrySettings, block=BLOCKS),
     measure=measure,

@@ -72,8 +72,8 @@ def measure(settings: IndefinitenessSettings) -> list[Row]:
             block = Hessian(problem, groups[f"layers.{layer}.{name}"]).dense()
             if (block - block.T).norm() > ROUNDING * block.norm():
                 raise RunError(
-                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs saturate the "
-                    f"loss; choose sigma below {sigma:g}."
+                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs "
+                    f"saturate the loss; choose sigma below {sigma:g}."
                 )
             share = negative_share(torch.linalg.eigvalsh((block + block.T) / 2).tolist())
             place: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
@@ -93,8 +93,8 @@ def summarise(rows: Rows) -> Summary:
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
         "Softmax makes query and key blocks indefinite in every layer",
-        "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, at "
-        f"initialisation; mean over {seeds} seeds, bars are its standard errors.",
+        "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, "
+        f"at initialisation; mean over {seeds} seeds, bars are its standard errors.",
         (_panel(scores, depth, means) for scores in SCORES if any(k[0] == scores for k in means)),
         list(_checks(depth, found)),
         shares=shared.mean_table(means, "scores", "layer", "group"),
@@ -174,11 +174,13 @@ def _by_seed(
 
 STUDY = Study(
     name="indefiniteness",
-    title="share of negative curvature of each diagonal block along depth, with softmax and without",
+    title=(
+        "share of negative curvature of each diagonal block along depth, with softmax and without"
+    ),
     source="ours, from section 4 of the Hessian paper",
     published=(
-        "Only the functional part is indefinite; of the last layer's diagonal blocks softmax leaves it to "
-        "queries and keys, linear scores to none."
+        "Only the functional part is indefinite; of the last layer's diagonal blocks softmax "
+        "leaves it to queries and keys, linear scores to none."
     ),
     settings=growth.draws(_SIZES, IndefinitenessSettings, scores=SCORES),
     measure=measure,

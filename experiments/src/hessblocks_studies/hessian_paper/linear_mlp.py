@@ -124,9 +124,12 @@ def summarise(rows: Rows) -> Summary:
     return growth.growth_summary(
         rows,
         title="A linear MLP grows as σ² at every depth",
-        caption=f"Drawn is the block of the first layer; those of other layers lie within a factor of {number(factor)} of it. "
-        "Left: linear layers and a head, mean of squares; right: the authors' set-up, whose last layer "
-        "is the output, sum of squares. Exact; the functional part is 0.",
+        caption=(
+            "Drawn is the block of the first layer; those of other layers lie within a factor of "
+            f"{number(factor)} of it. Left: linear layers and a head, mean of squares; right: the "
+            "authors' set-up, whose last layer is the output, sum of squares. Exact; the "
+            "functional part is 0."
+        ),
         expected=EXPECTED,
         panels=[_panel(rows, setup) for setup in SETUPS],
     )

@@ -137,7 +137,8 @@ def summarise(rows: Rows) -> Summary:
     return shared.summary(
         "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
         "Eigenvalues of H over the query and key weights, first seed, by size; same function. "
-        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left out.",
+        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left "
+        "out.",
         panels,
         _checks(found),
         quantities=shared.mean_table(means, *_KEY),
@@ -208,8 +209,8 @@ STUDY = Study(
     title="W_QK against W_Q and W_K: entries, indefiniteness, ± pairs of eigenvalues",
     source="Hessian paper, section 4 and appendix: single-matrix parametrisation",
     published=(
-        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
-        "in ± pairs; one matrix W_QK has no such term."
+        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose "
+        "eigenvalues come in ± pairs; one matrix W_QK has no such term."
     ),
     settings=growth.draws(_SIZES, PairSettings, scores=SCORES),
     measure=measure,

@@ -97,7 +97,7 @@ def sharpness(
     *,
     roles: bool = True,
 ) -> list[Row]:
-    """Compute the largest eigenvalue of D⁻¹H of all parameters and roles, and its share of the edge.
+    """Compute the largest eigenvalue of D⁻¹H, of all parameters and roles, and how near the edge.
 
     Args:
         model: put into evaluation mode.
@@ -173,8 +173,9 @@ def summarise(rows: Rows) -> Summary:
     tuned = edges.tuned
     return shared.summary(
         "At the edge of stability with and without warm-up",
-        "Sharpness is the largest eigenvalue of D⁻¹H with AdamW's preconditioner, on training text; the edge is 38 over the current rate. Gradients are not clipped. Each block "
-        f"at its best rate where the step is the abscissa. {shared.HOW}",
+        "Sharpness is the largest eigenvalue of D⁻¹H with AdamW's preconditioner, on training "
+        "text; the edge is 38 over the current rate. Gradients are not clipped. Each block at its "
+        f"best rate where the step is the abscissa. {shared.HOW}",
         [panel for panel in _panels(rows, edges) if panel.shown],
         verdicts(edges),
         losses=tuned.runs.table(),
@@ -206,7 +207,7 @@ def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
 
 
 def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
-    """Tabulate the forecast rate at every step of the safe runs with warm-up: does its moment matter?"""
+    """Tabulate the forecast rate along the safe runs with warm-up: does its moment matter?"""
     return [
         {
             "block": block,
@@ -290,11 +291,14 @@ def _along(title: str, y_label: str, curves: Mapping[str, Mapping[float, list[fl
 
 STUDY = Study(
     name="edge-of-stability",
-    title="sharpness as AdamW's step meets it, tolerated rates and the need for warm-up, pre-ln against sas-p",
+    title=(
+        "sharpness as AdamW's step meets it, tolerated rates and the need for warm-up, pre-ln "
+        "against sas-p"
+    ),
     source="ours, from the edge of stability of adaptive optimisers",
     published=(
-        "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. 2022); nothing is "
-        "published of simplified blocks."
+        "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. "
+        "2022); nothing is published of simplified blocks."
     ),
     settings=plan.points,
     measure=measure,

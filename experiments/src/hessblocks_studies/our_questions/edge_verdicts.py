@@ -127,7 +127,9 @@ def _tolerance_checks(known: shared.Values) -> list[Check]:
     needs = apart_check(
         _lost(known),
         f"{LESS} the tolerated rate",
-        expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
+        expected=(
+            f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}"
+        ),
         above=False,
     )
     return [*stands, needs]
@@ -243,7 +245,10 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
     said, came = (one.text("decades") for one in found)
     return Check(
         fact=f"curvature says beforehand {what}",
-        expected=f"{plan.SIMPLE} differs from {plan.BASE} to the same side, or both by {ALIKE:g} decades at most",
+        expected=(
+            f"{plan.SIMPLE} differs from {plan.BASE} to the same side, or both by {ALIKE:g} "
+            "decades at most"
+        ),
         ours=f"forecast {said}, outcome {came}",
         holds=None if None in sides else sides[0] == sides[1],
     )

@@ -104,7 +104,7 @@ class Edges:
         return rate.best if rate else None
 
     def extra_losses(self) -> dict[str, dict[Scalar, float]]:
-        """Compute losses without warm-up above those with, at the lower of the blocks' best rates."""
+        """Compute losses without warm-up above those with, at the lower best rate."""
         found: dict[str, dict[Scalar, float]] = {}
         rates = [self.best(block) for block in plan.BLOCKS]
         rate = None if None in rates else min(rate for rate in rates if rate)

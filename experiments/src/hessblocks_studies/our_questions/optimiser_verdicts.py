@@ -62,7 +62,7 @@ def learnt_by_block(runs: shared.Runs) -> dict[str, Check]:
 
 
 def rates_apart(rows: Rows) -> dict[str, float]:
-    """Divide the largest rate of a role by the smallest, mean over the seeds of the runs that count."""
+    """Divide the largest rate of a role by the smallest, mean over the seeds of the runs."""
     runs = [row for row in shared.of_quantity(rows, RATE_OF_ROLE) if row["phase"] == shared.COUNTED]
     found: dict[str, list[float]] = {}
     for (label, _), rates in shared.gathered(runs, "variant", "seed").items():
@@ -128,7 +128,10 @@ def curvature_checks(
                 uneven.get((matrices, moment), {}),
                 gap,
                 f"the gap between SGD and AdamW grows with the unevenness of {matrices} {moment}",
-                expected=f"{first}positive rank correlation over the blocks (argued in the Hessian paper, not tested)",
+                expected=(
+                    f"{first}positive rank correlation over the blocks (argued in the Hessian "
+                    "paper, not tested)"
+                ),
                 told=told,
                 families=plan.FAMILY_OF,
             )
@@ -148,7 +151,8 @@ def even_checks(
         spread = uneven.get(FIRST, {}).get(block, {})
         half = {seed: value / 2 for seed, value in spread.items()}
         check = shared.over_seeds(shared.gaps(met.get(FIRST, {}).get(block, {}), half)).judged(
-            f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, {FIRST[0]}",
+            f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, "
+            f"{FIRST[0]}",
             "open question: a spread of the norms below half of that of H, which units give",
             above=False,
             unit="decades",

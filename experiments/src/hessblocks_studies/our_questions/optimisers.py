@@ -93,8 +93,9 @@ def summarise(rows: Rows) -> Summary:
     steps = steps_to_the_base(tuned.runs, pilots(rows))
     return shared.summary(
         "Which optimiser does each block need?",
-        "Rates by curvature are one for each role, published ones are multipliers of one base; Muon steps the matrices of the layers, AdamW the rest; so does SGD in the layers. Tuning has one "
-        f"seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
+        "Rates by curvature are one for each role, published ones are multipliers of one base; "
+        "Muon steps the matrices of the layers, AdamW the rest; so does SGD in the layers. Tuning "
+        f"has one seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
         [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
         [
             *tuned.rate_checks(),
@@ -275,9 +276,14 @@ def _scatter(
 
 STUDY = Study(
     name="optimisers",
-    title="SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness of its curvature",
+    title=(
+        "SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness "
+        "of its curvature"
+    ),
     source="ours, testing a claim of the Hessian paper",
-    published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
+    published=(
+        "Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam."
+    ),
     settings=plan.points,
     measure=measure,
     summarise=summarise,

@@ -166,8 +166,9 @@ def summarise(rows: Rows) -> Summary:
     ]
     return shared.summary(
         "Uneven curvature and loss, sixteen blocks",
-        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of it; every block at its best rate. Curves are of "
-        "the head of each family, points of one mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
+        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of "
+        "it; every block at its best rate. Curves are of the head of each family, points of one "
+        "mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
         f"{shared.CURVES}",
         [panel for panel in _panels(tuned, found) if panel.shown],
         [
@@ -186,7 +187,8 @@ def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
     return [
         tuned.judged(
             shared.difference(found.get((shared.SPREAD, groups, stage), {}), SIMPLE, BASE).judged(
-                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
+                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, "
+                f"{groups}",
                 f"{_question(groups, stage)}: a smaller spread of the norms",
                 above=False,
                 unit="decades",
@@ -228,7 +230,8 @@ def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
             }
             if poor and (others := shared.correlation(learnt, losses, FAMILY_OF)):
                 told[
-                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table ({' / '.join(poor)})"
+                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table "
+                    f"({' / '.join(poor)})"
                 ] = [str(others)]
             check = shared.correlation_check(
                 values,
@@ -305,7 +308,9 @@ def _scatter(
 
 STUDY = Study(
     name="simplification",
-    title="unevenness of curvature along training and loss of sixteen blocks, each at its best rate",
+    title=(
+        "unevenness of curvature along training and loss of sixteen blocks, each at its best rate"
+    ),
     source="ours, joining both papers",
     published="Nothing is published: does simplifying a block make its curvature more even?",
     settings=points,

@@ -134,9 +134,9 @@ def summarise(rows: Rows) -> Summary:
         ]
     return shared.summary(
         "Temperature and likeness of tokens move curvature between queries and values",
-        "One layer at initialisation, exact norms of its diagonal blocks. Scores are divided by τ; tokens have "
-        "entries of unit size, of which a share ε is their own. Norms below 1e-15 are left out. Mean over seeds, bars are "
-        "its standard errors.",
+        "One layer at initialisation, exact norms of its diagonal blocks. Scores are divided by "
+        "τ; tokens have entries of unit size, of which a share ε is their own. Norms below 1e-15 "
+        "are left out. Mean over seeds, bars are its standard errors.",
         _panels(rows) if rows else [],
         checks,
         even=even,
@@ -193,9 +193,9 @@ STUDY = Study(
     title="temperature of attention and likeness of tokens against query, key and value blocks",
     source="ours, testing claims of the Hessian paper",
     published=(
-        "Argued, not tested: query and key blocks follow the second and third moment of the inputs under "
-        "attention, so that temperature moves them against the values', and one-hot attention or equal tokens "
-        "(rank collapse) make them 0."
+        "Argued, not tested: query and key blocks follow the second and third moment of the "
+        "inputs under attention, so that temperature moves them against the values', and one-hot "
+        "attention or equal tokens (rank collapse) make them 0."
     ),
     settings=settings,
     measure=measure,

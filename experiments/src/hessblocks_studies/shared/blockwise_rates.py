@@ -164,7 +164,8 @@ def _warn_of_shared(
     if names := [name for each in apart.values() for name in each]:
         warnings.warn(
             f"groups: {len(names)} tensors hold entries of several groups, such as {names[0]!r}, "
-            "and take the smallest of their rates; groups of hessblocks.custom_groups may share none",
+            "and take the smallest of their rates; groups of hessblocks.custom_groups may share "
+            "none",
             SharedTensorWarning,
             stacklevel=3,
         )

@@ -43,7 +43,10 @@ class Correlation:
     def __str__(self) -> str:
         """For tables."""
         among = "" if self.families == self.blocks else f" of {self.families} families"
-        return f"Spearman's ρ = {self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.blocks} blocks{among}"
+        return (
+            f"Spearman's ρ = {self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.blocks} "
+            f"blocks{among}"
+        )
 
 
 def correlation(

@@ -210,7 +210,7 @@ def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
 
 
 def bounded(bounds: Sequence[Difference], limit: float) -> bool | None:
-    """Test whether what lies between some differences is within a limit; None where they disagree."""
+    """Test whether what lies between differences is within a limit; None where they disagree."""
     if all(one.within(limit) for one in bounds):
         return True
     worse = all(one.above(limit) for one in bounds)

@@ -83,8 +83,8 @@ SMOKE = TextSize(
 SMALLEST = replace(SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8)
 """For studies of many points."""
 LAPTOP = TextSize(
-    depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
-    learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
+    depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800,
+    batch_size=16, learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
 )  # fmt: skip
 PAPER = TextSize(
     depth=18, width=768, heads=12, mlp_width=3072, context=128, vocab_size=50_000, steps=43_000,

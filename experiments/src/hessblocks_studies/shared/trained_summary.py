@@ -32,7 +32,10 @@ from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
-TUNED = "Each block stands at the best learning rate of its grid; the first seed alone tries the others, and counts in the verdicts."
+TUNED = (
+    "Each block stands at the best learning rate of its grid; the first seed alone tries the "
+    "others, and counts in the verdicts."
+)
 """Where blocks are trained at several rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
 """The same where there are loss curves."""

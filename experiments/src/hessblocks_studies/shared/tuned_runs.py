@@ -139,14 +139,14 @@ class Tuned:
         return self.tuning.rates[self.tuned_as(label)].best
 
     def must_be_inside(self, kind: str) -> bool:
-        """Tell whether a best rate must lie inside its grid: not where it is `FAR` above the best kind."""
+        """Tell whether a best rate must lie inside: not where its loss is `FAR` above the best kind."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
         if kind == best or not {kind, best} <= losses.keys():
             return True
         return fmean(losses[kind].values()) <= fmean(losses[best].values()) + FAR
 
     def judged(self, check: Check, *labels: str) -> Check:
-        """Leave a check undecided where a variant has learnt no more than pairs of tokens.
+        """Leave a check undecided where a best rate is at an end or the runs are not at it.
 
         Args:
             check: a fact about the runs.
