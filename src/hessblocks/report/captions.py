@@ -94,7 +94,8 @@ def ratio_text(ratio: Heterogeneity[Average]) -> str:
 def with_interval(value: float, low: float, high: float) -> str:
     """Write an estimate ≥ 1 with its interval, 8.2 [7.1, 9.9] or 15,600 [14,700, 16,600].
 
-    Alone where it is exact.
+    Returns:
+        The estimate, alone where it is exact.
     """
     if high - low < NEGLIGIBLE * value:
         return number(value)

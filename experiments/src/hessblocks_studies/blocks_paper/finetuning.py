@@ -162,8 +162,9 @@ Scores = dict[str, dict[Scalar, dict[str, float]]]
 def best_rates(rows: Rows) -> dict[str, shared.Rate]:
     """Choose the rate of each block by the validation split.
 
-    The rate with the fewest diverged runs, of these the one with the best answers over seeds and
-    tasks.
+    Returns:
+        The rate with the fewest diverged runs, of these the one with the best answers over seeds
+        and tasks.
     """
     answers: dict[str, dict[float, list[float | None]]] = {}
     for row in shared.of_quantity(rows, VALIDATION):
@@ -196,7 +197,8 @@ def scores(rows: Rows) -> Scores:
 def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict[Scalar, float]]:
     """Average each seed over its tasks, or over those of these that it has: block → {seed: mean}.
 
-    That of a diverged seed is −∞.
+    Returns:
+        The means; that of a diverged seed is −∞.
     """
     return {
         block: {

@@ -243,7 +243,8 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
 def sweeps(scale: Scale) -> list[shared.Sweep]:
     """Train all variants at the size and the likeliest rate of the other studies.
 
-    At laptop scale twice as long, since gains move slowly.
+    Returns:
+        One sweep, at laptop scale twice as long, since gains move slowly.
     """
     size = shared.SIZES[scale]
     steps = 2 * size.steps if scale == "laptop" else size.steps

@@ -69,7 +69,8 @@ def slowed(init: str, share: float) -> str:
 def sweeps(scale: Scale) -> list[shared.Sweep]:
     """Train every gain from every initial value, smaller rates, the last projection tied.
 
-    Each at its best rate for all else.
+    Returns:
+        The sweeps, each at its best rate for all else.
     """
     size, rates = shared.SIZES[scale], shared.RATES[scale]
     own = rates.with_own(OWN_RATES.get(scale, {}))

@@ -1,9 +1,9 @@
 """Make labelled stand-ins for GLUE, whose labels are true by construction.
 
-matching: a function's signature and a docstring; does it belong? Half keep their own docstring, half
-    get one of another function of the same split.
-acceptability: a sentence of a docstring; is it as it was written? In half of them two different words
-    have changed places.
+matching: a function's signature and a docstring; does it belong? Half keep their own docstring,
+    half get one of another function of the same split.
+acceptability: a sentence of a docstring; is it as it was written? In half of them two different
+    words have changed places.
 topic: a docstring; its package, one of the largest, by the file that it stands in.
 
 Every task is split by file as the docstrings are; the classes are equally frequent in each split.

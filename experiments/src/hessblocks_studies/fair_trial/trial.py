@@ -149,7 +149,8 @@ def _time_table(trial: Trial) -> list[dict[str, object]]:
 def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
     """Draw ten panels; those of which nothing is measured have no series.
 
-    Of the tuning each block is drawn from its best start.
+    Returns:
+        The panels; of the tuning each block is drawn from its best start.
     """
     sinusoidal = {name: name + plan.SINUSOIDAL for name in plan.PLACED} | {shared.GPT2: shared.GPT2}
     timed = wide.runs.panel(plan.WIDE_BLOCKS, "wide: runs")
@@ -174,7 +175,8 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
 def _changed_panel(narrow: Trial) -> Panel:
     """Plot how far blocks end above the base, as they are and with one thing changed.
 
-    Where the base has the change too, above that.
+    Returns:
+        The panel; where the base has the change too, blocks are above that.
     """
     own = narrow.runs.losses
     ends = [(block, UNCHANGED, own.get(block), own.get(plan.BASE)) for block in (*JUDGED, "pre-ln")]

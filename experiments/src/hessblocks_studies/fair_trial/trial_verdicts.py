@@ -44,7 +44,8 @@ class Trial(shared.Tuned):
     def best_rate(self, label: str) -> float:
         """Choose the rate of the runs where its neighbours are no better in runs as long.
 
-        Else the best of the tuning.
+        Returns:
+            That rate, else the best of the tuning.
         """
         sides = [check.holds for block, check in self.long_rate_checks() if block == label]
         return self.rates[label] if len(sides) > 1 and all(sides) else super().best_rate(label)

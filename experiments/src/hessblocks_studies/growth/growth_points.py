@@ -121,9 +121,8 @@ class GrowthSettings:
 
 
 GROWTH_COLUMNS = (
-    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", (
-        "method"
-    ),
+    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error",
+    "method",
 )  # fmt: skip
 
 

@@ -150,7 +150,8 @@ def _loss_check(edges: Edges) -> Check:
 def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
     """Judge what the sharpness at the end of the warm-up says of the rates that are stood.
 
-    Which block the larger, how large, better than a guess.
+    Returns:
+        Checks: which block the larger, how large, better than a guess.
     """
     warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)

@@ -77,7 +77,8 @@ class Edges:
     def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
         """Read log10 of each tolerated rate: label → {seed: value}; None where it lies outside.
 
-        Of ladders of three rates or more that are whole for the seed, with warm-up too.
+        Returns:
+            Rates of ladders of three rates or more that are whole for the seed, with warm-up too.
         """
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids

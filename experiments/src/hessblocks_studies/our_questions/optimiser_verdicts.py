@@ -23,7 +23,8 @@ FIRST = (shared.COMMON_MATRICES, AFTER)
 def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
     """Read spreads of the norms of H, or of what AdamW meets.
 
-    (what it is taken over, before or after) → block → {seed: spread}.
+    Returns:
+        (what it is taken over, before or after) → block → {seed: spread}.
     """
     found = [
         {**row, "moment": AFTER if row["step"] else BEFORE, "block": plan.BLOCK_OF[row["variant"]]}
@@ -35,7 +36,9 @@ def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], 
 def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:
     """Subtract AdamW's loss from SGD's: block → {seed: gap}, of those that learnt with AdamW.
 
-    Or perhaps did; infinite where SGD diverged in any, left out where AdamW did.
+    Returns:
+        Gaps, also of those that perhaps learnt; infinite where SGD diverged in any, left out where
+        AdamW did.
     """
     found: dict[str, dict[Scalar, float]] = {}
     for block in plan.FAMILY_OF:

@@ -141,7 +141,8 @@ def steps_to_the_base(
 ) -> dict[str, dict[Scalar, float]]:
     """Count steps to the last loss of `BASE`, as a share of a run's: label → {seed: share}.
 
-    Those of a pilot too; infinite where it never gets there.
+    Returns:
+        Shares, with the steps of a pilot too; infinite where it never gets there.
     """
     found: dict[str, dict[Scalar, float]] = {}
     for label in plan.BLOCK_OF:

@@ -79,7 +79,8 @@ def for_all_bases(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[f
 def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
     """Average seconds of a step over repetitions, or over the turns of a single one.
 
-    Block → (mean, standard error).
+    Returns:
+        Block → (mean, standard error).
     """
     turns = values(rows, STEP_TIME)
     times = gathered(of_quantity(rows, STEP_TIME), "variant")
@@ -113,7 +114,8 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
 def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
     """Divide pre-ln's cost by each block's: for times, how many times as fast it is.
 
-    Block → {repetition: ratio}.
+    Returns:
+        Block → {repetition: ratio}.
     """
     costs = repeated(rows, quantity)
     base = costs.get("pre-ln", {})

@@ -263,7 +263,8 @@ class Runs:
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
         """Judge whether `one` ends no more than `within` nats above `other`.
 
-        Void where the better has learnt no more than pairs.
+        Returns:
+            The fact; void where the better has learnt no more than pairs.
         """
         expected = f"final loss of {one} at most {within:g} above that of {other}"
         check = difference(self.losses, one, other).judged(
@@ -274,7 +275,8 @@ class Runs:
     def match(self, one: str, other: str, fact: str) -> Check:
         """Judge whether `one` and `other` end no more than `CLOSE` apart, whichever is better.
 
-        Void where the better has learnt no more than pairs.
+        Returns:
+            The fact; void where the better has learnt no more than pairs.
         """
         check = self._where_the_better_learnt(self.alike(one, other, fact), one, other)
         return self.if_it_counts(check, one, other)
@@ -331,7 +333,8 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
 def _close_up(whole: Panel) -> Panel:
     """Cut a panel off above the best of every series by half of its reach, `MARGIN` at least.
 
-    Unchanged where nothing is above that.
+    Returns:
+        The panel; unchanged where nothing is above that.
     """
     best = [min(one.y) for one in whole.series]
     if not best:
