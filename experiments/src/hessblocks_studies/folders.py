@@ -21,17 +21,8 @@ from hessblocks.storage import (
     stays_inside,
     write_json,
 )
+from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names
-from hessblocks_studies.engine import (
-    POINTS,
-    Point,
-    Store,
-    Study,
-    opened,
-    outputs_of,
-    read,
-    write_outputs,
-)
 
 CONFIG = "config.json"
 OUTPUTS = ("results.csv", "summary.json", "figure.json")
@@ -88,7 +79,7 @@ def is_study_folder(folder: AnyPath) -> bool:
     try:
         return any(map(_is_one_study, places)) or "studies" in _config(folder)
     except RunError:
-        if any((place / POINTS).exists() for place in places):
+        if any((place / engine.POINTS).exists() for place in places):
             raise
         return False  # what is damaged is of another command
 
@@ -108,27 +99,31 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
     """
     folder = Path(folder)
     if _is_one_study(folder):
-        with opened(folder) as store:
+        with engine.opened(folder) as store:
             _refresh(folder, store)
             yield
         return
     with held(folder):
         for path in filter(_is_one_study, _inside(folder)):
-            with opened(path) as store:
+            with engine.opened(path) as store:
                 _refresh(path, store)
         yield
 
 
-def _refresh(folder: Path, store: Store) -> None:
+def _refresh(folder: Path, store: engine.Store) -> None:
     if not (asked := _asked(folder)):
         return
     if older := _of_older_revisions(store, *asked):
-        warnings.warn(f"{folder / POINTS} {older}; its tables stay as they are", stacklevel=4)
+        warnings.warn(
+            f"{folder / engine.POINTS} {older}; its tables stay as they are", stacklevel=4
+        )
         return
-    write_outputs(*asked, store)
+    engine.write_outputs(*asked, store)
 
 
-def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) -> str:
+def _of_older_revisions(
+    store: engine.Store, study: engine.Study[Any], points: list[engine.Point]
+) -> str:
     """Describe a store whose points are all of another revision of the study; empty for others."""
     if not len(store) or len(store.of(points).missing) < len(points):
         return ""
@@ -140,7 +135,7 @@ def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) ->
     return f"is of revision {held} of {study.name}, this version measures revision {study.revision}"
 
 
-def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
+def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
     """The study of a folder and its points; None for a study that this version does not know."""
     config = _config(folder)
     if config["study"] not in names():
@@ -192,8 +187,8 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
             "for"
         )
         yield Finding(path=folder / CONFIG, state="foreign", words=words)
-    store = read(folder)
-    points = folder / POINTS
+    store = engine.read(folder)
+    points = folder / engine.POINTS
     name, asked = _config(folder)["study"], _asked(folder)
     if asked and (older := _of_older_revisions(store, *asked)):
         yield Finding(path=points, state="foreign", words=older)
@@ -209,7 +204,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
         yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
     else:
         yield Finding(path=points, state="whole")
-    texts = outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
+    texts = engine.outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
     for path in (folder / name for name in OUTPUTS):
         if not path.exists():
             yield Finding(path=path, state="missing", words=ABSENT)

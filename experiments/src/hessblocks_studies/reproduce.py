@@ -139,9 +139,7 @@ def _summary(
         "seconds": round(seconds, 3),
         "studies": {
             result.name: {
-                "points": result.points,
-                "measured": result.measured,
-                "retried": result.retried,
+                **{name: getattr(result, name) for name in ("points", "measured", "retried")},
                 "seconds": round(result.seconds, 3),
                 "checks": [asdict(check) for check in result.checks],
             }

@@ -141,7 +141,7 @@ def summarise(rows: Rows) -> Summary:
             "step_time": mean,
             "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares["pre-ln"].get(name, {})),
         }
-        for name, (mean, _) in clock.items()
+        for name, mean in clock.items()
     ]
     panels = (
         [

@@ -2,12 +2,7 @@
 
 from hessblocks_studies.data.addition import SYMBOLS, addition_batch
 from hessblocks_studies.data.bigrams import BigramTable
-from hessblocks_studies.data.docstrings import (
-    MASK,
-    PADDING,
-    load_docstring_corpus,
-    load_docstrings,
-)
+from hessblocks_studies.data.docstrings import MASK, PADDING, load_docstring_corpus, load_docstrings
 from hessblocks_studies.data.hub import load_glue, load_hub_corpus
 from hessblocks_studies.data.tasks import TASKS, LabelledText, Task, make_task
 from hessblocks_studies.data.texts import PACKAGE, TextSize, text_of, widened

@@ -29,7 +29,11 @@ class RayCluster(Executor):
             ArgumentError: Ray is not installed, or the address is none.
             RunError: nothing answers there.
         """
-        self._ray, self._address = _library(), address
+        check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
+        import ray
+
+        self._ray: Any = ray
+        self._address = address
         _check_answer(self._address)
         try:
             self._ray.init(
@@ -99,13 +103,6 @@ class RayCluster(Executor):
                     f"--ray: no machine of the cluster has the {point.cpus:g} cores and "
                     f"{point.gpus:g} accelerators that a point of {point.study} needs."
                 )
-
-
-def _library() -> Any:
-    check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
-    import ray
-
-    return ray
 
 
 def _check_answer(address: str) -> None:

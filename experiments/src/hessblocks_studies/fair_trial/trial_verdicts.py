@@ -123,14 +123,8 @@ class Trial(shared.Tuned):
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
         off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
-        said = f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}"
-        enough = bool(self.starts) and self.enough
-        return Check(
-            fact="the runs of each block are from its best start",
-            expected="all (rule of this study)",
-            ours=said if enough else "too little measured",
-            holds=not off if enough else None,
-        )
+        fact, enough = "the runs of each block are from its best start", bool(self.starts)
+        return shared.rule_check(fact, off, len(self.starts or ()), enough and self.enough)
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:

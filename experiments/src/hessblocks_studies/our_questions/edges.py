@@ -87,17 +87,13 @@ class Edges:
             grid = grids.get(label, {})
             if len(ladder) < 3 or grid.keys() != ladder:
                 continue
-            warm = self._warm(label)
+            warm = grids.get(plan.label_of(plan.LABELS[label][0], plan.WARM), {})
             whole = set.intersection(*map(set, (*grid.values(), *warm.values())))
             for seed in sorted(whole if warm.keys() == ladder else (), key=str):
                 own = {rate: seeds[seed] for rate, seeds in grid.items()}
                 limit = min(seeds[seed] for seeds in warm.values()) + TOLERANCE
                 found.setdefault(label, {})[seed] = tolerated(own, limit)
         return found
-
-    def _warm(self, label: str) -> Mapping[float, Mapping[Scalar, float]]:
-        """Losses of the same block with warm-up."""
-        return self.tuned.runs.grids.get(plan.label_of(plan.LABELS[label][0], plan.WARM), {})
 
     def best(self, block: str) -> float | None:
         """The best rate of a block with warm-up, by the tuning seed."""

@@ -90,7 +90,8 @@ def summarise(rows: Rows) -> Summary:
         *judge.curvature_checks(tuned, gap, uneven, learnt),
         *judge.even_checks(tuned, uneven, met),
     ]
-    steps = steps_to_the_base(tuned.runs, pilots(rows))
+    pilot = {row["variant"]: int(row["value"]) for row in shared.of_quantity(rows, PILOT_STEPS)}
+    steps = steps_to_the_base(tuned.runs, pilot)
     return shared.summary(
         "Which optimiser does each block need?",
         "Rates by curvature are one for each role, published ones are multipliers of one base; "
@@ -110,11 +111,6 @@ def summarise(rows: Rows) -> Summary:
         roles=_role_table(rows),
         correlations=judge.correlation_table(tuned.runs, gap, uneven),
     )
-
-
-def pilots(rows: Rows) -> dict[str, int]:
-    """Label → the steps of its pilot."""
-    return {row["variant"]: int(row["value"]) for row in shared.of_quantity(rows, PILOT_STEPS)}
 
 
 def _role_table(rows: Rows) -> list[dict[str, object]]:

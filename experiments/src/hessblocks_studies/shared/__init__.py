@@ -2,10 +2,7 @@
 
 from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
-from hessblocks_studies.shared.blockwise_rates import (
-    SharedTensorWarning,
-    blockwise_learning_rates,
-)
+from hessblocks_studies.shared.blockwise_rates import blockwise_learning_rates
 from hessblocks_studies.shared.correlations import correlation, correlation_check
 from hessblocks_studies.shared.differences import (
     Difference,
@@ -101,6 +98,7 @@ from hessblocks_studies.shared.tuned_runs import (
     Make,
     Tuned,
     TunedSettings,
+    rule_check,
     run_points,
     run_seeds,
     tuning_points,

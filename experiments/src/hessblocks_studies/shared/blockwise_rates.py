@@ -7,7 +7,6 @@ optimiser's step meets.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -29,10 +28,6 @@ PUBLISHED = {
     "embedding": 10.0,
 }
 """Multipliers of the base by role; roles that are not named keep the base."""
-
-
-class SharedTensorWarning(UserWarning):
-    """Groups of different rates share a tensor, to which an optimiser gives one."""
 
 
 def blockwise_learning_rates(
@@ -85,9 +80,6 @@ def blockwise_learning_rates(
             missing or not wanted, groups of another model, or that do not hold each trainable entry
             once.
 
-    Warns:
-        SharedTensorWarning: groups of different rates share a tensor.
-
     Source: rule `published` and its authors' scripts: Wang et al. (2025), The sharpness disparity
         principle, arXiv 2502.19002; stability with a preconditioner: Cohen et al. (2022),
         arXiv 2207.14484.
@@ -107,7 +99,6 @@ def blockwise_learning_rates(
     else:
         relative = {name: 1 / _number((norms or {}).get(name), name) for name in groups}
     rates = {own: min(relative[one] for one in own) for own in together}
-    _warn_of_shared(together, relative)
     sizes = {own: sum(named[name].numel() for name in names) for own, names in together.items()}
     middle = sum(n * math.log(rates[own]) for own, n in sizes.items()) / sum(sizes.values())
     middle = 0.0 if rule == "published" else middle
@@ -154,18 +145,3 @@ def _check_number(what: str, value: Any, advice: str = "") -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (math.isfinite(value) and value > 0):
         raise ArgumentError(f"{what}: expected a finite number above 0, got {value!r}{advice}")
-
-
-def _warn_of_shared(
-    together: Mapping[tuple[str, ...], list[str]], relative: Mapping[str, float]
-) -> None:
-    """Warn of tensors whose groups would have different rates."""
-    apart = {own: each for own, each in together.items() if len({relative[o] for o in own}) > 1}
-    if names := [name for each in apart.values() for name in each]:
-        warnings.warn(
-            f"groups: {len(names)} tensors hold entries of several groups, such as {names[0]!r}, "
-            "and take the smallest of their rates; groups of hessblocks.custom_groups may share "
-            "none",
-            SharedTensorWarning,
-            stacklevel=3,
-        )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import linear_regression
+from typing import Any
 
 from scipy import special
 
@@ -75,7 +76,7 @@ class Difference:
         scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
         return replace(self, **scaled)
 
-    def text(self, unit: str, digits: int = 3, *, signed: bool = True) -> str:
+    def text(self, unit: str = "nats", digits: int = 3, *, signed: bool = True) -> str:
         """Mean, error and seeds in words; a mean above 0 has a plus where it is `signed`."""
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
@@ -88,15 +89,7 @@ class Difference:
         return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
     def judged(
-        self,
-        fact: str,
-        expected: str,
-        *,
-        limit: float = 0.0,
-        above: bool = True,
-        unit: str = "nats",
-        digits: int = 3,
-        signed: bool = True,
+        self, fact: str, expected: str, *, limit: float = 0.0, above: bool = True, **shown: Any
     ) -> Check:
         """A fact that holds where the mean is above a limit, or where it is not.
 
@@ -105,27 +98,17 @@ class Difference:
             expected: its number or direction.
             limit: in the unit of the mean.
             above: whether the fact says "above the limit".
-            unit: of the mean.
-            digits: behind the point.
-            signed: whether a mean above 0 has a plus.
+            **shown: unit, digits and signed of `text`.
 
         Returns:
             The fact beside the mean; undecided where seeds are too few or disagree.
         """
-        verdict, ours = self.above(limit), self.text(unit, digits, signed=signed)
+        verdict = self.above(limit)
         holds = None if verdict is None else verdict == above
-        return Check(fact=fact, expected=expected, ours=ours, holds=holds)
+        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
 
     def matches(
-        self,
-        fact: str,
-        expected: str,
-        *,
-        limit: float,
-        around: float = 0.0,
-        unit: str = "nats",
-        digits: int = 3,
-        signed: bool = True,
+        self, fact: str, expected: str, *, limit: float, around: float = 0.0, **shown: Any
     ) -> Check:
         """Judge a fact that holds where the mean is at most so far from a value, above or below.
 
@@ -134,15 +117,13 @@ class Difference:
             expected: the value and its tolerance in words, with the published number.
             limit: the tolerance.
             around: the value.
-            unit: of the mean.
-            digits: behind the point.
-            signed: whether a mean above 0 has a plus.
+            **shown: unit, digits and signed of `text`.
 
         Returns:
             The fact beside the mean; undecided where seeds are too few or disagree.
         """
-        ours = self.text(unit, digits, signed=signed)
-        return Check(fact=fact, expected=expected, ours=ours, holds=self.within(limit, around))
+        holds = self.within(limit, around)
+        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
 
 
 def difference(values: Values, first: str, second: str) -> Difference:

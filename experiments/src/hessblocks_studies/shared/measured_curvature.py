@@ -143,16 +143,10 @@ def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
     found = ends(known)
     if found is None or sum(value > 0 for value, _ in known.values()) < 2:
         return []
-    width, error = spread(known)
+    values = {HETEROGENEITY: (found.ratio, found.standard_error), SPREAD: spread(known)}
     return [
-        measured(
-            HETEROGENEITY,
-            found.ratio,
-            "estimate",
-            group=name,
-            standard_error=found.standard_error,
-        ),
-        measured(SPREAD, width, "estimate", group=name, standard_error=error),
+        measured(quantity, value, "estimate", group=name, standard_error=error)
+        for quantity, (value, error) in values.items()
     ]
 
 

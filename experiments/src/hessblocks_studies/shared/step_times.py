@@ -71,23 +71,15 @@ def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def for_all_bases(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+def for_all_bases(times: Mapping[str, float]) -> dict[str, float]:
     """Give pre-ln's times to its twin of zero queries too, whose steps are the same operations."""
     return {**times, **{base: times["pre-ln"] for base in BASES if "pre-ln" in times}}
 
 
-def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
-    """Average seconds of a step over repetitions, or over the turns of a single one.
-
-    Returns:
-        Block → (mean, standard error).
-    """
-    turns = values(rows, STEP_TIME)
+def mean_clocks(rows: Rows) -> dict[str, float]:
+    """Average seconds of a step over repetitions, by block."""
     times = gathered(of_quantity(rows, STEP_TIME), "variant")
-    return {
-        name: mean_and_error(each) if len(each) > 1 else turns[name]
-        for (name,), each in times.items()
-    }
+    return {name: statistics.fmean(each) for (name,), each in times.items()}
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
@@ -131,20 +123,19 @@ def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
     return {name: over_seeds(each) for name, each in ratios(rows, quantity).items()}
 
 
-def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: str) -> Panel:
+def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
     """Losses against steps times the time of a step.
 
     Args:
         panel: losses against steps, a series for each block.
-        times: block → (seconds of a step, standard error); a block without them is left out. The
+        times: block → seconds of a step; a block without them is left out. The
             bigram table, which takes none, is as long as the longest.
         title: of the new panel.
 
     Returns:
         The same losses against training time.
     """
-    longest = max(seconds for seconds, _ in times.values())
-    known = {BIGRAMS: longest} | {name: seconds for name, (seconds, _) in times.items()}
+    known = {BIGRAMS: max(times.values()), **times}
     series = (
         replace(one, x=tuple(step * known[one.name] for step in one.x))
         for one in panel.series

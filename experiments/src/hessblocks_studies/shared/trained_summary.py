@@ -14,11 +14,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check, Rows, Summary
 from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
-from hessblocks_studies.shared.differences import (
-    Values,
-    difference,
-    judged_by,
-)
+from hessblocks_studies.shared.differences import Values, difference, judged_by
 from hessblocks_studies.shared.gathering import (
     Place,
     curve,

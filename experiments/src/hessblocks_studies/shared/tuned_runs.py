@@ -210,19 +210,14 @@ class Tuned:
             for label, best in judged.items()
             if best != self.rates[label]
         ]
+        inside, there = (
+            "each best rate of the tuning lies inside its grid",
+            "the runs of each block are at its best rate",
+        )
+        none = "none at an end (rule of this study)"
         return [
-            Check(
-                fact="each best rate of the tuning lies inside its grid",
-                expected="none at an end (rule of this study)",
-                ours=_listed("at an end", at_end, len(grids)) if enough else "too little measured",
-                holds=not at_end if enough else None,
-            ),
-            Check(
-                fact="the runs of each block are at its best rate",
-                expected="all (rule of this study)",
-                ours=_listed("elsewhere", off, len(judged)) if judged else "too little measured",
-                holds=not off if judged else None,
-            ),
+            rule_check(inside, at_end, len(grids), enough, expected=none, where="at an end"),
+            rule_check(there, off, len(judged), bool(judged)),
         ]
 
     def tuning_table(self) -> list[dict[str, object]]:
@@ -241,5 +236,15 @@ class Tuned:
         ]
 
 
-def _listed(where: str, names: Sequence[str], count: int) -> str:
-    return f"{where}: {'; '.join(names)}" if names else f"so for all {count}"
+def rule_check(
+    fact: str,
+    off: Sequence[str],
+    count: int,
+    enough: bool,
+    expected: str = "all (rule of this study)",
+    where: str = "elsewhere",
+) -> Check:
+    """Judge that all runs keep a rule of the study; undecided where too little is measured."""
+    said = f"{where}: {'; '.join(off)}" if off else f"so for all {count}"
+    ours, holds = (said, not off) if enough else ("too little measured", None)
+    return Check(fact=fact, expected=expected, ours=ours, holds=holds)

@@ -105,10 +105,6 @@ def _restricted(init: str, beta: float) -> Maker:
     return _edited("skipless", attention=weights)
 
 
-def _normal_values(sizes: Mapping[str, int]) -> blocks.BlockConfig:
-    return _values("skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5))(sizes)
-
-
 def _mlp_gain(factor: float) -> Maker:
     def make(sizes: Mapping[str, int]) -> blocks.BlockConfig:
         gain = factor * blocks.preset("sas", **sizes).mlp_branch.gain
@@ -153,7 +149,9 @@ VARIANTS: dict[str, Maker] = {
         for name in ("pre-ln", "parallel")
     },
     "pre-ln, identity values": _values("pre-ln", blocks.Identity()),
-    "normal values": _normal_values,
+    "normal values": lambda sizes: _values(
+        "skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5)
+    )(sizes),
     "orthogonal values": _values("skipless", _ORTHOGONAL),
     "tied values": _edited("skipless", attention=_TIED),
     "identity values": _values("skipless", blocks.Dense(init="identity")),
