@@ -298,6 +298,13 @@ def _draw_map(axis: Axes, panel: Heatmap) -> None:
     image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
     axis.grid(visible=False)
+    if panel.rows:
+        axis.set_aspect("auto")
+        axis.set_yticks(range(len(panel.rows)), panel.rows, fontsize=9)
+        if panel.columns:
+            names = [plain_math(name) for name in panel.columns]
+            axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        return
     for edge in panel.edges:
         axis.axhline(edge - 0.5, color="white", linewidth=0.8)
         axis.axvline(edge - 0.5, color="white", linewidth=0.8)

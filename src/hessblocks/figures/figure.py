@@ -17,7 +17,7 @@ from hessblocks.storage import read_study_file
 
 Scaling = Literal["linear", "log", "symlog"]
 """Of an axis; symlog has a place for zero below its first decade."""
-OF_PAGES = ("note", "below", "band", "by_tick")
+OF_PAGES = ("note", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 
 
@@ -127,6 +127,10 @@ class Heatmap:
     """Rows and columns before which a new block begins."""
     names: tuple[str, ...] = ()
     """Names of the blocks, one more than edges."""
+    rows: tuple[str, ...] = ()
+    """Names of single rows, in the place of blocks."""
+    columns: tuple[str, ...] = ()
+    """Names of single columns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ def _owners(
 
 def _number(given: Any, group: str) -> float:
     """Read the norm of a group: a number, an estimate, or the parts that `group_norms` gives."""
-    found = given.get("full") if isinstance(given, Mapping) else given
+    found: Any = given.get("full") if isinstance(given, Mapping) else given
     found = getattr(found, "value", found)
     advice = "; measure its part 'full', after some steps where it is 0 at first"
     _check_number(f"norms[{group!r}]", found, advice)
