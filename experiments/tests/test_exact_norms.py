@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-import hessblocks as hb
 from hessblocks.errors import ArgumentError
 from hessblocks_studies.data import addition_batch
 from hessblocks_studies.growth import addition_model
-from hessblocks_studies.growth.addition_model import LOSSES, one_hot_squares
+from hessblocks_studies.growth.addition_model import one_hot_squares
 from hessblocks_studies.growth.exact_norms import exact_norms
 from hessblocks_studies.growth.growth_points import GROUPS
 
@@ -19,20 +18,6 @@ def test_any_other_loss_is_refused(loss: object) -> None:
     model = addition_model("linear-alone", layers=1, width=6, sigma=0.5, seed=0)
     with pytest.raises(ArgumentError, match="loss: expected causal-lm or one_hot_squares, got"):
         exact_norms(model, BATCH, loss, GROUPS)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_several_heads_are_refused(loss: object) -> None:
-    sizes = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 12, "context": 18}
-    model = hb.build("pre-ln", **sizes).eval()
-    with pytest.raises(ArgumentError, match="model: expected one head with queries and keys apart"):
-        exact_norms(model, BATCH, loss, GROUPS)  # type: ignore[arg-type]
-
-
-def test_one_matrix_for_queries_and_keys_is_refused() -> None:
-    model = addition_model("one-matrix", layers=1, width=6, sigma=0.5, seed=0)
-    with pytest.raises(ArgumentError, match="queries and keys apart"):
-        exact_norms(model, BATCH, "causal-lm", ("value",))
 
 
 @pytest.mark.parametrize("block", ["linear", "softmax", "softmax-pre-ln", "softmax-mlp-biases"])

@@ -17,17 +17,18 @@ from hessblocks_studies.growth.addition_model import (
     of_current_tokens,
     one_hot_squares,
 )
-from hessblocks_studies.growth.exact_norms import compressed, exact_norms
+from hessblocks_studies.growth.exact_norms import exact_norms
 from hessblocks_studies.growth.growth_points import (
     GROUPS,
     DrawSettings,
     GrowthSettings,
     measure_growth,
 )
-from hessblocks_studies.growth.growth_summary import averaged, by_curve
+from hessblocks_studies.growth.growth_summary import CURVE, averaged
 from hessblocks_studies.hessian_paper import fig3a, heatmap, one_matrix
 from hessblocks_studies.hessian_paper import linear_mlp as mlp
 from hessblocks_studies.hessian_paper.heatmap import cell_means
+from hessblocks_studies.shared import grouped
 
 BATCH = addition_batch(3, seed=1)
 
@@ -81,17 +82,6 @@ def test_single_precision_is_double_precision_to_a_thousandth(sigma: float) -> N
     for one, other in zip(single, double, strict=True):
         assert one["value"] == pytest.approx(other["value"], rel=1e-3)
         assert (one["value"] != other["value"]) == bool(other["value"])
-
-
-def test_compression_keeps_norms_and_drops_directions() -> None:
-    model = addition_model("softmax", layers=1, width=48, sigma=0.5, seed=0)
-    norms = exact_norms(model, BATCH, "causal-lm", ("query", "key", "value", "projection"))
-    whole = exact_attention_curvature(model, BATCH)
-    for (group, part), norm in norms.items():
-        truth = whole.block(group, group, part).frobenius_norm()
-        assert norm.value == pytest.approx(truth, rel=1e-10)
-    small = compressed(whole.layer)
-    assert small.x.shape[-1] < 30 < whole.layer.x.shape[-1]
 
 
 @pytest.mark.parametrize(
@@ -304,9 +294,9 @@ def test_the_paper_scale_of_figure_3a_agrees_with_the_authors_data() -> None:
     rows = [
         row for settings in fig3a.STUDY.settings("paper", None) for row in measure_growth(settings)
     ]
-    theirs = by_curve(fig3a.published())
+    theirs = grouped(fig3a.published(), *CURVE)
     agree = []
-    for curve, members in by_curve(rows).items():
+    for curve, members in grouped(rows, *CURVE).items():
         for (_, mean, error), row in zip(averaged(members), theirs[curve], strict=True):
             reach = 3 * math.hypot(error, float(row["standard_error"]))
             agree.append(abs(mean - float(row["value"])) <= reach)

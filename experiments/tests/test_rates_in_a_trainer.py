@@ -38,7 +38,6 @@ class Rates(TrainerCallback):
         self.seen.append({one["name"]: one["lr"] for one in given["optimizer"].param_groups})
 
 
-@pytest.mark.filterwarnings("ignore::hessblocks_studies.shared.SharedTensorWarning")
 @pytest.mark.parametrize("way", ["optimizers", "optimizer_cls_and_kwargs"])
 @pytest.mark.parametrize("rule", ["measured", "published"])
 @pytest.mark.parametrize("kind", MODELS)

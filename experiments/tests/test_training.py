@@ -21,7 +21,6 @@ from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
 from hessblocks_studies.engine.study import SCALES, Scale
-from hessblocks_studies.fair_trial import warm_up
 from hessblocks_studies.our_questions import (
     edge_of_stability,
     edge_plan,
@@ -472,7 +471,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smoke scale, smaller still: a test runs all of them."""
     sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
-    for module in (trained, simplification, optimiser_plan, edge_plan, warm_up):
+    for module in (trained, simplification, optimiser_plan, edge_plan):
         found = module.SIZES
         steps = max(found["smoke"].steps // 5, small.evaluations)
         monkeypatch.setitem(found, "smoke", replace(small, steps=steps))

@@ -67,7 +67,6 @@ def test_trained_points_have_the_best_start_unless_they_name_one() -> None:
     found = {point.variant: point.embedding_std for point in find("skipless").settings("laptop", 1)}
     expected = {"pre-ln": 0.125, "v-skipinit": None, "skipless": None, BIGRAMS: None, GPT2: None}
     assert found == expected
-    assert {point.embedding_std for point in find("warm-up").settings("laptop", 1)} == {0.125}
     assert len({point.embedding_std for point in find("baseline").settings("laptop", 1)}) > 1
 
 

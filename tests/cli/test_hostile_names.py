@@ -19,7 +19,7 @@ from hessblocks.cli.terminal.bars import ScreenProgress
 from hessblocks.cli.terminal.console import plain_table, show
 from hessblocks.data.cache import CacheWarning
 from hessblocks.escape import printable, printable_lines, shell_line
-from hessblocks.report.command_line import command_line
+from hessblocks.report.page import command_line
 from hessblocks.settings import ComparisonSettings, DataSettings, make
 from hessblocks.storage.config import Settings
 from hessblocks.storage.rows import ResultRow, read_results, write_results

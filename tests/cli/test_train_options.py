@@ -12,7 +12,7 @@ from cyclopts import Argument
 
 from hessblocks.cli import main
 from hessblocks.cli.app import app
-from hessblocks.report.command_line import command_line
+from hessblocks.report.page import command_line
 from hessblocks.settings.field_marks import said_again
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings

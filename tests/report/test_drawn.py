@@ -10,24 +10,23 @@ import pytest
 from matplotlib.colors import to_hex
 
 from hessblocks.drawing import draw, page_picture
-from hessblocks.figures.figure import Figure, Panel, Series
-from hessblocks.figures.log_scale import log_scale
+from hessblocks.figures.figure import Figure, Panel, Series, log_axis
 from hessblocks.figures.style import MARKS
 
 X, Y, ERROR = (0.0, 1.0), (1.5, 30.0), (2.0, 3.0)
-SCALE = log_scale(Y)
-BELOW = (1.5 - SCALE.limits[0], 3.0)
-ENDS = tuple((y - low, y + up) for y, low, up in zip(Y, BELOW, ERROR, strict=True))
+SCALE = log_axis(Y)
+ENDS = tuple((y - error, y + error) for y, error in zip(Y, ERROR, strict=True))
 
 
 def figure(**panel: object) -> Figure:
     series = (Series(name="sas", x=X, y=Y, error=ERROR),)
-    drawn = Panel(title="", x_label="x", y_label="y", series=series, log=SCALE, **panel)  # type: ignore[arg-type]
+    drawn = Panel(title="", x_label="x", y_label="y", series=series, **SCALE, **panel)  # type: ignore[arg-type]
     return Figure(title="", caption="", panels=(drawn,))
 
 
-def test_error_bars_end_where_the_error_does_or_at_the_axis() -> None:
+def test_error_bars_end_where_the_error_does_and_the_axis_above_zero() -> None:
     axis = draw(figure()).axes[0]
+    assert (axis.get_yscale(), axis.get_ylim()[0]) == ("log", 1.0)
     segments = axis.containers[0].lines[2][0].get_segments()
     expected = [[(x, low), (x, high)] for x, (low, high) in zip(X, ENDS, strict=True)]
     assert np.allclose(segments, expected)
@@ -73,13 +72,16 @@ def test_a_band_reaches_as_far_as_its_errors() -> None:
 @pytest.mark.parametrize("values", [(0.0, 3.0), (0.0, 0.0), (2e-9, 0.0)])
 def test_a_zero_stands_on_a_line_named_zero(values: tuple[float, float]) -> None:
     series = (Series(name="sas", x=X, y=values),)
-    panel = Panel(title="", x_label="", y_label="", series=series, log=log_scale(values))
+    panel = Panel(title="", x_label="", y_label="", series=series, **log_axis(values))
     axis = draw(Figure(title="", caption="", panels=(panel,))).axes[0]
-    place, name = axis.get_yticks()[0], axis.get_yticklabels()[0].get_text()
-    (drawn,) = [line for line in axis.lines if line.get_marker() == MARKS["sas"].marker]
-    assert name == "0"
-    assert min(drawn.get_ydata()) == place
-    assert axis.get_ylim()[0] < place
+    low, high = axis.get_ylim()
+    seen = [place for place in axis.get_yticks() if low <= place <= high]
+    names = axis.yaxis.get_major_formatter().format_ticks(seen)
+    assert "0" in names[0]
+    assert seen[0] == 0 > low
+    place = axis.transData.transform
+    zero, decade, second = (place((0, y))[1] for y in (0.0, -3 * low, -30 * low))
+    assert decade - zero == pytest.approx(second - decade, rel=0.2), "a decade of room"
 
 
 def test_a_picture_of_a_page_has_neither_title_nor_caption_and_no_date(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
 def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
     figure = heterogeneity_figure(results)
     (panel,) = figure.plots
-    below, above = panel.reach(panel.series[1])
+    below, above = panel.series[1].below, panel.series[1].error
     for place, row in enumerate(comparison_rows(results)):
         value = panel.series[1].y[place]
         assert value - below[place] == pytest.approx(row.after.low)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hessblocks.cli.app import app
-from hessblocks.report.command_line import command_line
+from hessblocks.report.page import command_line
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 

@@ -1,4 +1,4 @@
-"""The public names: for type checkers, and for `__init__`, which imports each when it is first used."""
+"""List the public names, for type checkers and for `__init__`, which imports each when used."""
 
 from .catalogue import find as find, names as names
 from .engine import (

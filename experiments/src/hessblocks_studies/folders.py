@@ -21,17 +21,8 @@ from hessblocks.storage import (
     stays_inside,
     write_json,
 )
+from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names
-from hessblocks_studies.engine import (
-    POINTS,
-    Point,
-    Store,
-    Study,
-    opened,
-    outputs_of,
-    read,
-    write_outputs,
-)
 
 CONFIG = "config.json"
 OUTPUTS = ("results.csv", "summary.json", "figure.json")
@@ -62,7 +53,8 @@ def _asked_before(out: Path) -> dict[str, Any]:
         return {}
     if "study" in config:
         raise ArgumentError(
-            f"--out: {out} is the folder of the study {config['study']} alone; give the one that holds it."
+            f"--out: {out} is the folder of the study {config['study']} alone; give the one that "
+            "holds it."
         )
     if not isinstance(config.get("studies"), dict):
         raise ArgumentError(
@@ -87,14 +79,14 @@ def is_study_folder(folder: AnyPath) -> bool:
     try:
         return any(map(_is_one_study, places)) or "studies" in _config(folder)
     except RunError:
-        if any((place / POINTS).exists() for place in places):
+        if any((place / engine.POINTS).exists() for place in places):
             raise
         return False  # what is damaged is of another command
 
 
 @contextlib.contextmanager
 def refreshed(folder: AnyPath) -> Iterator[None]:
-    """Hold `folder` with its results.csv, summary.json and figure.json made anew from finished points.
+    """Hold `folder` with results.csv, summary.json and figure.json made anew from points.
 
     A command that was killed leaves points behind that those files do not count yet.
 
@@ -107,28 +99,32 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
     """
     folder = Path(folder)
     if _is_one_study(folder):
-        with opened(folder) as store:
+        with engine.opened(folder) as store:
             _refresh(folder, store)
             yield
         return
     with held(folder):
         for path in filter(_is_one_study, _inside(folder)):
-            with opened(path) as store:
+            with engine.opened(path) as store:
                 _refresh(path, store)
         yield
 
 
-def _refresh(folder: Path, store: Store) -> None:
+def _refresh(folder: Path, store: engine.Store) -> None:
     if not (asked := _asked(folder)):
         return
     if older := _of_older_revisions(store, *asked):
-        warnings.warn(f"{folder / POINTS} {older}; its tables stay as they are", stacklevel=4)
+        warnings.warn(
+            f"{folder / engine.POINTS} {older}; its tables stay as they are", stacklevel=4
+        )
         return
-    write_outputs(*asked, store)
+    engine.write_outputs(*asked, store)
 
 
-def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) -> str:
-    """What to say of a store whose points all are of another revision of the study; empty for others."""
+def _of_older_revisions(
+    store: engine.Store, study: engine.Study[Any], points: list[engine.Point]
+) -> str:
+    """Describe a store whose points are all of another revision of the study; empty for others."""
     if not len(store) or len(store.of(points).missing) < len(points):
         return ""
     keys = [parse_json(key) for key in store]
@@ -139,7 +135,7 @@ def _of_older_revisions(store: Store, study: Study[Any], points: list[Point]) ->
     return f"is of revision {held} of {study.name}, this version measures revision {study.revision}"
 
 
-def _asked(folder: Path) -> tuple[Study[Any], list[Point]] | None:
+def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
     """The study of a folder and its points; None for a study that this version does not know."""
     config = _config(folder)
     if config["study"] not in names():
@@ -162,8 +158,8 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
     Returns:
         One finding a file: points.jsonl is edited where a line of it is damaged, foreign where
         one is of another study, missing where points of its scale are not measured; results.csv,
-        summary.json and figure.json are edited where they are not what the points give. A study that was
-        asked for and is not there is missing.
+        summary.json and figure.json are edited where they are not what the points give. A study
+        that was asked for and is not there is missing.
 
     Raises:
         RunError: a config.json is damaged, or a newer version wrote the points.
@@ -183,13 +179,16 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
 
 
 def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[Finding]:
-    """What the files of a study are; `request` is what the folder around it says that was asked for."""
+    """List findings of a study's files; `request` is what the folder around it was asked for."""
     config = _config(folder)
     if request and any(config.get(name) != request[name] for name in request):
-        words = f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked for"
+        words = (
+            f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked "
+            "for"
+        )
         yield Finding(path=folder / CONFIG, state="foreign", words=words)
-    store = read(folder)
-    points = folder / POINTS
+    store = engine.read(folder)
+    points = folder / engine.POINTS
     name, asked = _config(folder)["study"], _asked(folder)
     if asked and (older := _of_older_revisions(store, *asked)):
         yield Finding(path=points, state="foreign", words=older)
@@ -205,7 +204,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
         yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
     else:
         yield Finding(path=points, state="whole")
-    texts = outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
+    texts = engine.outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
     for path in (folder / name for name in OUTPUTS):
         if not path.exists():
             yield Finding(path=path, state="missing", words=ABSENT)

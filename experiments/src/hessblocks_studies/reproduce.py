@@ -1,4 +1,4 @@
-"""`hessblocks reproduce`: figures and tables of both papers by name, and one page for all of them."""
+"""Run `hessblocks reproduce`: figures and tables of both papers by name, and one page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Effort:
     """How much is measured, and where."""
 
     scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
-    """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published settings)."""
+    """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published
+    settings)."""
     seeds: Annotated[int | None, at_least(1)] = None
     """Repetitions; the scale's own by default."""
     workers: Annotated[int | None, at_least(1)] = None
@@ -138,9 +139,7 @@ def _summary(
         "seconds": round(seconds, 3),
         "studies": {
             result.name: {
-                "points": result.points,
-                "measured": result.measured,
-                "retried": result.retried,
+                **{name: getattr(result, name) for name in ("points", "measured", "retried")},
                 "seconds": round(result.seconds, 3),
                 "checks": [asdict(check) for check in result.checks],
             }

@@ -187,8 +187,8 @@ def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: eng
     """Say that results.csv and figure will show less than what is stored."""
     if len(store) > points:
         warnings.warn(
-            f"{name}: {folder} holds {len(store)} points and {points} are asked for; files and page show these, "
-            "the others stay stored",
+            f"{name}: {folder} holds {len(store)} points and {points} are asked for; files and "
+            "page show these, the others stay stored",
             stacklevel=4,
         )
 

@@ -17,7 +17,7 @@ from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
 from hessblocks_studies.data import run_of_size
 from hessblocks_studies.data.tasks import Task
 from hessblocks_studies.masked import pretrain
-from hessblocks_studies.masked.cost import costs
+from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
 from hessblocks_studies.masked.pretrain import masked_once, pretrained
@@ -201,13 +201,15 @@ def test_the_published_sizes() -> None:
 
 
 def test_costs_are_of_every_block_and_fewer_matrices_need_less() -> None:
-    found = costs(SETTINGS, ("pre-ln", "sas"), rounds=2)
+    found = {
+        name: {row["quantity"]: row["value"] for row in rows}
+        for name, rows in cost_rows(SETTINGS, ("pre-ln", "sas"), rounds=2).items()
+    }
     assert list(found) == ["pre-ln", "sas"]
     for cost in found.values():
-        assert len(cost.step_times) == len(cost.answer_times) == 2
-        assert min(cost.step_times + cost.answer_times) > 0
-        assert cost.step_memory > cost.answer_memory > 4 * cost.parameters
-    assert found["sas"].parameters < found["pre-ln"].parameters
+        assert min(cost["step_time"], cost["answer_time"]) > 0
+        assert cost["step_memory"] > cost["answer_memory"] > 4 * cost["parameters"]
+    assert found["sas"]["parameters"] < found["pre-ln"]["parameters"]
 
 
 def test_an_update_that_cannot_be_made_ends_pretraining_at_once(

@@ -63,7 +63,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
             The figure that was drawn on.
         """
         from hessblocks.drawing import plot
-        from hessblocks.figures import Panel, Series, log_scale
+        from hessblocks.figures import Panel, Series, log_axis
 
         series = []
         for part in self.parts:
@@ -78,7 +78,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
             y_label="Frobenius norm (nats per token)",
             series=tuple(series),
             ticks=tuple(self),
-            log=log_scale(y for one in series for y in one.y),
+            **log_axis(y for one in series for y in one.y),
         )
         return plot(panel, ax)
 

@@ -5,5 +5,6 @@ from hessblocks.drawing.pictures import page_picture as page_picture
 from hessblocks.drawing.pictures import write_picture as write_picture
 from hessblocks.drawing.static import draw as draw
 from hessblocks.drawing.static import plot as plot
+from hessblocks.drawing.static import set_scale as set_scale
 
 __all__ = ["draw", "draw_heatmap", "plot", "write_picture"]

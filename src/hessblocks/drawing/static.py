@@ -22,9 +22,9 @@ from hessblocks.figures import (
     MATPLOTLIB,
     Figure,
     Heatmap,
-    LogScale,
     Mark,
     Panel,
+    Scaling,
     Series,
     marks,
     number,
@@ -148,8 +148,6 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
         return
     axis.set_xlabel(textwrap.fill(panel.x_label, 50))
     axis.set_ylabel(textwrap.fill(panel.y_label, 32))
-    if panel.log:
-        _log_axis(axis, panel.log)
     for order, series in enumerate(panel.shown):
         if panel.kind == "bars":
             _draw_bars(axis, panel, series, order, looks)
@@ -157,10 +155,9 @@ def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) 
             _draw_guide(axis, series)
         else:
             _draw_series(axis, panel, series, order, looks)
-    if not panel.log:
-        axis.set_yscale(panel.y_scale)
-    if panel.limits:
-        axis.set_ylim(*panel.limits)
+    set_scale(axis, "y", panel.y_scale, panel.limits)
+    if panel.y_scale == "symlog":
+        axis.axhline(0, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     axis.set_xscale(panel.x_scale)
     if panel.x_scale == "log":
         _few_ticks(axis)
@@ -180,16 +177,22 @@ def _few_ticks(axis: Axes) -> None:
         axis.xaxis.set_minor_locator(NullLocator())
 
 
-def _log_axis(axis: Axes, scale: LogScale) -> None:
-    axis.set_yscale("log")
-    axis.set_ylim(*scale.limits)
-    if scale.has_zero:
-        axis.axhline(scale.zero, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-    axis.set_yticks(*scale.labelled("$10^{{{}}}$"))
-    decades = range(scale.lowest, scale.highest)
-    digits = range(2, 10) if len(decades) <= 3 else (1,)
-    axis.set_yticks([digit * 10.0**decade for decade in decades for digit in digits], minor=True)
-    axis.yaxis.set_minor_formatter(NullFormatter())
+def set_scale(
+    axis: Axes, which: str, scale: Scaling, limits: tuple[float, float] | None = None
+) -> None:
+    """Scale the x or the y axis, between its limits where it has them; small ticks have no numbers.
+
+    Args:
+        axis: whose.
+        which: x or y.
+        scale: as of a panel.
+        limits: both ends, as `log_axis` gives them for symlog.
+    """
+    place = {"linthresh": -3 * limits[0]} if scale == "symlog" and limits else {}
+    getattr(axis, f"set_{which}scale")(scale, **place)
+    if limits:
+        axis.set(**{f"{which}lim": limits})
+        getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
 
 
 def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
@@ -204,7 +207,7 @@ def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
     names = names[::step]
     narrow = width / len(names) < LETTER * max(map(len, names)) + 0.2
     axis.set_xticks(range(0, len(panel.ticks), step), names, **(slant if narrow else {}))
-    if panel.log:
+    if panel.y_scale != "linear":
         axis.set_xlim(-0.5, len(panel.ticks) - 0.5)
         axis.tick_params(axis="x", length=0)
         for edge in range(len(panel.ticks) - 1):
@@ -238,11 +241,12 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
         style["markevery"] = (order * gap // 5 % gap, gap)
         style["marker"] = "" if alone else style["marker"]
     if panel.band and any(series.error):
-        low, high = panel.edges(series)
+        below = series.below or series.error
+        low = [y - length for y, length in zip(series.y, below, strict=True)]
+        high = [y + length for y, length in zip(series.y, series.error, strict=True)]
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
-    bars = None if panel.band else _lengths(panel, series)
-    heights = [panel.place(y) for y in series.y]
-    axis.errorbar(series.x, heights, yerr=bars, elinewidth=0.8, **style)
+    bars = None if panel.band else _lengths(series)
+    axis.errorbar(series.x, series.y, yerr=bars, elinewidth=0.8, **style)
 
 
 def _draw_guide(axis: Axes, series: Series) -> None:
@@ -261,16 +265,14 @@ def _bar(panel: Panel, series: Series) -> dict[str, Any]:
 def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
     together = len(panel.shown)
     width = 0.8 / together
-    low = panel.log.limits[0] if panel.log else 0.0
     own = ALONE if together == 1 else looks.get(series.name, ALONE)
     every = [looks[panel.ticks[round(x)]] if panel.by_tick else own for x in series.x]
     colours = [mark.colour for mark in every]
     bars = axis.bar(
         [x + (order - (together - 1) / 2) * width for x in series.x],
-        [y - low for y in series.y],
-        bottom=low,
+        series.y,
         width=0.9 * width if panel.by_tick else width,
-        yerr=_lengths(panel, series),
+        yerr=_lengths(series),
         color=colours,
         edgecolor=colours,
         ecolor=GREY if panel.by_tick else "black",
@@ -281,11 +283,12 @@ def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Look
         axis.bar_label(bars, [number(y) for y in series.y], padding=0.6, fontsize=10)
 
 
-def _lengths(panel: Panel, series: Series) -> list[list[float]] | None:
+def _lengths(series: Series) -> list[list[float]] | None:
     """Measure error bars, down and up; one without a length is left out, cap and all."""
     if not series.error:
         return None
-    return [[length or math.nan for length in side] for side in panel.reach(series)]
+    sides = (series.below or series.error, series.error)
+    return [[length or math.nan for length in side] for side in sides]
 
 
 def _draw_map(axis: Axes, panel: Heatmap) -> None:

@@ -1,7 +1,14 @@
 """Figures as data: panels, series, scales, the look of each name and the words beside them."""
 
-from hessblocks.figures.figure import Figure, Heatmap, Panel, Scaling, Series, read_figure
-from hessblocks.figures.log_scale import LogScale, log_scale
+from hessblocks.figures.figure import (
+    Figure,
+    Heatmap,
+    Panel,
+    Scaling,
+    Series,
+    log_axis,
+    read_figure,
+)
 from hessblocks.figures.style import MARKS, MATPLOTLIB, RESOLUTION, Mark, marks
 from hessblocks.figures.text import (
     LARGE,

@@ -6,17 +6,18 @@ Titles, labels and captions may hold $mathematics$. Names of series and of ticks
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
-from hessblocks.figures.log_scale import LogScale
 from hessblocks.storage import read_object
 
-Scaling = Literal["linear", "log"]
-OF_PAGES = ("note", "below", "log", "band", "by_tick", "rows", "columns")
+Scaling = Literal["linear", "log", "symlog"]
+"""Of an axis; symlog has a place for zero below its first decade."""
+OF_PAGES = ("note", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 
 
@@ -76,10 +77,8 @@ class Panel:
     """Points and lines, or bars side by side at the places of `ticks`."""
     ticks: tuple[str, ...] = ()
     """Names of the abscissas 0, 1, …; empty where they are numbers."""
-    log: LogScale | None = None
-    """A logarithmic ordinate of whole decades with a place for zero, in place of `y_scale`."""
     limits: tuple[float, float] | None = None
-    """Both ends of a linear ordinate; values beyond are cut off."""
+    """Both ends of the ordinate; values beyond are cut off."""
     band: bool = False
     """Whether errors are drawn as a band around the line."""
     by_tick: bool = False
@@ -90,27 +89,28 @@ class Panel:
         """Series with any point."""
         return tuple(series for series in self.series if series.x)
 
-    def place(self, value: float) -> float:
-        """Return the ordinate at which a value is drawn."""
-        return self.log.place(value) if self.log else value
 
-    def reach(self, series: Series) -> tuple[list[float], list[float]]:
-        """Measure each error bar of a series below and above its point, within the axis."""
-        below = series.below or series.error
-        if not self.log:
-            return list(below), list(series.error)
-        low = [self.log.reach(y, error)[0] for y, error in zip(series.y, below, strict=True)]
-        high = [
-            self.log.reach(y, error)[1] for y, error in zip(series.y, series.error, strict=True)
-        ]
-        return low, high
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
+    """Choose `y_scale` and `limits` of a panel: whole decades, with a place for zero.
 
-    def edges(self, series: Series) -> tuple[list[float], list[float]]:
-        """Compute the lower and upper edge of the band around a series."""
-        places = [self.place(y) for y in series.y]
-        below, above = self.reach(series)
-        low = [place - length for place, length in zip(places, below, strict=True)]
-        return low, [place + length for place, length in zip(places, above, strict=True)]
+    Args:
+        values: what the axis must show, finite and at least 0.
+
+    Returns:
+        At least one decade, from 1 to 10 where no value is positive; symlog where one is 0, which
+        then goes a third of the first decade below zero.
+
+    >>> log_axis([0.02, 30.0])["y_scale"], log_axis([0.0, 0.02])["limits"][0]
+    ('log', -0.0033333333333333335)
+    """
+    shown = list(values)
+    positive = [value for value in shown if value > 0]
+    lowest = math.floor(math.log10(min(positive, default=1.0)))
+    highest = max(math.ceil(math.log10(max(positive, default=1.0))), lowest + 1)
+    low, high = 10.0**lowest, 10.0 ** (highest + 0.05)
+    if len(positive) < len(shown):
+        return {"y_scale": "symlog", "limits": (-low / 3, high)}
+    return {"y_scale": "log", "limits": (low, high)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
 
 
 def sample(curvature: Mapping[str, Any]) -> str:
-    """On how many tokens curvature was measured, and with how many probes, as part of a sentence."""
+    """Say on how many tokens, and with how many probes, curvature was measured."""
     sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
     if isinstance(sequences, int) and isinstance(tokens, int):
         n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
@@ -85,14 +85,18 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def ratio_text(ratio: Heterogeneity[Average]) -> str:
-    """Largest over smallest norm: of one seed with its interval, of several with their standard error."""
+    """Write largest over smallest norm, with its interval or its standard error over seeds."""
     if ratio.low is None or ratio.high is None:
         return with_error(ratio.ratio)
     return with_interval(ratio.ratio.value, ratio.low, ratio.high)
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """An estimate ≥ 1 with its interval: 8.2 [7.1, 9.9], 15,600 [14,700, 16,600]; alone where exact."""
+    """Write an estimate ≥ 1 with its interval, 8.2 [7.1, 9.9] or 15,600 [14,700, 16,600].
+
+    Returns:
+        The estimate, alone where it is exact.
+    """
     if high - low < NEGLIGIBLE * value:
         return number(value)
     if high >= LARGE:

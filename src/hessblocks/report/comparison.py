@@ -1,4 +1,4 @@
-"""Comparison of blocks, computed once from a folder; page, JSON, headline, figures and terminal read it."""
+"""Compare blocks, computed once from a folder, for page, JSON, headline, figures, terminal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class ComparisonRow:
     causes: Mapping[int, str] = field(default_factory=dict)
     """What first was not finite, of each seed that recorded it."""
     end: float = math.inf
-    """The first step at which a seed has no finite loss: a mean over the others would be another curve."""
+    """The first step at which a seed has no finite loss: a mean over the others would be another
+    curve."""
     steps: int | None = None
     """Optimiser updates."""
     cost: Average | None = None
@@ -117,7 +118,8 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     """One a block, in the order in which they were asked for."""
     norms: tuple[ResultRow, ...]
-    """Of each block, stage, group and part the mean over seeds; not a number where none is finite."""
+    """Of each block, stage, group and part the mean over seeds; not a number where none is
+    finite."""
     curves: tuple[Curve, ...]
     """Losses, and what was observed along training."""
 
@@ -237,12 +239,12 @@ def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
 def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     """Largest over smallest group norm of the full Hessian of one block at one moment.
 
-    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With one
-    seed it has the 95 % interval of the estimates, with several the standard error of the mean.
+    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With
+    one seed it has the 95 % interval of the estimates, with several the standard error of the mean.
 
     Returns:
-        The mean ratio, and the groups that are largest and smallest in the mean over seeds; None where
-        no positive finite norm was measured.
+        The mean ratio, and the groups that are largest and smallest in the mean over seeds; None
+        where no positive finite norm was measured.
     """
     seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
     for row in rows:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw_heatmap
-from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_scale, plain_math
+from hessblocks.drawing import draw_heatmap, set_scale
+from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.group_figures import PARTS
 from hessblocks.report.templates import drawn_picture
 from hessblocks.storage import CurvatureResults, SpectrumRow
@@ -47,27 +47,23 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
 def norms_figure(results: CurvatureResults) -> Drawn:
     """One line a group, one marker a part, bars of one standard error, on a logarithmic axis."""
     names = list(results.norms)
-    scale = log_scale(norm.value for norms in results.norms.values() for norm in norms.values())
+    scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
     figure = Drawn(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
         shift = (order - (len(results.parts) - 1) / 2) * 0.22
         norms = [norms[part] for norms in results.norms.values()]
-        reach = [scale.reach(norm.value, norm.standard_error) for norm in norms]
         axis.errorbar(
-            [scale.place(norm.value) for norm in norms],
+            [norm.value for norm in norms],
             [place + shift for place in range(len(norms))],
-            xerr=list(zip(*reach, strict=True)),
+            xerr=[norm.standard_error for norm in norms],
             linestyle="none",
             color=LOOKS[part][0],
             marker=LOOKS[part][1],
             markersize=4.2,
             label=PARTS[part],
         )
-    axis.set_xscale("log")
-    axis.set_xlim(*scale.limits)
-    axis.set_xticks(*scale.labelled("$10^{{{}}}$"))
-    axis.set_xticks([], minor=True)
+    set_scale(axis, "x", scale["y_scale"], scale["limits"])
     axis.set_yticks(range(len(names)), list(map(plain_math, names)), fontsize=9)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=True, axis="both")

@@ -1,4 +1,4 @@
-"""The page of a curvature run: figures, tables, and how they were made, in one file without network."""
+"""Write the page of a curvature run: figures, tables, settings, without network."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def _headline(results: CurvatureResults) -> str:
     if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
-        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) and smallest "
-        f"in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of {shown}."
+        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) and "
+        f"smallest in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of {shown}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from hessblocks.figures import Figure, Series, log_scale, plain_math
+from hessblocks.figures import Figure, Series, log_axis, plain_math
 from hessblocks.report.captions import sample, seeds_and_error
 from hessblocks.report.comparison import SIGNAL, Comparison, ComparisonRow, Curve
 from hessblocks.report.group_figures import CURVATURE, PARTS, panels
@@ -197,11 +197,11 @@ def _figure(
     if against == "loss":
         about += " The loss is that on the same batch; training goes from right to left."
     single = "the band is ± 1 standard error of the estimate" if against else NO_BAND
-    scale = log_scale(values) if against else None
+    scale = log_axis(values) if against else {}
     return Figure(
         name=name,
         title=by if against else f"{name.capitalize()} along training",
-        panels=panels(series, x_label=label, y_label=y, log=scale, band=True),
+        panels=panels(series, x_label=label, y_label=y, band=True, **scale),
         columns=min(3, len(series)),
         caption=plain_math(f"{about} {seeds_and_error(found.seeds, 'the band', single)}"),
         shares="both" if against else "x",

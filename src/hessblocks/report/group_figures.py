@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hessblocks.figures import Figure, Panel, Series, log_scale, plain_math
+from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.captions import sample, seeds_and_error, zero_groups
 from hessblocks.report.comparison import MOMENTS, Comparison, averaged, by_layer
 from hessblocks.statistics import Average, Heterogeneity
@@ -73,12 +73,15 @@ def curvature_figure(found: Comparison) -> Figure | None:
             x_label="Kind of parameter group",
             y_label=CURVATURE,
             ticks=tuple(role.replace("_", " ") for role in roles),
-            log=log_scale(values),
+            **log_axis(values),
         ),
         columns=len(moments),
         size=(6.5, 3.3),
-        caption="Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
-        "group. " + plain_math(f"{layers}; {where}. {error}{end}"),
+        caption=(
+            "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
+            "group. "
+        )
+        + plain_math(f"{layers}; {where}. {error}{end}"),
         shares="both",
         marked=found.presets,
     )
@@ -107,7 +110,7 @@ def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> I
 
 
 def heterogeneity_figure(found: Comparison) -> Figure | None:
-    """Largest over smallest group norm of each preset, before and after training, with its interval.
+    """Plot largest over smallest group norm of each preset, before and after, with its interval.
 
     Args:
         found: the comparison.
@@ -129,8 +132,8 @@ def heterogeneity_figure(found: Comparison) -> Figure | None:
         series=tuple(_bars(f"{moment} training", own) for moment, own in places.items() if own),
         kind="bars",
         ticks=found.presets,
-        log=log_scale([1.0, *(HEADROOM * value for value in values)]),
         by_tick=True,
+        **log_axis([1.0, *(HEADROOM * value for value in values)]),
     )
     where = sample(found.results.settings.section("curvature"))
     error = seeds_and_error(found.seeds, "the bar", "the bar is the 95 % interval of the estimate")

@@ -24,8 +24,9 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     """What training gave each block, and whose curvature is the more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
-    when they are more than two joint standard errors apart; of one seed those are errors of the estimate. Speed is
-    left to the table: blocks that are timed one after the other differ by what the machine does meanwhile.
+    when they are more than two joint standard errors apart; of one seed those are errors of the
+    estimate. Speed is left to the table: blocks that are timed one after the other differ by what
+    the machine does meanwhile.
 
     Args:
         results: a run folder, or its comparison.

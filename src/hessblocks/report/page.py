@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from hessblocks.conventions import AnyPath
+from hessblocks.escape import shell_line
 from hessblocks.figures import Figure, page_text
 from hessblocks.report.captions import ratio_text, with_error, zero_groups
-from hessblocks.report.command_line import command_line
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.report.curve_figures import along_figures, loss_figure
 from hessblocks.report.group_figures import curvature_figure, heterogeneity_figure
@@ -24,11 +24,22 @@ from hessblocks.report.templates import (
     setting_rows,
     write_page,
 )
+from hessblocks.settings import (
+    ComparisonSettings,
+    DataSettings,
+    ModelSettings,
+    ObservationSettings,
+    TrainingSettings,
+    said_again,
+)
 from hessblocks.statistics import Average
-from hessblocks.storage import load_results
+from hessblocks.storage import Settings, load_results
 
 FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
 """Numbers behind the page, linked where they are."""
+OWN_DATA = "PATH"
+"""Stands for the user's data in a command: config.json does not keep its place."""
+STANDARD_DATA = "python-code"
 COLUMNS = (
     "Preset",
     "Parameters",
@@ -132,3 +143,39 @@ def _shown(figure: Figure, folder: Path) -> dict[str, str]:
         "caption": Markup(page_text(figure.caption)),
         "picture": drawn_picture(figure, folder, figure.name),
     }
+
+
+def command_line(settings: Settings) -> str:
+    """Write the command with every option that is not the default, quoted for a POSIX shell."""
+    names = list(settings.presets if settings.command == "train" else ())
+    options = [*_options(settings), "--out", "DIR"]
+    if any(name.startswith("-") for name in names):  # no options of ours: another's config.json
+        options, names = [], [*options, "--", *names]
+    return shell_line(["hessblocks", settings.command, *names, *options])
+
+
+def _options(settings: Settings) -> Iterator[str]:
+    if settings.command not in ("train", "demo"):
+        yield from ("--presets", ",".join(settings.presets), "--seeds", str(len(settings.seeds)))
+        yield from said_again(ComparisonSettings, {"match": settings.values.get("match")})
+    if settings.command != "demo":
+        yield from _chosen(settings)
+    if settings.seeds:
+        yield from ("--seed", str(min(settings.seeds)))
+    if "device" in settings.values:
+        yield from ("--device", str(settings.values["device"]))
+
+
+def _chosen(settings: Settings) -> Iterator[str]:
+    """Write the options of data, sizes, training and what is measured on the way."""
+    model, observation = settings.section("model"), settings.section("observation")
+    own = settings.section("data").get("name", STANDARD_DATA) != STANDARD_DATA
+    data = {**model, "data": OWN_DATA if own else None}
+    sample = settings.section("curvature") or observation.get("sample")
+    for one, values in (
+        (DataSettings, data),
+        (ModelSettings, model),
+        (TrainingSettings, settings.section("training")),
+        (ObservationSettings, {**observation, "sample": sample}),
+    ):
+        yield from said_again(one, values)

@@ -24,9 +24,9 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
 """Groups whose gradients are in the first figure too; the second has them all."""
 CAPTION = (
-    "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 "
-    "is rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are left "
-    "out of logarithmic axes."
+    "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 is "
+    "rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are "
+    "left out of logarithmic axes."
 )
 
 
@@ -75,7 +75,7 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    """One line a model, of the values that the axis can show; what enters the first layer stands before it."""
+    """Draw one line a model, of values the axis can show; what enters comes before layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):

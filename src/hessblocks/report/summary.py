@@ -27,9 +27,9 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         seconds: what the whole command took; training time of all runs when None.
 
     Returns:
-        `command`, `out`, `seconds`, `match`, `missing` and `presets`: for each block its parameters, steps,
-        speed, memory, losses, `standard_errors` of those, heterogeneity and curvature
-        (before and after training: group → part → value, standard_error).
+        `command`, `out`, `seconds`, `match`, `missing` and `presets`: for each block its
+        parameters, steps, speed, memory, losses, `standard_errors` of those, heterogeneity and
+        curvature (before and after training: group → part → value, standard_error).
     """
     found = compare_results(results)
     times = [row.value for row in found.results.select("training_time")]

@@ -5,12 +5,12 @@ from tests.mutants.mutant import fault
 # fmt: off
 FAULTS = (
     fault("a figure file forgets the limits of a panel",
-          "('note', 'below', 'log', $$a) => ('note', 'below', 'log', 'limits', $$a)",
+          "('note', 'below', $$a) => ('note', 'below', 'limits', $$a)",
           "test_a_rate_that_ruins_a_run_does_not_flatten_the_panel"),
-    fault("the lower edge of a band is the upper one", "place - length => place + length",
+    fault("the lower edge of a band is the upper one", "$y - $length => $y + $length",
           "test_drawn.py"),
-    fault("an error bar goes below the axis", "min($error, $value - self.limits[0]) => $error",
-          "test_an_error_bar_ends_at_the_axis_not_below_zero"),
+    fault("an axis with a zero begins at its first decade", "-$low / 3 => $low",
+          "test_a_log_axis_spans_whole_decades_and_has_a_place_for_zero"),
     fault("names are not escaped on the page",
           "escape($piece.replace('\\\\$', '$')) => $piece.replace('\\\\$', '$')",
           "test_mathematics_is_the_same_on_the_page"),

@@ -11,7 +11,8 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 NO_SKIP = "sas, no MLP skip"
 NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))
 SLOW = 0.1
-"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of 1e-3."""
+"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of
+1e-3."""
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {
@@ -53,37 +54,17 @@ PANELS = {
 }
 """What each panel shows: its title and variants."""
 BEATS = "linear decay beats cosine (Figure 12)"
+HURTS = {
+    f", {shared.VALUE_SKIPINIT}": "shaped attention helps {} (Figure 13)",
+    ", no first values": "the first layer's values are worth keeping in {} (Figure 24)",
+}
+"""What is behind the name of sas and sas-p → the appendix's fact."""
+LEAKY = "LeakyReLU of slope {:g} does not make up for the MLP skip, it hurts (Figure 25)"
 SLOWER = (
-    (
-        "pre-ln, identity values",
-        "pre-ln",
-        "identity values beside an attention skip hurt (Figure 23)",
-    ),
-    *(
-        (
-            f"{name}, {shared.VALUE_SKIPINIT}",
-            name,
-            f"shaped attention helps {name} (Figure 13)",
-        )
-        for name in ("sas", "sas-p")
-    ),
-    *(
-        (
-            f"{name}, no first values",
-            name,
-            f"the first layer's values are worth keeping in {name} (Figure 24)",
-        )
-        for name in ("sas", "sas-p")
-    ),
+    (VARIANTS[1], "pre-ln", "identity values beside an attention skip hurt (Figure 23)"),
+    *((n + change, n, HURTS[change].format(n)) for change in HURTS for n in COSINE[1:]),
     (NO_SKIP, "sas", "removing the MLP skip of the sequential block slows training (Figure 25)"),
-    *(
-        (
-            f"{NO_SKIP}, LeakyReLU {slope:g}",
-            NO_SKIP,
-            f"LeakyReLU of slope {slope:g} does not make up for the MLP skip, it hurts (Figure 25)",
-        )
-        for slope in shared.SLOPES
-    ),
+    *((f"{NO_SKIP}, LeakyReLU {slope:g}", NO_SKIP, LEAKY.format(slope)) for slope in shared.SLOPES),
 )
 """The slower variant, the faster one, and the appendix's fact."""
 
@@ -120,9 +101,8 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="What the details are worth",
         caption=(
-            "The rows of values are skipless blocks with freely trainable values and projections from "
-            "that initial value; they and the MLP gains are drawn, not judged. "
-            f"{shared.HOW}"
+            "The rows of values are skipless blocks with freely trainable values and projections "
+            f"from that initial value; they and the MLP gains are drawn, not judged. {shared.HOW}"
         ),
         panels=[
             replace(
@@ -146,8 +126,9 @@ STUDY = shared.trained_study(
     title="decay, MLP gain, initial values, first values, MLP skip",
     source="Simplified blocks, Figures 12 to 14 and 23 to 25",
     published=(
-        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; identity values next to an attention skip hurt; the sequential block "
-        "without MLP skip trains far slower, with LeakyReLU more so."
+        "Linear decay beats cosine; shaped attention is a little better than that of V-SkipInit; "
+        "identity values next to an attention skip hurt; the sequential block without MLP skip "
+        "trains far slower, with LeakyReLU more so."
     ),
     sweeps=sweeps,
     measure=measure,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hessblocks.storage import Row
 from hessblocks_studies import shared
-from hessblocks_studies.engine import Rows, Scale, Summary
+from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 BLOCKS = (*shared.BASES, "v-skipinit", "sas", "sas-p")
 MATCHING = ("sas", "sas-p")
@@ -14,7 +15,8 @@ MATCHING = ("sas", "sas-p")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {"v-skipinit": (3e-3, 1e-3, 1e-2, 3e-2), "sas": (1e-2, 3e-3, 3e-2, 1e-1)}
 }
-"""The last ones lie beyond the grids of other studies, at whose ends one seed ended a little lower: V-SkipInit's at 3 layers, SAS's at 12."""
+"""The last ones lie beyond the grids of other studies, at whose ends one seed ended a little lower:
+V-SkipInit's at 3 layers, SAS's at 12."""
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
 
 
@@ -32,52 +34,49 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     ]
 
 
+def at(name: str, depth: int) -> str:
+    """Name a block of a depth."""
+    return f"{name}, {depth} layers"
+
+
 def measure(settings: shared.TrainedSettings) -> list[Row]:
     """Train one model; its depth is part of the variant's name."""
-    name = f"{settings.variant}, {settings.size.depth} layers"
-    name = settings.name.replace(settings.variant, name, 1)
+    own = at(settings.variant, settings.size.depth)
+    name = settings.name.replace(settings.variant, own, 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss curves at each depth, and final losses against pre-ln of the same depth."""
+    """Plot losses at each depth, and judge final losses against pre-ln of the same depth."""
     runs = shared.Runs(rows)
     depths = sorted({int(name.split(", ")[-1].split()[0]) for name in runs.losses})
     return runs.summary(
         title="Simplified blocks at two depths, one four times the other",
         caption=f"MLP of two widths. {shared.CURVES}",
-        panels=[runs.panel(BLOCKS, f"{depth} layers", f", {depth} layers") for depth in depths],
-        checks=[
-            *(
-                runs.match(
-                    f"{name}, {depth} layers",
-                    f"{base}, {depth} layers",
-                    f"{name} trains like {base} per step at {depth} layers",
-                )
-                for depth in depths
-                for base in shared.BASES
-                for name in MATCHING
-            ),
-            *(
-                runs.slower(
-                    f"{name}, {depths[0]} layers",
-                    f"{name}, {depths[-1]} layers",
-                    f"{name} gains from depth",
-                    by=shared.CLOSE,
-                )
-                for name in ("pre-ln", *MATCHING)
-                if depths
-            ),
-            *(
-                runs.close(
-                    f"v-skipinit, {depths[0]} layers",
-                    f"v-skipinit, {depths[-1]} layers",
-                    "v-skipinit does not gain from depth",
-                )
-                for _ in depths[:1]
-            ),
-        ],
+        panels=[runs.panel(BLOCKS, f"{depth} layers", at("", depth)) for depth in depths],
+        checks=_checks(runs, depths) if depths else [],
     )
+
+
+def _checks(runs: shared.Runs, depths: Sequence[int]) -> list[Check]:
+    low, high = depths[0], depths[-1]
+    flat, flat_fact = "v-skipinit", "v-skipinit does not gain from depth"
+    return [
+        *(
+            runs.match(
+                at(name, depth), at(base, depth), f"{name} trains like {base} per step {where}"
+            )
+            for depth in depths
+            for where in [f"at {depth} layers"]
+            for base in shared.BASES
+            for name in MATCHING
+        ),
+        *(
+            runs.slower(at(n, low), at(n, high), f"{n} gains from depth", by=shared.CLOSE)
+            for n in ("pre-ln", *MATCHING)
+        ),
+        runs.close(at(flat, low), at(flat, high), flat_fact),
+    ]
 
 
 STUDY = shared.trained_study(
@@ -85,8 +84,8 @@ STUDY = shared.trained_study(
     title="simplified blocks at two depths, one four times the other",
     source="Simplified blocks, Figure 6",
     published=(
-        "SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers and gain from depth like it; "
-        "V-SkipInit does not."
+        "SAS and SAS-P keep the training speed of pre-ln from 18 to 72 layers and gain from depth "
+        "like it; V-SkipInit does not."
     ),
     sweeps=sweeps,
     measure=measure,

@@ -40,7 +40,8 @@ PUBLISHED_MILLIONS = {"pre-ln": 120, "sas": 101}
 VOID = "void, since on no task pretraining surely helps"
 """Behind the numbers of a verdict whose controls do not hold."""
 CLOSE = 2.0
-"""Points of a score that still count as equal, and by which pretraining must help with a task for it to count."""
+"""Points of a score that still count as equal, and by which pretraining must help with a task for
+it to count."""
 GLUE = "cola,sst2,mrpc,qqp,mnli,qnli,rte"
 
 
@@ -72,7 +73,8 @@ TUNINGS: dict[Scale, Tuning] = {
         tasks=GLUE, epochs=5, tuning_batch_size=32, tuning_rates=(5e-5, 1.5e-4, 5e-4), examples=0
     ),
 }  # fmt: skip
-"""The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one try of pre-ln; batch and middle rate at paper scale are published, epochs and the other rates are ours."""
+"""The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one try of pre-ln; batch and
+middle rate at paper scale are published, epochs and the other rates are ours."""
 FRESH_RATES: dict[Scale, tuple[float, ...]] = {"laptop": (3e-2, 1e-1)}
 """Further rates of the control, which learns best at larger ones than a pretrained model."""
 
@@ -158,7 +160,12 @@ Scores = dict[str, dict[Scalar, dict[str, float]]]
 
 
 def best_rates(rows: Rows) -> dict[str, shared.Rate]:
-    """Block → the rate with the fewest diverged runs, of these the one with the best answers to the validation split, over seeds and tasks."""
+    """Choose the rate of each block by the validation split.
+
+    Returns:
+        The rate with the fewest diverged runs, of these the one with the best answers over seeds
+        and tasks.
+    """
     answers: dict[str, dict[float, list[float | None]]] = {}
     for row in shared.of_quantity(rows, VALIDATION):
         grid = answers.setdefault(row["variant"], {})
@@ -188,7 +195,11 @@ def scores(rows: Rows) -> Scores:
 
 
 def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: mean over its tasks, or over those of these that it has}; that of a diverged seed is −∞."""
+    """Average each seed over its tasks, or over those of these that it has: block → {seed: mean}.
+
+    Returns:
+        The means; that of a diverged seed is −∞.
+    """
     return {
         block: {
             seed: fmean(kept)
@@ -212,10 +223,11 @@ def summarise(rows: Rows) -> Summary:
         about = "Stand-ins with labels true by construction (not GLUE), split by file"
     return shared.summary(
         "Downstream scores, training speed and parameters",
-        f"{about}; in brackets the share of the commonest class. Accuracy at the learning rate that the validation split chooses for each block, mean over seeds; the mean is over all "
-        "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; beside the speeds, "
-        "of the difference. The published scores are GLUE at 16 layers, width 768: compare "
-        "differences between blocks, not levels.",
+        f"{about}; in brackets the share of the commonest class. Accuracy at the learning rate "
+        "that the validation split chooses for each block, mean over seeds; the mean is over all "
+        "tasks, verdicts are over those with which pretraining helps. Bars are standard errors; "
+        "beside the speeds, of the difference. The published scores are GLUE at 16 layers, width "
+        "768: compare differences between blocks, not levels.",
         _panels(rows, found),
         _checks(rows, found),
         downstream=table(rows, found),
@@ -310,7 +322,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
 
 
 def _checks(rows: Rows, found: Scores) -> list[Check]:
-    """Whether pretraining helps, task by task; the scores over the tasks with which it does; sizes and speeds."""
+    """Judge pretraining task by task, then scores over tasks where it helps; sizes, speeds."""
     base, _ = PUBLISHED_SCORES["pre-ln"]
     rates = best_rates(rows)
     controls = {task: _control(found, task, rates) for task in task_names(found)}
@@ -321,7 +333,8 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
         for other in (other for other in shared.BASES if {block, other} <= average.keys()):
             check = shared.difference(average, block, other).matches(
                 f"{block} scores like {other}",
-                f"within {CLOSE:g} points, above or below ({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
+                f"within {CLOSE:g} points, above or below "
+                f"({PUBLISHED_SCORES[block][0] - base:+.1f} on GLUE)",
                 limit=CLOSE,
                 unit=f"points ({', '.join(helped or controls)})",
                 digits=1,
@@ -348,7 +361,8 @@ def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Chec
     """Whether pretraining helps with a task by more than what counts as equal."""
     check = shared.difference(means(found, [task]), "pre-ln", FRESH).judged(
         f"pretraining helps with {task}: pre-ln scores above the same model from random weights",
-        f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about pretraining and is left out of the verdicts)",
+        f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about "
+        "pretraining and is left out of the verdicts)",
         limit=CLOSE,
         unit="points",
         digits=1,
@@ -360,7 +374,10 @@ STUDY = shared.trained_study(
     "downstream",
     title="scores after fine-tuning, parameters, speed and memory",
     source="Simplified blocks, Tables 1 and 2",
-    published="On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters at 1.16 times the speed.",
+    published=(
+        "On GLUE SAS-P scores 78.3 ± 0.4 against 78.9 ± 0.7 of pre-ln, with 16 % fewer parameters "
+        "at 1.16 times the speed."
+    ),
     kind=TunedSettings,
     sweeps=sweeps,
     measure=measure,

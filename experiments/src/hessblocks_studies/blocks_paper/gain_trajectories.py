@@ -76,15 +76,21 @@ def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
     return steps[min(steps)], steps[max(steps)]
 
 
-def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
-    """{seed: share of the matrices, but for the first layer's values, whose ratio rises by more than `NONE`, or is gone}."""
-    each: dict[Scalar, list[bool]] = {}
+def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
+    """List the first and last ratio of each matrix but the first layer's values, seed by seed."""
+    each: dict[Scalar, list[tuple[float, float]]] = {}
     for matrix, seeds in found.items():
-        if matrix != FIRST_VALUES:
-            for seed, steps in seeds.items():
-                first, last = _ends(steps)
-                each.setdefault(seed, []).append(last > first + NONE if rise else last < NONE)
-    return {seed: statistics.mean(flags) for seed, flags in each.items()}
+        for seed, steps in seeds.items() if matrix != FIRST_VALUES else ():
+            each.setdefault(seed, []).append(_ends(steps))
+    return each
+
+
+def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
+    """Count the ratios of `_others` that rise by more than `NONE`, or are gone: {seed: share}."""
+    return {
+        seed: statistics.mean(last > first + NONE if rise else last < NONE for first, last in ends)
+        for seed, ends in _others(found).items()
+    }
 
 
 def summarise(rows: Rows) -> Summary:
@@ -115,9 +121,9 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Trained gains along training",
         caption=(
-            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, bars are its "
-            "standard errors. Below, the other gains of the block of Figure 4; bars are standard deviations over "
-            "heads and seeds."
+            "W = W_init + β ΔW with trained gains, α = 1 and β = 0.2 at first; mean over seeds, "
+            "bars are its standard errors. Below, the other gains of the block of Figure 4; bars "
+            "are standard deviations over heads and seeds."
         ),
         panels=[*panels, *(_scalar_panel(scalars, quantity) for quantity in SCALARS if scalars)],
         checks=[_counted(runs, *one) for one in (*_ratio_checks(known), *_scalar_checks(scalars))],
@@ -163,7 +169,8 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             shared.over_seeds(gone)
             .times(100)
             .judged(
-                f"the ratio goes to 0 in nearly all matrices but the first layer's values ({VARIANTS[variant]})",
+                "the ratio goes to 0 in nearly all matrices but the first layer's values "
+                f"({VARIANTS[variant]})",
                 f"below {NONE:g} in at least {MOST:.0%} of them",
                 limit=100 * MOST,
                 unit="%",
@@ -184,8 +191,12 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             unit="|β / α|",
             signed=False,
         )
-        larger = shared.over_seeds(shared.gaps(own, _mean_of_others(found))).judged(
-            f"the ratio of the first layer's values is larger than that of the others ({VARIANTS[variant]})",
+        others = {
+            seed: statistics.mean(last for _, last in ends) for seed, ends in _others(found).items()
+        }
+        larger = shared.over_seeds(shared.gaps(own, others)).judged(
+            "the ratio of the first layer's values is larger than that of the others "
+            f"({VARIANTS[variant]})",
             "above the mean of all other matrices",
             unit="|β / α|",
         )
@@ -203,16 +214,6 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
         )
         checks.append((shared.GAINED_WITH_SKIP, more))
     return checks
-
-
-def _mean_of_others(found: Ratios) -> dict[Scalar, float]:
-    """{seed: mean of the last ratios of all matrices but the first layer's values}."""
-    each: dict[Scalar, list[float]] = {}
-    for matrix, seeds in found.items():
-        if matrix != FIRST_VALUES:
-            for seed, steps in seeds.items():
-                each.setdefault(seed, []).append(_ends(steps)[1])
-    return {seed: statistics.mean(values) for seed, values in each.items()}
 
 
 def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
@@ -240,7 +241,11 @@ def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """All variants at the size and the likeliest rate of the other studies; at laptop scale twice as long, since gains move slowly."""
+    """Train all variants at the size and the likeliest rate of the other studies.
+
+    Returns:
+        One sweep, at laptop scale twice as long, since gains move slowly.
+    """
     size = shared.SIZES[scale]
     steps = 2 * size.steps if scale == "laptop" else size.steps
     variants = (*VARIANTS, "pre-ln", *shared.REFERENCES)
@@ -253,8 +258,9 @@ STUDY = shared.trained_study(
     title="trainable gains along training",
     source="Simplified blocks, Figures 4 and 16 to 22",
     published=(
-        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first layer's values; "
-        "beside an attention skip many ratios rise. The gains of shaped attention and of the MLP do not go to 0."
+        "From α = 1, β = 0.2 the ratio β/α goes to 0 in nearly all layers, but not in the first "
+        "layer's values; beside an attention skip many ratios rise. The gains of shaped attention "
+        "and of the MLP do not go to 0."
     ),
     sweeps=sweeps,
     measure=measure,

@@ -15,7 +15,12 @@ PUBLISHED_STEPS = 120_000
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """All blocks at the size of the other studies, with more steps, at the rate that `trial` found best for all of them in runs of 2,400 steps and no lower one better in 8,000."""
+    """Train all blocks at the size of the other studies, for more steps.
+
+    Returns:
+        One sweep, at the rate that `trial` found best for all of them in runs of 2,400 steps, and
+        no lower one better in 8,000.
+    """
     steps = PUBLISHED_STEPS if scale == "paper" else TIMES * shared.SIZES[scale].steps
     size = replace(shared.SIZES[scale], steps=steps)
     rates = shared.Grid(rates=shared.RATES[scale].rates[:1])

@@ -14,7 +14,7 @@ from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.data import BigramTable
 from hessblocks_studies.engine import Rows, Scale, Summary
-from hessblocks_studies.masked import Pretraining, costs, held_out_masked, pretrained
+from hessblocks_studies.masked import Pretraining, cost_rows, held_out_masked, pretrained
 
 COLUMNS = (
     "study", "variant", "seed", "task", "step", "tokens", "quantity", "value", "standard_error",
@@ -52,9 +52,9 @@ SIZES: dict[Scale, shared.TextSize] = {
         evaluation_sequences=2048, data="hub:wikipedia",
     ),
 }  # fmt: skip
-"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of 3072 that counts
-both halves; the paper trained for 24 hours on one GPU, not for a number of steps: steps, batch and rate at `paper`
-are ours."""
+"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of
+3072 that counts both halves; the paper trained for 24 hours on one GPU, not for a number of steps:
+steps, batch and rate at `paper` are ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def blocks(scale: Scale) -> tuple[str, ...]:
-    """What is trained: what is timed, and pre-ln with zero queries, whose steps cost what those of pre-ln do."""
+    """Name what is trained: what is timed, and pre-ln with zero queries, of the same step time."""
     return (*shared.BASES, *PRESETS[scale][1:])
 
 
@@ -120,19 +120,11 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
-    """Costs of every block as rows; the error of a median is that of a normal, over the turns of one repetition."""
+    """Measure what every block costs, all in turns."""
     presets = (settings.presets or "").split(",")
-    rows: list[Row] = []
-    for name, cost in costs(pretraining(settings, presets[0]), presets).items():
-        owner = replace(settings, variant=name).owner
-        rows += [
-            shared.measured("parameters", cost.parameters, "exact", **owner),
-            shared.timed(shared.STEP_TIME, cost.step_times, owner),
-            shared.timed("answer_time", cost.answer_times, owner),
-            shared.measured("step_memory", cost.step_memory, "counted", **owner),
-            shared.measured("answer_memory", cost.answer_memory, "counted", **owner),
-        ]
-    return rows
+    found = cost_rows(pretraining(settings, presets[0]), presets)
+    owners = {name: replace(settings, variant=name).owner for name in presets}
+    return [{**owners[name], **row} for name, rows in found.items() for row in rows]
 
 
 def summarise(rows: Rows) -> Summary:
@@ -162,9 +154,10 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Masked-LM pretraining",
         caption=(
-            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its standard errors. Loss curves begin after a fifth of the steps. The "
-            "bigram table sees both neighbours. Time "
-            "is steps times the median time of a step (of processor time on a CPU), blocks timed in turns."
+            "A quarter of the tokens masked; held-out files; mean over seeds, bars are its "
+            "standard errors. Loss curves begin after a fifth of the steps. The bigram table sees "
+            "both neighbours. Time is steps times the median time of a step (of processor time on "
+            "a CPU), blocks timed in turns."
         ),
         panels=panels,
         checks=[
@@ -183,7 +176,10 @@ STUDY = shared.trained_study(
     "masked-lm",
     title="masked-LM pretraining against steps and time",
     source="Simplified blocks, Figure 7",
-    published="With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher speed.",
+    published=(
+        "With 24 hours on one GPU, SAS and SAS-P pretrain a BERT as well as pre-ln, at higher "
+        "speed."
+    ),
     kind=MaskedSettings,
     sweeps=sweeps,
     measure=measure,

@@ -23,14 +23,16 @@ LAST_TIED = "last tied"
 INITS = ("identity", "tied", LAST_TIED, "orthogonal")
 """Of values and projections, the best first in the paper."""
 SHARES = (0.1,)
-"""Learning rates of values and projections, as shares of that of all else; the share 1 is the gain β = 1."""
+"""Learning rates of values and projections, as shares of that of all else; the share 1 is the gain
+β = 1."""
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {
         **{shared.restricted(init, 1): (3e-3, 1e-3, 1e-2) for init in shared.RESTRICTED_INITS},
         shared.GAINED: (1e-2, 3e-3, 3e-2, 1e-1),
     }
 }
-"""Where the best rate was lower than for others, as for the same values in `ablations`, or one seed's lay at the end of the grid."""
+"""Where the best rate was lower than for others, as for the same values in `ablations`, or one
+seed's lay at the end of the grid."""
 VARIANTS = (
     *shared.BASES,
     IDENTITY,
@@ -44,14 +46,14 @@ class RestrictedSettings(shared.TrainedSettings):
     """A point of this study: one model."""
 
     rate_share: float | None = None
-    """Learning rate of values and projections, but for the first layer's values, against that of all else;
-    None for the same."""
+    """Learning rate of values and projections, but for the first layer's values, against that of
+    all else; None for the same."""
     last_tied: bool | None = None
     """Whether the last projection begins as what undoes all values and projections before it."""
 
     @property
     def name(self) -> str:
-        """Of the variant, with what this study changes of it, and the rate where there are several."""
+        """Name of the variant, with what this study changes, and the rate where it has several."""
         init, _, beta = self.variant.partition(", ")
         name = f"{LAST_TIED}, {beta}" if self.last_tied else self.variant
         if self.rate_share is not None:
@@ -65,7 +67,11 @@ def slowed(init: str, share: float) -> str:
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """Every gain from every initial value, smaller rates, the last projection tied; each at its best rate for all else."""
+    """Train every gain from every initial value, smaller rates, the last projection tied.
+
+    Returns:
+        The sweeps, each at its best rate for all else.
+    """
     size, rates = shared.SIZES[scale], shared.RATES[scale]
     own = rates.with_own(OWN_RATES.get(scale, {}))
     orthogonal = [shared.restricted("orthogonal", beta) for beta in shared.BETAS]
@@ -79,14 +85,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
                 rates=rates,
                 settings={"rate_share": share},
             )
-            for init in ("identity", "orthogonal")
-            for share in SHARES
-        ),
-        shared.Sweep(
-            variants=[shared.restricted("orthogonal", 1)],
-            size=size,
-            rates=rates,
-            settings={"rate_share": 0.0},
+            for init, shares in (("identity", SHARES), ("orthogonal", (*SHARES, 0.0)))
+            for share in shares
         ),
     ]
 
@@ -105,7 +105,7 @@ def measure(settings: RestrictedSettings) -> list[Row]:
 
 @torch.no_grad()
 def tie_last(model: PreTrainedModel) -> None:
-    """Let W_P of the last layer begin as what makes Π W_V W_P over all layers the identity (appendix C).
+    """Start W_P of the last layer so that Π W_V W_P over all layers is the identity (appendix C).
 
     Args:
         model: freshly made, its values and projections reparametrised and orthogonal.
@@ -124,7 +124,8 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
     """Give values and projections, but for the first layer's values, a share of the learning rate.
 
     Args:
-        trainer: before it trains; their trainable parts are moved into a group of the optimiser of their own.
+        trainer: before it trains; their trainable parts are moved into a group of the optimiser of
+            their own.
         share: of the rate of all else.
     """
     optimiser = trainer.create_optimizer()
@@ -143,10 +144,13 @@ def summarise(rows: Rows) -> Summary:
     """Final loss against the gain β of the trainable part, and against the learning rate."""
     runs = shared.Runs(rows)
     return runs.summary(
-        title="Final loss against the gain of trainable values and projections, and against their learning rate",
+        title=(
+            "Final loss against the gain of trainable values and projections, and against their "
+            "learning rate"
+        ),
         caption=(
-            "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init alone. "
-            f"{shared.HOW}"
+            "W = W_init + β ΔW for values and projections of the skipless block, β = 0: W_init "
+            f"alone. {shared.HOW}"
         ),
         panels=_panels(runs.losses) if runs.losses else [],
         checks=[
@@ -236,7 +240,7 @@ def _over_gains(losses: shared.Values, init: str) -> dict[Scalar, float]:
 
 
 def _panels(losses: shared.Values) -> list[Panel]:
-    """Against the gain and against the rate: a curve for each initial value; what has neither as a level line."""
+    """Plot against the gain and the rate: a curve an initial value; what has neither is level."""
     gains = {init: {b: shared.restricted(init, b) for b in shared.BETAS} for init in INITS}
     gains["identity"][0] = IDENTITY
     rates = {
@@ -269,9 +273,9 @@ STUDY = shared.trained_study(
     title="final loss against gain and learning rate of values and projections",
     source="Simplified blocks, Figures 3, 9 and 15",
     published=(
-        "Smaller gains of the trainable part, or smaller learning rates, recover the lost speed; identity beats "
-        "orthogonal at every gain, tied orthogonal values come between, and identity alone (1.178 nats; 1.194 with "
-        "trained gains) about matches pre-ln (1.155)."
+        "Smaller gains of the trainable part, or smaller learning rates, recover the lost speed; "
+        "identity beats orthogonal at every gain, tied orthogonal values come between, and "
+        "identity alone (1.178 nats; 1.194 with trained gains) about matches pre-ln (1.155)."
     ),
     kind=RestrictedSettings,
     sweeps=sweeps,

@@ -1,12 +1,13 @@
 """Time training steps and decoding at each width, and plot loss against time (Figures 5 and 26).
 
-All blocks take turns, a step each, so that whatever else the machine does strikes all of them alike.
+All blocks take turns, a step each, so that whatever else the machine does strikes all of them
+alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -40,7 +41,8 @@ FLOPS = "update_flops"
 """Operations of the matrix products of an update."""
 COLUMNS = (*shared.TRAINED_COLUMNS, "width")
 Ratios = dict[str, dict[Scalar, float]]
-"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its own."""
+"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its
+own."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
@@ -85,26 +87,22 @@ def clocks(settings: shared.TrainedSettings) -> list[Row]:
     passes = in_turns({name: partial(decode, name) for name in timed}, ROUNDS)
     rows: list[Row] = []
     for name in timed:
-        put = partial(_timed_rows, turns[name].owner)
-        rows += put(shared.STEP_TIME, steps[name])
-        rows += put(TOKEN_TIME, [seconds / size.context for seconds in passes[name]])
-        rows.append(shared.measured(CACHE, caches[name], "counted", **turns[name].owner))
+        owner = turns[name].owner
+        tokens = [seconds / size.context for seconds in passes[name]]
+        for quantity, times in ((shared.STEP_TIME, steps[name]), (TOKEN_TIME, tokens)):
+            fastest = shared.measured(FASTEST + quantity, min(times), **owner)
+            rows += [shared.timed(quantity, times, owner), fastest]
+        rows.append(shared.measured(CACHE, caches[name], "counted", **owner))
         if name in PRESETS:
             count = update_flops(shared.run_settings(turns[name]), size.vocab_size)
-            rows.append(shared.measured(FLOPS, count, "counted", **turns[name].owner))
+            rows.append(shared.measured(FLOPS, count, "counted", **owner))
     return rows
-
-
-def _timed_rows(owner: Mapping[str, Scalar], quantity: str, times: Sequence[float]) -> list[Row]:
-    """Median and least of some times."""
-    fastest = shared.measured(FASTEST + quantity, min(times), **owner)
-    return [shared.timed(quantity, times, owner), fastest]
 
 
 def time_shares(
     runs: shared.Runs, base: str, step_shares: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: its time to the last loss of a base, as a share of the base's}; infinite if never.
+    """Compute each block's time to the last loss of a base, as a share of the base's.
 
     Args:
         runs: of equal steps.
@@ -127,7 +125,7 @@ def time_shares(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss against time, what steps and tokens cost at each width, the time to the loss that pre-ln ends with."""
+    """Plot loss against time, and speed against width; judge the time to the loss of pre-ln."""
     runs = shared.Runs(rows)
     timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
     own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
@@ -143,7 +141,7 @@ def summarise(rows: Rows) -> Summary:
             "step_time": mean,
             "share_of_the_time_to_the_loss_of_pre_ln": _mean(shares["pre-ln"].get(name, {})),
         }
-        for name, (mean, _) in clock.items()
+        for name, mean in clock.items()
     ]
     panels = (
         [
@@ -158,8 +156,9 @@ def summarise(rows: Rows) -> Summary:
     return runs.summary(
         title="Loss against training time, and speed against width",
         caption=(
-            "Time is steps times the median time of a step (of processor time on a CPU), blocks timed in turns, "
-            f"a step each; bars of speeds are standard errors over repetitions. {shared.CURVES}"
+            "Time is steps times the median time of a step (of processor time on a CPU), blocks "
+            "timed in turns, a step each; bars of speeds are standard errors over repetitions. "
+            f"{shared.CURVES}"
         ),
         panels=panels,
         checks=[
@@ -284,11 +283,15 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
 def _time_checks(
     shares: shared.Values, base: str, steps: Mapping[str, shared.Difference]
 ) -> dict[str, Check]:
-    """Whether sas and sas-p need less time to a base's last loss; no where one never gets there in as much time.
+    """Judge whether sas and sas-p need less time to a base's last loss.
 
-    A block whose steps take less time is not there yet at the end of as many steps, and has time left: undecided.
+    No, where one never gets there in as much time.
 
-    The error of the step times, which all seeds share, counts beside that over seeds; of one repetition it is not known.
+    A block whose steps take less time is not there yet at the end of as many steps, and has time
+    left: undecided.
+
+    The error of the step times, which all seeds share, counts beside that over seeds; of one
+    repetition it is not known.
 
     Args:
         shares: block → {seed: its time, as a share of the base's}.
@@ -330,7 +333,10 @@ STUDY = shared.trained_study(
     "speed",
     title="loss against training time, speed of steps and decoding against width",
     source="Simplified blocks, Figures 5 and 26, Table 1",
-    published="SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block with 13 % fewer parameters.",
+    published=(
+        "SAS trains at least as fast in time as pre-ln, SAS-P about as fast as the parallel block "
+        "with 13 % fewer parameters."
+    ),
     sweeps=sweeps,
     measure=measure,
     summarise=summarise,

@@ -1,7 +1,7 @@
-"""Docstrings of the standard library, split by file once for pretraining and for all labelled tasks.
+"""Load the docstrings of the standard library, split by file once for all tasks.
 
-A file's split is decided within its package, so that every package of several files has files in each
-split. No text of a test file is seen in pretraining.
+A file's split is decided within its package, so that every package of several files has files in
+each split. No text of a test file is seen in pretraining.
 """
 
 from __future__ import annotations
@@ -138,8 +138,9 @@ def assigned(counts: Mapping[str, int]) -> dict[str, str]:
         counts: relative path → docstrings.
 
     Returns:
-        Relative path → split. Within a package, in the order of the paths' SHA-256, files go to test
-        and then to validation until each has its share; large files and the rest are training text.
+        Relative path → split. Within a package, in the order of the paths' SHA-256, files go to
+        test and then to validation until each has its share; large files and the rest are training
+        text.
     """
     packages: dict[str, list[str]] = {}
     for path in counts:

@@ -1,10 +1,10 @@
-"""Labelled stand-ins with labels that are true by construction; they are not GLUE.
+"""Make labelled stand-ins for GLUE, whose labels are true by construction.
 
-| task | text | label | how the label comes about |
-| --- | --- | --- | --- |
-| matching | a function's signature and a docstring | does it belong? | half keep their own docstring, half get one of another function of the same split |
-| acceptability | a sentence of a docstring | is it as it was written? | in half of them two different words have changed places |
-| topic | a docstring | its package, one of the largest | the file it stands in |
+matching: a function's signature and a docstring; does it belong? Half keep their own docstring,
+    half get one of another function of the same split.
+acceptability: a sentence of a docstring; is it as it was written? In half of them two different
+    words have changed places.
+topic: a docstring; its package, one of the largest, by the file that it stands in.
 
 Every task is split by file as the docstrings are; the classes are equally frequent in each split.
 """
@@ -192,4 +192,5 @@ TASKS: dict[
     "acceptability": (("two words swapped", "as written"), _acceptability),
     "topic": ((), _topic),
 }
-"""Name → classes, the largest packages where there are none, and what makes the examples of a split."""
+"""Name → classes, the largest packages where there are none, and what makes the examples of a
+split."""

@@ -45,7 +45,8 @@ def text_of(size: TextSize) -> Corpus:
         Its tokens.
 
     Raises:
-        ArgumentError: the hub's dataset is asked for and datasets is not installed, or a package that is not there.
+        ArgumentError: the hub's dataset is asked for and datasets is not installed, or a package
+            that is not there.
         RunError: it cannot be had.
     """
     return _text(size.data, size.vocab_size)

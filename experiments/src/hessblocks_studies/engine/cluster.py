@@ -29,7 +29,11 @@ class RayCluster(Executor):
             ArgumentError: Ray is not installed, or the address is none.
             RunError: nothing answers there.
         """
-        self._ray, self._address = _library(), address
+        check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
+        import ray
+
+        self._ray: Any = ray
+        self._address = address
         _check_answer(self._address)
         try:
             self._ray.init(
@@ -88,7 +92,7 @@ class RayCluster(Executor):
         return placed.remote(measure, point, attempts)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
-        """Refuse a point that no machine of the cluster could ever take; Ray would wait for ever."""
+        """Refuse a point that no machine of the cluster could take; Ray would wait for ever."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for point in points:
             if not any(
@@ -96,20 +100,13 @@ class RayCluster(Executor):
                 for node in nodes
             ):
                 raise RunError(
-                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and {point.gpus:g} "
-                    f"accelerators that a point of {point.study} needs."
+                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and "
+                    f"{point.gpus:g} accelerators that a point of {point.study} needs."
                 )
 
 
-def _library() -> Any:
-    check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
-    import ray
-
-    return ray
-
-
 def _check_answer(address: str) -> None:
-    """Refuse to wait for a cluster that is not there, or not there any more; Ray itself waits for minutes."""
+    """Refuse to wait for a cluster that does not answer; Ray itself waits for minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")
@@ -123,6 +120,6 @@ def _check_answer(address: str) -> None:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
         raise RunError(
-            f"--ray: nothing answers at {address!r} ({error}); start the cluster with `ray start --head` "
-            "or check the address."
+            f"--ray: nothing answers at {address!r} ({error}); start the cluster with `ray start "
+            "--head` or check the address."
         ) from error

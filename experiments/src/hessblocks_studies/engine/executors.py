@@ -24,7 +24,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """Yield an outcome for each of `points`, as they finish; closed earlier, it drops the others.
+        """Yield the outcome of each point as it finishes; closed earlier, it drops the others.
 
         Args:
             measure: from settings to rows.

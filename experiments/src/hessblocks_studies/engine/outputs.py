@@ -44,10 +44,7 @@ def outputs_of(
     done, missing = len(stored.finished), len(stored.missing)
     about = {
         "study": study.name,
-        "revision": study.revision,
-        "title": study.title,
-        "source": study.source,
-        "published": study.published,
+        **{name: getattr(study, name) for name in ("revision", "title", "source", "published")},
         "points": {"total": len(points), "done": done, "missing": missing},
         "seconds": stored.seconds,
         "retried": stored.retried,

@@ -45,7 +45,7 @@ class Pace:
         self._start = time.monotonic()
 
     def now(self, finished: int = 0, failed: int = 0) -> StudyProgress:
-        """Where the study stands after so many points of this run."""
+        """Tell where the study stands after so many points of this run."""
         seen = finished + failed
         left = self._total - self._before - seen
         spent = time.monotonic() - self._start

@@ -51,9 +51,9 @@ class Summary:
 
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a table; an error that is not known is None."""
+    """Write None in a row of a table where a number is not finite."""
     return {
-        name: None if isinstance(value, float) and math.isnan(value) else value
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
     }
 
@@ -71,7 +71,8 @@ class Study(Generic[S]):
     published: str
     """What is known, one sentence."""
     settings: Callable[[Scale, int | None], Sequence[S]]
-    """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen dataclasses."""
+    """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen
+    dataclasses."""
     measure: Measure[S]
     """From a point's settings to its rows."""
     summarise: Callable[[Rows], Summary]

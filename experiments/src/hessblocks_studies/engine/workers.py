@@ -30,7 +30,8 @@ Task = tuple[Measure[Any], Point, int]
 class LocalProcesses(Executor):
     """Some processes, one thread each; what a dead one had in hand is started again.
 
-    Where there are accelerators each process sees one, and points that need one have a process each.
+    Where there are accelerators each process sees one, and points that need one have a process
+    each.
     """
 
     def __init__(self, workers: int) -> None:
@@ -121,8 +122,9 @@ class _Worker:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """A process that is started inside hears nothing of the terminal, whose signals end it through this one."""
-    resource_tracker.ensure_running()  # else it is started with the process, and lets signals through
+    """Start processes that hear no signal of the terminal, which ends them through this one."""
+    # else it is started with the process, and lets signals through
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
@@ -160,7 +162,7 @@ def _serve(connection: Connection, device: str | None) -> None:
 
 @functools.cache
 def _freeze_imports() -> None:
-    """Later collections of garbage, which a Trainer asks for at each run, skip what the first point imported."""
+    """Keep what the first point imported out of later collections, one at each Trainer's run."""
     gc.collect()
     gc.freeze()
 

@@ -2,8 +2,6 @@
 
 STUDIES = {
     "baseline": "baseline",
-    "batch-size": "batch_size",
-    "warm-up": "warm_up",
     "trial": "trial",
 }
 """Name → module of this room that holds the study as `STUDY`."""

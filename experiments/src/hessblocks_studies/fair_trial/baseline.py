@@ -23,7 +23,8 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kind of position → its slots. The sines have an amplitude of 0.02 where nothing is said."""
 DEVIATIONS = ("0.02", "0.55/√width")
-"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to ours."""
+"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to
+ours."""
 _MATRICES = (
     *(f"attention.{name}" for name in ("query", "key", "value", "projection")),
     *("mlp.input", "mlp.output"),
@@ -156,7 +157,7 @@ def summarise(rows: Rows) -> Summary:
         {
             "label": label,
             "best_rate": rate,
-            "final_loss": mean if math.isfinite(mean) else None,
+            "final_loss": mean,
             "standard_error": error,
             "seeds": len(by_rate[rate]),
             "inside": inside(by_rate),
@@ -179,7 +180,9 @@ def _checks(runs: shared.Runs, losses: Losses) -> list[Check]:
     checks = [
         Check(
             fact=f"{LABELS[0]}, the default so far, is the best pre-LN",
-            expected="no pair more than two joint standard errors below it (the rule of this study)",
+            expected=(
+                "no pair more than two joint standard errors below it (the rule of this study)"
+            ),
             ours=hindered or f"the rule takes {choice}",
             holds=None if hindered else choice == LABELS[0],
         )
@@ -213,8 +216,8 @@ STUDY = shared.trained_study(
     title="the best pre-LN: positions, initial standard deviations, rates",
     source="ours; defaults chosen for the baseline before any simplified block is trained",
     published=(
-        "The papers train pre-LN with GPT-2's initialisation and tuned rates at width 768; at small widths "
-        "nothing is published."
+        "The papers train pre-LN with GPT-2's initialisation and tuned rates at width 768; at "
+        "small widths nothing is published."
     ),
     revision=3,  # its points name their positions, whatever the default
     kind=BaselineSettings,

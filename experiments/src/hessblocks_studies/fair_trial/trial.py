@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import fmean
 
 from hessblocks.errors import RunError
 from hessblocks.figures import Panel
@@ -16,14 +17,7 @@ from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Rows, Study, Summary
 from hessblocks_studies.fair_trial import trial_plan as plan
-from hessblocks_studies.fair_trial.trial_verdicts import (
-    JUDGED,
-    Trial,
-    base_of,
-    place_verdicts,
-    trial_of,
-    verdicts,
-)
+from hessblocks_studies.fair_trial import trial_verdicts as judge
 from hessblocks_studies.shared import in_turns
 
 APART = 0.06
@@ -53,7 +47,8 @@ def _read_once(size: shared.TextSize) -> None:
     there = len(shared.text_of(size).splits["train"])
     if there < read:
         raise RunError(
-            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another version of it may do."
+            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another "
+            "version of it may do."
         )
 
 
@@ -85,20 +80,22 @@ def step_clocks(settings: plan.TrialSettings) -> list[Row]:
 def summarise(rows: Rows) -> Summary:
     """Tuning, loss curves, loss against time, positions; the verdicts of the rule."""
     trials = {
-        "narrow": trial_of(rows, plan.NARROW, plan.LONG),
-        "wide": trial_of(rows, plan.WIDE, plan.WIDE + plan.LONG),
+        "narrow": judge.trial_of(rows, plan.NARROW, plan.LONG),
+        "wide": judge.trial_of(rows, plan.WIDE, plan.WIDE + plan.LONG),
     }
-    placed = trial_of(rows, plan.NARROW, plan.PLACES)
-    checks = [check for name, trial in trials.items() for check in verdicts(name, trial)]
+    placed = judge.trial_of(rows, plan.NARROW, plan.PLACES)
+    checks = [check for name, trial in trials.items() for check in judge.verdicts(name, trial)]
     sizes = plan.SIZES["laptop"]
     narrow, wide = (sizes[width + plan.LONG].width for width in plan.WIDTHS)
     return shared.summary(
         "Simplified blocks on trial",
-        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block drawn from its best start; runs are at the best rates, with "
-        "seeds of their own. Time is steps times the median time of a step (of processor time on a CPU), "
-        f"blocks timed in turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin lines are the bounds of a match. {shared.CURVES}",
+        f"Narrow is width {narrow}, wide {wide} (laptop scale). Tuning has one seed, each block "
+        "drawn from its best start; runs are at the best rates, with seeds of their own. Time is "
+        "steps times the median time of a step (of processor time on a CPU), blocks timed in "
+        f"turns. The base of the gaps is {plan.BASE}, of pre-ln without values it is pre-ln; thin "
+        f"lines are the bounds of a match. {shared.CURVES}",
         [panel for panel in _panels(trials["narrow"], trials["wide"], placed) if panel.shown],
-        [*checks, *place_verdicts(placed)],
+        [*checks, *judge.place_verdicts(placed)],
         losses=_named({name: r.table() for name, r in _all_runs(trials, placed).items()}),
         tuning=_named({name: trial.tuning_table() for name, trial in trials.items()}),
         times=_named({name: _time_table(trial) for name, trial in trials.items()}),
@@ -110,7 +107,7 @@ def _named(tables: Mapping[str, list[dict[str, object]]]) -> list[dict[str, obje
     return [{"runs": name, **line} for name, table in tables.items() for line in table]
 
 
-def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Runs]:
+def _all_runs(trials: Mapping[str, judge.Trial], placed: judge.Trial) -> dict[str, shared.Runs]:
     """Name in the table of losses → runs."""
     changed = trials["narrow"].changed
     return {
@@ -125,7 +122,7 @@ def _all_runs(trials: Mapping[str, Trial], placed: Trial) -> dict[str, shared.Ru
     }
 
 
-def _time_table(trial: Trial) -> list[dict[str, object]]:
+def _time_table(trial: judge.Trial) -> list[dict[str, object]]:
     """What a step of each block takes."""
     lines: list[dict[str, object]] = []
     for label, times in trial.times.items():
@@ -143,8 +140,12 @@ def _time_table(trial: Trial) -> list[dict[str, object]]:
     return lines
 
 
-def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
-    """Ten; those of which nothing is measured have no series. Of the tuning each block is drawn from its best start."""
+def _panels(narrow: judge.Trial, wide: judge.Trial, placed: judge.Trial) -> list[Panel]:
+    """Draw ten panels; those of which nothing is measured have no series.
+
+    Returns:
+        The panels; of the tuning each block is drawn from its best start.
+    """
     sinusoidal = {name: name + plan.SINUSOIDAL for name in plan.PLACED} | {shared.GPT2: shared.GPT2}
     timed = wide.runs.panel(plan.WIDE_BLOCKS, "wide: runs")
     panels = [
@@ -156,25 +157,32 @@ def _panels(narrow: Trial, wide: Trial, placed: Trial) -> list[Panel]:
             for trial, width in ((narrow, plan.NARROW), (wide, plan.WIDE))
         ),
         narrow.runs.panel(plan.BLOCKS, "narrow: runs"),
-        shared.gap_panel(narrow.runs, ("pre-ln", *JUDGED), plan.BASE, "narrow: runs"),
+        shared.gap_panel(narrow.runs, ("pre-ln", *judge.JUDGED), plan.BASE, "narrow: runs"),
         _changed_panel(narrow),
     ]
     if wide.times:
-        clock = {label: mean_and_error(list(times.values())) for label, times in wide.times.items()}
+        clock = {label: fmean(times.values()) for label, times in wide.times.items()}
         panels.append(shared.against_time(timed, clock, "wide: runs against time"))
     return [*panels, _place_panel(placed)]
 
 
-def _changed_panel(narrow: Trial) -> Panel:
-    """How far blocks end above the base, as they are and with one thing changed; where the base has the change too, above that."""
+def _changed_panel(narrow: judge.Trial) -> Panel:
+    """Plot how far blocks end above the base, as they are and with one thing changed.
+
+    Returns:
+        The panel; where the base has the change too, blocks are above that.
+    """
     own = narrow.runs.losses
-    ends = [(block, UNCHANGED, own.get(block), own.get(plan.BASE)) for block in (*JUDGED, "pre-ln")]
+    ends = [
+        (block, UNCHANGED, own.get(block), own.get(plan.BASE))
+        for block in (*judge.JUDGED, "pre-ln")
+    ]
     for phase, labels in plan.CHANGED.items():
         runs = narrow.changed[phase].losses
         for label in labels:
             if label not in (plan.BASE, shared.BIGRAMS):
                 block, words = plan.PARTED.get(label) or (label, plan.CHANGES[phase])
-                base = base_of(label)
+                base = judge.base_of(label)
                 ends.append(
                     (block, words, runs.get(label), (runs if base in labels else own).get(base))
                 )
@@ -187,12 +195,12 @@ def _changed_panel(narrow: Trial) -> Panel:
     return replace(panel, title="narrow: runs, one thing changed")
 
 
-def _better(trial: Trial, phase: str) -> dict[str, str]:
+def _better(trial: judge.Trial, phase: str) -> dict[str, str]:
     """What is run in a phase → its name in the tuning, with the better embeddings."""
     return {label: trial.tuned_as(label) for label in plan.RUNS[phase]}
 
 
-def _starts_panel(trial: Trial, width: str) -> Panel:
+def _starts_panel(trial: judge.Trial, width: str) -> Panel:
     """Final losses of the tuning from every start, each at its best rate."""
     means = shared.finite(trial.tuning.losses)
     values = {
@@ -212,7 +220,7 @@ def _starts_panel(trial: Trial, width: str) -> Panel:
     return replace(panel, title=title)
 
 
-def _place_panel(placed: Trial) -> Panel:
+def _place_panel(placed: judge.Trial) -> Panel:
     """Final losses with either kind of positions; GPT-2 of the tuning has learned ones."""
     means = shared.finite(placed.runs.losses)
     values = {
@@ -242,7 +250,8 @@ STUDY = Study(
     title="simplified blocks on trial: each at its best rate, at equal steps and in equal time",
     source="ours, testing the claims of the simplified-blocks paper",
     published=(
-        "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, width 768, one rate)."
+        "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, "
+        "width 768, one rate)."
     ),
     settings=plan.points,
     measure=measure,

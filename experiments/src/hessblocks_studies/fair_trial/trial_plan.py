@@ -1,6 +1,7 @@
 """List the points of the study `trial`: blocks, starts, rates, sizes.
 
-Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `RATES` is made longer.
+Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `RATES` is made
+longer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from hessblocks_studies.engine import Scale
 BASE = "pre-ln, zero queries"
 """What the simplified blocks are judged against."""
 BLOCKS = (
-    "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p", "sas-p-no-norm",
+    "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p",
+    "sas-p-no-norm",
 )  # fmt: skip
 FIRST = (shared.BIGRAMS, "pre-ln", BASE, "sas", "sas-p")
 """Whose runs come first, since verdicts rest on them."""
@@ -27,8 +29,8 @@ POSITIONS = {"": "rotary", SINUSOIDAL: "sinusoidal"}
 WIDER = ", embeddings 1/√width"
 SMALL = ", embeddings 1/√width, small outputs"
 STARTS = {"": "0.02", WIDER: "1/√width", SMALL: "1/√width, small outputs"}
-"""What is behind the name of a block in the tuning → standard deviation of its embeddings; small are projections and
-outputs of MLPs: 0.02/√(2 layers), else 0.02 as all matrices."""
+"""What is behind the name of a block in the tuning → standard deviation of its embeddings; small
+are projections and outputs of MLPs: 0.02/√(2 layers), else 0.02 as all matrices."""
 PLACED = (BASE, "sas-p")
 """The blocks that have both kinds of positions."""
 NARROW, WIDE = "", "wide "
@@ -59,9 +61,10 @@ CHANGED: dict[str, tuple[str, ...]] = {
     EQUAL: ("sas", "sas-p"),
     ONCE: (shared.BIGRAMS, BASE, "sas", "sas-p"),
 }
-"""Phase in which one thing is changed in the long runs at the smaller width → of what, or to what: the rate, half a decade lower;
-pre-ln without values and projections, and sas with them, as I + β ΔW; the MLP, so wide that there are as many parameters as in pre-ln; the
-text, of which nothing is read twice."""
+"""Phase in which one thing is changed in the long runs at the smaller width → of what, or to what:
+the rate, half a decade lower; pre-ln without values and projections, and sas with them, as I + β
+ΔW; the MLP, so wide that there are as many parameters as in pre-ln; the text, of which nothing is
+read twice."""
 CHANGES = {SLOWER: "lower rate", EQUAL: "wider MLP", ONCE: "text read once"}
 """Phases in which blocks keep their parts → in words, for the figure."""
 PARTED = {NO_VALUES: ("pre-ln", "without values"), VALUES: ("sas", "with values")}
@@ -69,7 +72,8 @@ PARTED = {NO_VALUES: ("pre-ln", "without values"), VALUES: ("sas", "with values"
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
 """Scale → that width of the MLP."""
 LONG_TEXTS: dict[Scale, str] = {"laptop": shared.PACKAGE + "torch"}
-"""Scale → a text that is longer than what those runs read, where the usual one is not: 15.8 million tokens against 8.2."""
+"""Scale → a text that is longer than what those runs read, where the usual one is not: 15.8 million
+tokens against 8.2."""
 OTHER_STARTS = {
     NARROW: (*(name + WIDER for name in BLOCKS), BASE + SMALL),
     WIDE: (*(name + WIDER for name in WIDE_BLOCKS), BASE + SMALL),
@@ -94,7 +98,8 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "parallel" + WIDER: (1e-3, 3e-3, 1e-2, 3e-4),
     },
 }
-"""Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results come in."""
+"""Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results
+come in."""
 BEST: dict[str, dict[str, float]] = {
     NARROW: {
         **dict.fromkeys(TUNED[NARROW], 1e-2),
@@ -106,8 +111,9 @@ BEST: dict[str, dict[str, float]] = {
         **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3),
     },
 }
-"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it is done a guess; of parallel at
-the greater width that of the runs at the next rates, which is another."""
+"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it
+is done a guess; of parallel at the greater width that of the runs at the next rates, which is
+another."""
 CHOSEN: dict[str, dict[str, str]] = {
     NARROW: {
         **dict.fromkeys(BLOCKS, ""),
@@ -120,8 +126,8 @@ CHOSEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("sas", "sas-p"), ""),
     },
 }
-"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as above; of what is not tuned, that
-of the block from which it is one change away."""
+"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as
+above; of what is not tuned, that of the block from which it is one change away."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 """Of all blocks at the other scales; the runs are at the first."""
 
@@ -160,7 +166,7 @@ _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(shared.TunedSettings):
-    """A point of this study: one model, one count of pairs of tokens, or the clocks of all blocks."""
+    """Settings of a point: one model, one count of pairs of tokens, or the clocks of all blocks."""
 
     turns: tuple[str, ...] | None = None
     """Labels of what takes turns where steps are timed."""
@@ -254,7 +260,9 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
 
 
 def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
-    """The long runs with one thing changed; with another rate, at both widths, with the first seed of the runs alone.
+    """List the long runs with one thing changed.
+
+    With another rate, at both widths, with the first seed of the runs alone.
 
     Args:
         scale: of the study.
@@ -282,7 +290,7 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
 
 
 def _long_rate(scale: Scale, label: str, phase: str) -> float:
-    """The rate of the long runs of a block, that of the base where it is not tuned; or the next one."""
+    """Look up the rate of a block's long runs, of the base's where it is not tuned; or the next."""
     width = _width(phase)
     label, _ = PARTED.get(label, (label, ""))
     label = label if label in RUNS[width + LONG] else BASE
@@ -317,7 +325,7 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[TrialSettings]:
-    """All tuning, the clocks, the long runs with one thing changed, the runs that verdicts rest on, then the others.
+    """List all tuning, clocks, long runs with one thing changed, then the runs of verdicts first.
 
     Args:
         scale: of the study.

@@ -26,7 +26,8 @@ class Trial(shared.Tuned):
     times: Mapping[str, Mapping[Scalar, float]]
     """What was timed → {repetition: seconds of a step}."""
     starts: Mapping[str, str | None] | None
-    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were not tuned."""
+    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were
+    not tuned."""
     planned: Sequence[str]
     """What is tuned."""
     changed: Mapping[str, shared.Runs]
@@ -41,7 +42,11 @@ class Trial(shared.Tuned):
         return plan.taken_apart(kind)[0]
 
     def best_rate(self, label: str) -> float:
-        """That of the runs, where the next ones on both sides are no better in runs as long; else the best of the tuning."""
+        """Choose the rate of the runs where its neighbours are no better in runs as long.
+
+        Returns:
+            That rate, else the best of the tuning.
+        """
         sides = [check.holds for block, check in self.long_rate_checks() if block == label]
         return self.rates[label] if len(sides) > 1 and all(sides) else super().best_rate(label)
 
@@ -86,7 +91,7 @@ class Trial(shared.Tuned):
         return checks
 
     def changed_check(self, phase: str, block: str, words: str, base: str = plan.BASE) -> Check:
-        """Whether a block of a phase of `CHANGED`, in words, matches a base, of that phase or else of the runs."""
+        """Judge whether a block of a phase of `CHANGED` matches a base, of it or of the runs."""
         own = self.changed[phase]
         losses = {
             block: own.losses.get(block, {}),
@@ -101,7 +106,7 @@ class Trial(shared.Tuned):
         return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
 
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
-        """Whether a block is as far above the base in a phase of `CHANGED` as it is in the runs, seed by seed."""
+        """Judge whether a phase of `CHANGED` leaves a block as far above the base."""
         own = self.changed[phase]
         gaps: dict[str, dict[Scalar, float]] = {}
         for name, runs in (("changed", own), ("as tuned", self.runs)):
@@ -118,14 +123,8 @@ class Trial(shared.Tuned):
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
         off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
-        said = f"elsewhere: {'; '.join(off)}" if off else f"so for all {len(self.starts or ())}"
-        enough = bool(self.starts) and self.enough
-        return Check(
-            fact="the runs of each block are from its best start",
-            expected="all (rule of this study)",
-            ours=said if enough else "too little measured",
-            holds=not off if enough else None,
-        )
+        fact, enough = "the runs of each block are from its best start", bool(self.starts)
+        return shared.rule_check(fact, off, len(self.starts or ()), enough and self.enough)
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:

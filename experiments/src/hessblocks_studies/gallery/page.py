@@ -32,7 +32,7 @@ def not_begun(folder: Path) -> dict[str, str]:
 
 
 def study_folders(folder: Path) -> list[Path]:
-    """The studies in `folder`: itself, or those of its sub-folders that are; none if it has none."""
+    """List the studies in `folder`: itself, or its sub-folders that are; none if it has none."""
     if (folder / "summary.json").is_file() and (folder / "figure.json").is_file():
         return [folder]
     return [path.parent for path in folder.glob("*/figure.json") if study_folders(path.parent)]

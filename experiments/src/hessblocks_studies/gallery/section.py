@@ -66,7 +66,7 @@ class StudySection:
 
     @property
     def settings(self) -> str:
-        """All that the points depend on, in a line; lists of slots stand in the data alone, where labels name them."""
+        """Settings of all points in a line, but lists of slots, which labels name."""
         found = self.summary.get("settings", {})
         return "; ".join(
             f"{name.replace('_', ' ')} {_values(values)}"

@@ -18,17 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from hessblocks.blocks import (
-    MLP,
-    Attention,
-    BlockConfig,
-    Branch,
-    Dense,
-    LayerNorm,
-    LearnedPosition,
-    NoNorm,
-    preset,
-)
+from hessblocks import blocks
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature import LossFunction
 from hessblocks.errors import check_name
@@ -43,21 +33,23 @@ GAIN = 0.8
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "softmax-mlp-biases": {"mlp": MLP(input=Dense(bias=True), output=Dense(bias=True))},
-    "softmax-pre-ln": {"norm": LayerNorm(), "final_norm": LayerNorm()},
-    "linear": {"attention": Attention(scores="linear")},
+    "softmax-mlp-biases": {
+        "mlp": blocks.MLP(input=blocks.Dense(bias=True), output=blocks.Dense(bias=True))
+    },
+    "softmax-pre-ln": {"norm": blocks.LayerNorm(), "final_norm": blocks.LayerNorm()},
+    "linear": {"attention": blocks.Attention(scores="linear")},
     "linear-alone": {
-        "attention": Attention(scores="linear"),
-        "attention_branch": Branch(skip=0.0),
-        "mlp": MLP(output=Dense(init="zeros")),
+        "attention": blocks.Attention(scores="linear"),
+        "attention_branch": blocks.Branch(skip=0.0),
+        "mlp": blocks.MLP(output=blocks.Dense(init="zeros")),
         "mlp_width": 1,
     },
-    "one-matrix": {"attention": Attention(query_key="one-matrix")},
-    "one-matrix-linear": {"attention": Attention(query_key="one-matrix", scores="linear")},
+    "one-matrix": {"attention": blocks.Attention(query_key="one-matrix")},
+    "one-matrix-linear": {"attention": blocks.Attention(query_key="one-matrix", scores="linear")},
 }
-"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no norm.
-
-`linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays zero."""
+"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no
+norm. `linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays
+zero."""
 
 
 def weight_size(width: int) -> float:
@@ -66,7 +58,7 @@ def weight_size(width: int) -> float:
 
 
 def addition_model(
-    block: str | BlockConfig, *, layers: int, width: int, sigma: float, seed: int
+    block: str | blocks.BlockConfig, *, layers: int, width: int, sigma: float, seed: int
 ) -> PreTrainedModel:
     """A causal language model of sums in float64, untied head, drawn from `seed`.
 
@@ -87,11 +79,11 @@ def addition_model(
         check_name("block", block, BLOCKS)
         plain = {
             "heads": 1,
-            "norm": NoNorm(),
-            "final_norm": NoNorm(),
-            "position": LearnedPosition(),
+            "norm": blocks.NoNorm(),
+            "final_norm": blocks.NoNorm(),
+            "position": blocks.LearnedPosition(),
         }
-        block = preset("pre-ln", width=width, **{**plain, **BLOCKS[block]})
+        block = blocks.preset("pre-ln", width=width, **{**plain, **BLOCKS[block]})
     model: PreTrainedModel = build(
         block,
         depth=layers,
@@ -147,4 +139,5 @@ def of_current_tokens(
 
 
 LOSSES: dict[str, str | LossFunction] = {"cross-entropy": "causal-lm", "squares": one_hot_squares}
-"""Name → loss; both are means, over the answer digits and over their classes where there are several."""
+"""Name → loss; both are means, over the answer digits and over their classes where there are
+several."""

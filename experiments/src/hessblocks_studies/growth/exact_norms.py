@@ -1,17 +1,8 @@
-"""Compute exact Frobenius norms of the last attention's Hessian blocks, for both losses.
-
-The layer is first taken to fewer coordinates, where its blocks have the same Frobenius norm. The
-inputs of sums are sums of 12 symbols' and 18 positions' vectors: they span at most 30 of the
-width's directions. In an orthonormal basis U of that span (and R of the span of the projected queries
-and keys), x → x U, W → Uᵀ W R changes every block by orthogonal factors alone.
-
-Letters: D width, K head width, U (D, d) and R (K, k) orthonormal columns.
-"""
+"""Compute exact Frobenius norms of the last attention's Hessian blocks, for both losses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,10 +21,9 @@ from hessblocks_studies.growth.addition_model import one_hot_squares
 Norms = dict[tuple[str, Part], Estimate]
 """(group, part) → Frobenius norm of the group's own block."""
 
-NEGLIGIBLE = 1e-13
-"""Share of the largest eigenvalue of a Gram matrix below which a direction is rounding."""
 SAME = 1e-3
-"""Relative difference up to which two ways to the logits differ by rounding, in single precision too."""
+"""Relative difference up to which two ways to the logits differ by rounding, in single precision
+too."""
 
 
 def exact_norms(
@@ -44,32 +34,27 @@ def exact_norms(
 ) -> Norms:
     """Compute Frobenius norms of H_o, H_f and H for groups of the last attention, in closed form.
 
-    The same as `exact_attention_curvature` gives, about twice as fast where the inputs span few
-    directions, and for the squared loss too.
+    The same as `exact_attention_curvature` gives, and for the squared loss too.
 
     Args:
-        model: a causal language model with one head; for squares its unembedding is all that
-            follows the last attention.
+        model: a causal language model; for squares its unembedding is all that follows the last
+            attention.
         batch: `input_ids` and `labels`, (sequences, tokens).
-        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and classes).
+        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and
+            classes).
         groups: among query, key, value, projection.
 
     Returns:
         Exact estimates by group and part.
 
     Raises:
-        ArgumentError: another loss, several heads, or a model that the closed form does not cover.
+        ArgumentError: another loss, or a model or group that the closed form does not cover.
     """
     if loss not in ("causal-lm", one_hot_squares):
         raise ArgumentError(f"loss: expected causal-lm or one_hot_squares, got {loss!r}")
     hessian = exact_attention_curvature(model, batch)
-    if len(hessian.layer.query) > 1 or hessian.layer.key is None:
-        raise ArgumentError(
-            "model: expected one head with queries and keys apart in its last attention"
-        )
     if loss is one_hot_squares:
         hessian = _of_squares(hessian.layer, model, batch)
-    hessian = hessian.with_layer(compressed(hessian.layer))
     return {
         (group, part): Estimate(
             value=hessian.block(group, group, part).frobenius_norm(), method="exact"
@@ -83,9 +68,10 @@ def exact_norms(
 def _of_squares(
     layer: AttentionLayer, model: PreTrainedModel, batch: Mapping[str, Any]
 ) -> AttentionHessian:
-    """The Hessian of the squared loss against one-hot targets, with the unembedding M behind the attention.
+    """Compute the Hessian of squares against one-hot targets, with the unembedding M behind.
 
-    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
+    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC)
+    MᵀM.
 
     Returns:
         Its blocks; there is no Λ_f.
@@ -111,37 +97,3 @@ def _of_squares(
             factor=valid.flatten(0, 1)[..., None] * (share**0.5 * unembedding)
         ),
     )
-
-
-def compressed(layer: AttentionLayer) -> AttentionLayer:
-    """The same layer in a basis of what its inputs span.
-
-    Args:
-        layer: one head, queries and keys apart.
-
-    Returns:
-        A layer whose query, key, value and projection blocks have the norms of the given one's.
-    """
-    assert layer.key is not None
-    inputs = _basis(layer.x.flatten(0, 1))
-    query, key = inputs.T @ layer.query, inputs.T @ layer.key
-    if layer.rotation is not None:  # it turns queries and keys where they are
-        return replace(
-            layer, x=layer.x @ inputs, query=query, key=key, value=inputs.T @ layer.value
-        )
-    scores = _basis(torch.cat([query[0], key[0]]))
-    return replace(
-        layer,
-        x=layer.x @ inputs,
-        query=query @ scores,
-        key=key @ scores,
-        value=inputs.T @ layer.value,
-    )
-
-
-def _basis(rows: Tensor) -> Tensor:
-    """Orthonormal columns that span the rows."""
-    wide = rows.double()
-    sizes, vectors = torch.linalg.eigh(wide.T @ wide)
-    kept: Tensor = vectors[:, sizes > NEGLIGIBLE * sizes[-1]].to(rows.dtype)
-    return kept

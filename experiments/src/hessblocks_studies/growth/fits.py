@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from hessblocks.errors import ArgumentError
-from hessblocks_studies.shared import fisher_tail, student_quantile
+from scipy import special
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-10
@@ -62,14 +60,7 @@ def fit_growth(
 
     Returns:
         The fit, or None with fewer than three different σ among the values that are not 0.
-
-    Raises:
-        ArgumentError: the lengths differ, or a σ or value is negative.
     """
-    if not len(sigma) == len(value) == len(standard_error):
-        raise ArgumentError("fit_growth: expected sigma, value and standard_error of one length")
-    if min(sigma, default=1.0) <= 0 or min(value, default=0.0) < 0:
-        raise ArgumentError("fit_growth: expected positive sigma and values of at least 0")
     kept = [place for place, v in enumerate(value) if v > 0]
     x = np.log([sigma[place] for place in kept])
     if len(np.unique(x)) < 3:
@@ -109,7 +100,7 @@ def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
     line, curve = _polynomial(means, degree=1), _polynomial(means, degree=2)
     # scattered more than the repeats explain: the misfit then sets the error
     freedom = line.spare if line.misfit > 1 or not means.freedom else means.freedom
-    reach = student_quantile((1 + CONFIDENCE) / 2, freedom) * line.error
+    reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * line.error
     span = float(x.max() - x.min())
     bend, bend_error = 2 * curve.leading * span, 2 * curve.error * span
     if not (curve.spare or means.freedom) and bool((own <= ROUNDING**2).all()):
@@ -163,6 +154,6 @@ def _flag(bend: float, bend_error: float, line: _Curve, freedom: int) -> str:
     """Say what speaks against a power law: a bend that is visible and significant, or scatter."""
     if abs(bend) > max(BEND, 3 * bend_error):
         return f"the slope changes by {bend:+.2f} over the range"
-    if freedom and fisher_tail(line.misfit, line.spare, freedom) < 1e-4:
+    if freedom and special.fdtrc(line.spare, freedom, line.misfit) < 1e-4:
         return "the means lie off the line by more than their errors"
     return ""

@@ -42,7 +42,7 @@ class Size:
 
 
 def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
-    """The sizes of a study of one layer, with so many seeds at laptop scale; the published ones have 20."""
+    """Make the sizes of a study of one layer; `seeds` are those of laptop scale, published 20."""
     return {
         "smoke": Size(width=16, sums=8, seeds=2, sigmas=sigmas),
         "laptop": Size(width=128, sums=64, seeds=seeds, sigmas=sigmas),
@@ -65,11 +65,12 @@ class DrawSettings:
 def draws(
     sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str | None]
 ) -> Callable[[Scale, int | None], list[Any]]:
-    """The settings of a study with a point for each choice, depth, σ and seed, as far as `kind` has them.
+    """List a study's points: one for each choice, depth, σ and seed, as far as `kind` has them.
 
     Args:
         sizes: of each scale.
-        kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers and sigma.
+        kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers
+            and sigma.
         **choices: further settings of `kind`, each with all its values.
 
     Returns:
@@ -113,14 +114,15 @@ class GrowthSettings:
     probes: int
     """Random vectors of each estimate."""
     precision: str
-    """float64, or float32, which is twice as fast: for one layer without norm its norms are those of
-    float64 to 1e-3, and to 1e-5 for σ up to 1."""
+    """float64, or float32, which is twice as fast: for one layer without norm its norms are those
+    of float64 to 1e-3, and to 1e-5 for σ up to 1."""
     target: str | None = None
     """current: the token that is read; None: the next one."""
 
 
 GROWTH_COLUMNS = (
-    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error", "method",
+    "study", "layers", "layer", "group", "part", "sigma", "seed", "value", "standard_error",
+    "method",
 )  # fmt: skip
 
 

@@ -26,7 +26,8 @@ BELOW = 0.04
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 """Digits of an exponent."""
 REACHED = 0.8
-"""Share of the largest σ of a range below which nothing is said of it: curves are measured from below."""
+"""Share of the largest σ of a range below which nothing is said of it: curves are measured from
+below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +50,6 @@ class Expected:
     """Name of its range of σ."""
     source: str = "theory"
     """Where the number is from."""
-
-
-def by_curve(rows: Rows) -> dict[Curve, Rows]:
-    """The rows of each curve."""
-    return grouped(rows, *CURVE)
 
 
 def growth_summary(
@@ -108,7 +104,7 @@ def growth_summary(
 def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
     """Power laws of all curves between two σ; curves that are 0 or too short are left out."""
     found = {}
-    for place, members in by_curve(rows).items():
+    for place, members in grouped(rows, *CURVE).items():
         used = [row for row in members if smallest <= row["sigma"] <= largest * (1 + 1e-9)]
         names = ("sigma", "value", "standard_error")
         growth = fit_growth(*([row[name] for row in used] for name in names))
@@ -143,9 +139,9 @@ def curves_panel(
     Returns:
         The panel, on a logarithmic ordinate, which has room for what is above 0.
     """
-    theirs = by_curve(published)
+    theirs = grouped(published, *CURVE)
     series = []
-    for place, members in by_curve(rows).items():
+    for place, members in grouped(rows, *CURVE).items():
         if ours := _seen(averaged(members)):
             series.append(curve(label(place), ours))
         means = theirs.get(place, ())
@@ -182,7 +178,7 @@ def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
 
 
 def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
-    """From the first σ of a curve to the last one within both ends; empty where there is one only."""
+    """Draw from the first σ of a curve to the last within both ends; empty where it is one only."""
     x = [sigma for sigma in beside.x if ends[0] <= sigma <= ends[1] * (1 + 1e-9)]
     x = [x[0], x[-1]] if len(x) > 1 else []
     start = below * beside.y[beside.x.index(x[0])] if x else 0.0
@@ -198,7 +194,8 @@ def apart(rows: Rows, *columns: str) -> float:
         columns: what the blocks of one curve have in common, beside σ.
 
     Returns:
-        The largest ratio of two mean norms at one σ, infinite where one alone is 0; 1 where there is nothing to compare.
+        The largest ratio of two mean norms at one σ, infinite where one alone is 0; 1 where there
+        is nothing to compare.
     """
     means = [
         [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]

@@ -1,10 +1,11 @@
 """Fit the growth of all query, key and value blocks with data, weights and moments.
 
 Six blocks are measured; the other three are their transposes.
-A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ, under squared loss.
-One tensor after the other is scaled. A moment cannot be scaled alone in such a layer. There each sequence has one
-token with loss, whose keys are the other tokens, under scores near 0: all keys have the mean t μ, half of them
-stand at ± a s_i around it and half at b r_i with Σ r_i = 0, so that, with a ≫ b and means over i,
+A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ,
+under squared loss. One tensor after the other is scaled. A moment cannot be scaled alone in such a
+layer. There each sequence has one token with loss, whose keys are the other tokens, under scores
+near 0: all keys have the mean t μ, half of them stand at ± a s_i around it and half at b r_i with Σ
+r_i = 0, so that, with a ≫ b and means over i,
 
     M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """
@@ -168,8 +169,9 @@ def summarise(rows: Rows) -> Summary:
     ]
     seeds = len({row["seed"] for row in rows})
     caption = (
-        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard errors. Powers are slopes on "
-        f"double logarithmic scales: weights are scaled at σ = {SMALL:g}, moments by keys that have them."
+        f"One causal softmax head, squared loss, {seeds} seeds. Curves are means with standard "
+        "errors. Powers are slopes on double logarithmic scales: weights are scaled at σ = "
+        f"{SMALL:g}, moments by keys that have them."
     )
     if fits:
         farthest = max(map(_distance, fits, fits.values()))
@@ -279,8 +281,8 @@ STUDY = Study(
     title="all blocks of queries, keys and values against data, weights and moments",
     source="Hessian paper, section 4 and Table 1",
     published=(
-        "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the weights of the other "
-        "groups, and the first, second or third moment, as factors."
+        "Value blocks grow as σ², query and key blocks as σ⁶ (H_o) and σ⁵ (H_f); a block has the "
+        "weights of the other groups, and the first, second or third moment, as factors."
     ),
     settings=growth.draws(_SIZES, CrossSettings, quantity=tuple(QUANTITIES)),
     measure=measure,

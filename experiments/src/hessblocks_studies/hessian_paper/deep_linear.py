@@ -2,7 +2,8 @@
 
 The squared loss is against the next token, and against the current one, which the module of the
 authors' notebook takes. H_o is the same for both. H_f of the earlier layers has the residual as a
-factor, which for small σ is the target: it grows as σ^(3^D), and so does H, in which H_o is then far smaller.
+factor, which for small σ is the target: it grows as σ^(3^D), and so does H, in which H_o is then
+far smaller.
 """
 
 from __future__ import annotations
@@ -32,29 +33,20 @@ SMALL = "slopes for small σ"
 """Range where the outputs are small beside the targets."""
 
 
-def _expected(
-    group: str, part: Part, slope: int, depth: int, share: float, table: str
-) -> growth.Expected:
-    return growth.Expected(
-        group=group,
+EXPECTED = tuple(
+    growth.Expected(
+        group=growth.targeted(name, target),
         part=part,
-        slope=slope,
-        tolerance=share * slope,
+        slope=2 * 3**depth if part == "outer" else 3**depth,
+        tolerance=2 * 3**depth * SHARE if part == "outer" else 3**depth * SMALL_SHARE,
         layers=depth,
-        table=table,
+        table="slopes" if part == "outer" else SMALL,
         earlier=part != "outer",
     )
-
-
-EXPECTED = tuple(
-    expected
     for target in TARGETS
-    for group in (growth.targeted(name, target) for name in growth.GROUPS)
+    for name in growth.GROUPS
     for depth in _DEPTHS
-    for expected in (
-        _expected(group, "outer", 2 * 3**depth, depth, SHARE, "slopes"),
-        *(_expected(group, part, 3**depth, depth, SMALL_SHARE, SMALL) for part in PARTS[1:]),
-    )
+    for part in PARTS
 )
 
 
@@ -70,9 +62,11 @@ def summarise(rows: Rows) -> Summary:
     return growth.growth_summary(
         rows,
         title="Linear attention alone: slopes 6, 18, 54 at depths 1, 2, 3",
-        caption="Drawn is the query block of the first layer; value blocks and those of other layers lie within a factor "
-        f"of {number(factor)} of it. No skip, no norm, no MLP; squared loss; float64, which the slope of 54 needs. In the "
-        "last layer H is H_o.",
+        caption=(
+            "Drawn is the query block of the first layer; value blocks and those of other layers "
+            f"lie within a factor of {number(factor)} of it. No skip, no norm, no MLP; squared "
+            "loss; float64, which the slope of 54 needs. In the last layer H is H_o."
+        ),
         expected=EXPECTED,
         ranges={"slopes": (0.0, 1.0), SMALL: (0.0, 0.3)},
         panels=[_panel(rows, target) for target in TARGETS],
@@ -107,8 +101,9 @@ STUDY = growth.growth_study(
     title="1 to 3 layers of linear attention without skip, norm and MLP",
     source="Hessian paper, appendix: deep linear self-attention",
     published=(
-        "The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54; the paper draws the same "
-        "slopes beside H_f and H of earlier layers, where small σ gives half of them."
+        "The outer blocks grow as σ^(2·3^D) with D the depth: slopes 6, 18 and 54; the paper "
+        "draws the same slopes beside H_f and H of earlier layers, where small σ gives half of "
+        "them."
     ),
     block="linear-alone",
     loss="squares",

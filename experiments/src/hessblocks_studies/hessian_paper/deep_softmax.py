@@ -28,8 +28,10 @@ def summarise(rows: Rows) -> Summary:
     return growth.growth_summary(
         rows,
         title="With skips, every layer grows as a single one does",
-        caption="A line for each layer of each depth. The last layer's norms are exact, those of earlier layers "
-        "estimates.",
+        caption=(
+            "A line for each layer of each depth. The last layer's norms are exact, those of "
+            "earlier layers estimates."
+        ),
         expected=EXPECTED,
         panels=[_panel(rows, one) for one in EXPECTED],
     )
@@ -49,7 +51,9 @@ STUDY = growth.growth_study(
     "deep-softmax",
     title="2 to 5 softmax layers without norm against the size of the data",
     source="Hessian paper, appendix: deeper softmax networks",
-    published="For small σ the slopes of one layer hold in every layer: value 2, query 5 (outer 6).",
+    published=(
+        "For small σ the slopes of one layer hold in every layer: value 2, query 5 (outer 6)."
+    ),
     block="softmax",
     loss="cross-entropy",
     sizes=SIZES,

@@ -32,7 +32,9 @@ def summarise(rows: Rows) -> Summary:
     return growth_summary(
         rows,
         title="Softmax attention makes queries and values grow apart",
-        caption="Hollow points: the paper's, at width 128 and 64 sums. The functional value block is 0.",
+        caption=(
+            "Hollow points: the paper's, at width 128 and 64 sums. The functional value block is 0."
+        ),
         expected=EXPECTED,
         published=published(),
     )
@@ -43,8 +45,8 @@ STUDY = growth_study(
     title="query and value blocks of one softmax layer against the size of the data",
     source="Hessian paper, Figure 3a",
     published=(
-        "For σ ≤ 0.1 the value block grows as σ² and the query block as σ⁵ (outer part σ⁶), so that "
-        "they differ by a factor of 5e5 at σ = 0.01 and meet at 0.8."
+        "For σ ≤ 0.1 the value block grows as σ² and the query block as σ⁵ (outer part σ⁶), so "
+        "that they differ by a factor of 5e5 at σ = 0.01 and meet at 0.8."
     ),
     block="softmax",
     loss="cross-entropy",

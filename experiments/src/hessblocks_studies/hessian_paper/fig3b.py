@@ -1,7 +1,7 @@
 """Fit the same layer's growth under Pre-LN (Figure 3b).
 
-The printed slopes hold from width 32 on, which the smoke scale therefore has; at 16 those of H_f and H of
-queries are 0.2 steeper.
+The printed slopes hold from width 32 on, which the smoke scale therefore has; at 16 those of H_f
+and H of queries are 0.2 steeper.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ STUDY = growth_study(
     title="the same layer with Pre-LN",
     source="Hessian paper, Figure 3b",
     published=(
-        "With Pre-LN the blocks hardly depend on the size of the data while it is small; over all of σ "
-        "the slopes of H_o, H_f and H are -1.2, -1.3 and -1.2 for values, -1.2, -0.7 and -0.6 for queries."
+        "With Pre-LN the blocks hardly depend on the size of the data while it is small; over all "
+        "of σ the slopes of H_o, H_f and H are -1.2, -1.3 and -1.2 for values, -1.2, -0.7 and "
+        "-0.6 for queries."
     ),
     block="softmax-pre-ln",
     loss="cross-entropy",
@@ -57,8 +58,10 @@ STUDY = growth_study(
     summarise=partial(
         growth_summary,
         title="Layer norm before each sub-block stops the growth",
-        caption="Layer norms stand before attention, before the MLP and at the end. The printed slopes hold from width "
-        "32 on; at 16 the query slopes of H_f and H are 0.2 steeper.",
+        caption=(
+            "Layer norms stand before attention, before the MLP and at the end. The printed "
+            "slopes hold from width 32 on; at 16 the query slopes of H_f and H are 0.2 steeper."
+        ),
         expected=EXPECTED,
         ranges={"slopes": (0.0, 0.1), WHOLE: (min(_SIGMAS), max(_SIGMAS))},
     ),

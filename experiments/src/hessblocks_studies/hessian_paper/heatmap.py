@@ -61,7 +61,7 @@ SMALLEST = 1e-30
 
 
 def measure(settings: growth.DrawSettings) -> list[Row]:
-    """The dense Hessian of the model as means of log10 |entry|: over each pair of groups, and over cells.
+    """Average log10 |entry| of the dense Hessian, over each pair of groups and over cells.
 
     The cells are kept of the first seed only.
 
@@ -141,9 +141,9 @@ def summarise(rows: Rows) -> Summary:
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
         "The Hessian of one model at initialisation",
-        "Mean of log10 |entry| over cells of the dense Hessian, first seed; one layer, one head, no norm, "
-        f"cross-entropy on the digits of sums. A group of the whole model has {FEWEST} to {MOST} cells on a "
-        f"side, whatever its size. Seeds of the check: {seeds}.",
+        "Mean of log10 |entry| over cells of the dense Hessian, first seed; one layer, one head, "
+        f"no norm, cross-entropy on the digits of sums. A group of the whole model has {FEWEST} "
+        f"to {MOST} cells on a side, whatever its size. Seeds of the check: {seeds}.",
         (_map(title, part) for title, part in maps.items() if part),
         _checks(shared.nested(diagonal, "row_group", "seed")),
         blocks=shared.mean_table(own, "group", value="log10_size"),
@@ -177,7 +177,7 @@ def _map(title: str, rows: Rows) -> Heatmap:
 
 
 def _checks(sizes: shared.Values) -> tuple[Check, ...]:
-    """How far value entries are above query entries, in the mean over seeds, whose error decides with it."""
+    """Judge how far value entries are above query entries; the error over seeds decides too."""
     gap = shared.difference(sizes, "value", "query")
     if not gap.seeds:
         return ()
@@ -199,7 +199,10 @@ STUDY = Study(
     name="heatmap",
     title="map of the Hessian of one whole model, of its block and of its attention",
     source="Hessian paper, Figure 1",
-    published="The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query about 6e-7.",
+    published=(
+        "The blocks of the Hessian differ by orders of magnitude: value entries about 2e-5, query "
+        "about 6e-7."
+    ),
     settings=growth.draws(_SIZES),
     measure=measure,
     summarise=summarise,

@@ -63,18 +63,19 @@ def _histogram(entries: torch.Tensor) -> list[tuple[float, float]]:
     return list(zip(centres.tolist(), (counts / len(logarithms)).tolist(), strict=True))
 
 
+def _by_seed(rows: Rows) -> dict[tuple[str, str], dict[Scalar, dict[float, float]]]:
+    """(block, group) → {seed: {log10 size: share}}."""
+    return shared.nested(rows, ("block", "group"), "seed", "log10_size", value="share")
+
+
 def mean_histograms(rows: Rows) -> dict[tuple[str, str], dict[float, float]]:
-    """(block, group) → {log10 size: share}, averaged over seeds."""
-    found: dict[tuple[str, str], dict[float, float]] = {}
-    seeds: dict[str, set[Scalar]] = {}
-    for row in rows:
-        seeds.setdefault(row["block"], set()).add(row["seed"])
-        shares = found.setdefault((row["block"], row["group"]), {})
-        centre = row["log10_size"]
-        shares[centre] = shares.get(centre, 0.0) + row["share"]
+    """Average the shares of each size over seeds: (block, group) → {log10 size: share}."""
     return {
-        (block, group): {centre: shares[centre] / len(seeds[block]) for centre in sorted(shares)}
-        for (block, group), shares in found.items()
+        curve: {
+            centre: sum(shares.get(centre, 0.0) for shares in seeds.values()) / len(seeds)
+            for centre in sorted({centre for shares in seeds.values() for centre in shares})
+        }
+        for curve, seeds in _by_seed(rows).items()
     }
 
 
@@ -83,15 +84,11 @@ Modes = Mapping[tuple[str, str], Mapping[Scalar, float]]
 
 
 def modes_of(rows: Rows) -> Modes:
-    """The middle of the fullest bin of each seed; of equally full ones the smallest."""
-    fullest: dict[tuple[str, str, Scalar], tuple[float, float]] = {}
-    for row in rows:
-        curve, found = (row["block"], row["group"], row["seed"]), (row["share"], -row["log10_size"])
-        fullest[curve] = max(found, fullest.get(curve, found))
-    modes: dict[tuple[str, str], dict[Scalar, float]] = {}
-    for (block, group, seed), (_, negative) in fullest.items():
-        modes.setdefault((block, group), {})[seed] = -negative
-    return modes
+    """Find the middle of the fullest bin of each seed; of equally full ones the smallest."""
+    return {
+        curve: {seed: max(sorted(shares), key=shares.__getitem__) for seed, shares in seeds.items()}
+        for curve, seeds in _by_seed(rows).items()
+    }
 
 
 def summarise(rows: Rows) -> Summary:
@@ -152,7 +149,7 @@ def _checks(modes: Modes) -> list[Check]:
 
 
 def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
-    """A size against a published one; the error of its logarithm over seeds, in decades, decides with it."""
+    """Judge a size against a published one; the error of its logarithm over seeds decides too."""
     count = logarithm.seeds
     spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(
@@ -168,8 +165,8 @@ STUDY = Study(
     title="sizes of the entries of the value and query blocks, softmax against linear scores",
     source="Hessian paper, Figures 1 and 4",
     published=(
-        "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query entries "
-        "rise to the size of value entries."
+        "With softmax value entries peak at 2e-5 and query entries at 6e-7; without it query "
+        "entries rise to the size of value entries."
     ),
     settings=growth.draws(_SIZES, EntrySettings, block=BLOCKS),
     measure=measure,

@@ -1,9 +1,10 @@
 """Measure how indefinite each diagonal block of H is along depth, with softmax and without.
 
-H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are piecewise
-linear in each value, projection and MLP matrix, and with linear scores in each query and key matrix
-too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier layers it may be
-indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh it.
+H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are
+piecewise linear in each value, projection and MLP matrix, and with linear scores in each query and
+key matrix too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier
+layers it may be indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh
+it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class IndefinitenessSettings(growth.DrawSettings):
     layers: int
     """Depth."""
     sigma: float
-    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of 10 at 0.1."""
+    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of
+    10 at 0.1."""
 
 
 def measure(settings: IndefinitenessSettings) -> list[Row]:
@@ -70,8 +72,8 @@ def measure(settings: IndefinitenessSettings) -> list[Row]:
             block = Hessian(problem, groups[f"layers.{layer}.{name}"]).dense()
             if (block - block.T).norm() > ROUNDING * block.norm():
                 raise RunError(
-                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs saturate the "
-                    f"loss; choose sigma below {sigma:g}."
+                    f"layers.{layer}.{name}: its block is rounding alone, since the outputs "
+                    f"saturate the loss; choose sigma below {sigma:g}."
                 )
             share = negative_share(torch.linalg.eigvalsh((block + block.T) / 2).tolist())
             place: Row = {"study": "indefiniteness", "scores": scores, "layers": layers}
@@ -91,8 +93,8 @@ def summarise(rows: Rows) -> Summary:
     seeds = len({row["seed"] for row in rows})
     return shared.summary(
         "Softmax makes query and key blocks indefinite in every layer",
-        "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, at "
-        f"initialisation; mean over {seeds} seeds, bars are its standard errors.",
+        "Sum of |λ| over negative eigenvalues λ of a diagonal block of H over the sum of all |λ|, "
+        f"at initialisation; mean over {seeds} seeds, bars are its standard errors.",
         (_panel(scores, depth, means) for scores in SCORES if any(k[0] == scores for k in means)),
         list(_checks(depth, found)),
         shares=shared.mean_table(means, "scores", "layer", "group"),
@@ -172,11 +174,13 @@ def _by_seed(
 
 STUDY = Study(
     name="indefiniteness",
-    title="share of negative curvature of each diagonal block along depth, with softmax and without",
+    title=(
+        "share of negative curvature of each diagonal block along depth, with softmax and without"
+    ),
     source="ours, from section 4 of the Hessian paper",
     published=(
-        "Only the functional part is indefinite; of the last layer's diagonal blocks softmax leaves it to "
-        "queries and keys, linear scores to none."
+        "Only the functional part is indefinite; of the last layer's diagonal blocks softmax "
+        "leaves it to queries and keys, linear scores to none."
     ),
     settings=growth.draws(_SIZES, IndefinitenessSettings, scores=SCORES),
     measure=measure,

@@ -5,11 +5,11 @@ squared distance from the one-hot target summed over N tokens and C classes,
 
     H_o = 2 Σ_n h_n h_nᵀ ⊗ B Bᵀ, H_f = 0,
 
-since the network is linear in each single weight, whatever the target. Two set-ups: `head` has D layers
-and a head behind them, which is not counted, weights as in the attention studies and the mean over N
-tokens and C classes; `authors` is that of the authors' notebook, where the last of D layers is the
-output, weights are torch's default for linear layers (uniform, of variance 1/(3 width)) and the squares
-are summed.
+since the network is linear in each single weight, whatever the target. Two set-ups: `head` has D
+layers and a head behind them, which is not counted, weights as in the attention studies and the
+mean over N tokens and C classes; `authors` is that of the authors' notebook, where the last of D
+layers is the output, weights are torch's default for linear layers (uniform, of variance 1/(3
+width)) and the squares are summed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LinearSettings:
 
 
 def measure(settings: LinearSettings) -> list[Row]:
-    """Exact norms of every layer's block; weights, embeddings and sums drawn afresh for each point."""
+    """Compute exact norms of every layer's block, all drawn afresh for each point."""
     layers, sigma, setup = settings.layers, settings.sigma, settings.setup
     draw = seed_of("mlp", layers, sigma, settings.seed)
     embedding, weights = network(setup, layers, settings.width, sigma, draw)
@@ -104,7 +104,7 @@ def outer_norms(
     weights: Sequence[Float[Tensor, "width _"]],
     batch: Mapping[str, Int[Tensor, "sequences tokens"]],
 ) -> list[float]:
-    """‖H_o‖_F of the weight of each layer that the set-up counts: 2 ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖, or its mean."""
+    """Compute ‖H_o‖_F = 2 ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖ of each layer that counts, or its mean."""
     asked = batch["labels"][:, 1:] != IGNORED
     h = embedding[batch["input_ids"][:, :-1][asked]]
     classes = weights[-1].shape[1]
@@ -124,9 +124,12 @@ def summarise(rows: Rows) -> Summary:
     return growth.growth_summary(
         rows,
         title="A linear MLP grows as σ² at every depth",
-        caption=f"Drawn is the block of the first layer; those of other layers lie within a factor of {number(factor)} of it. "
-        "Left: linear layers and a head, mean of squares; right: the authors' set-up, whose last layer "
-        "is the output, sum of squares. Exact; the functional part is 0.",
+        caption=(
+            "Drawn is the block of the first layer; those of other layers lie within a factor of "
+            f"{number(factor)} of it. Left: linear layers and a head, mean of squares; right: the "
+            "authors' set-up, whose last layer is the output, sum of squares. Exact; the "
+            "functional part is 0."
+        ),
         expected=EXPECTED,
         panels=[_panel(rows, setup) for setup in SETUPS],
     )

@@ -1,7 +1,7 @@
 """Compare W_QK with W_Q and W_K: one function, two Hessians, one less indefinite.
 
-Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ eigenvalues,
-G the gradient with respect to W_QK.
+Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ
+eigenvalues, G the gradient with respect to W_QK.
 
 With two matrices H_f has the blocks ± G between W_Q and W_K, whose eigenvalues come in pairs
 ±σ_j(G)/sqrt(K), each K times; with linear scores that is all of H_f.
@@ -33,7 +33,8 @@ BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""
 SCORES = ("softmax", "linear")
 ROUNDING = 1e-12
-"""Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these sizes."""
+"""Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these
+sizes."""
 _SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=8, sums=8, seeds=2),
     "laptop": growth.Size(width=16, sums=64, seeds=10),
@@ -50,7 +51,7 @@ class PairSettings(growth.DrawSettings):
 
 
 def measure(settings: PairSettings) -> list[Row]:
-    """Eigenvalues and mean entry of each part over the query and key weights, both parametrisations."""
+    """Compute eigenvalues and mean entry of each part over W_Q and W_K, both parametrisations."""
     seed, scores = settings.seed, settings.scores
     draw = seed_of("one-matrix", seed)
     models = equal_models(scores, settings.width, draw)
@@ -80,7 +81,7 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
 
 
 def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
-    """What is kept of a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
+    """Summarise a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
 
     Args:
         matrix: a part of the Hessian; rounding makes it a little asymmetric.
@@ -107,7 +108,7 @@ def negative_share(eigenvalues: Sequence[float]) -> float:
 
 
 def pairing(eigenvalues: Sequence[float]) -> float:
-    """Largest |λ_i + λ_(n+1−i)| over the largest |λ|, i in falling order; 0 where all are ± pairs."""
+    """Compute max |λ_i + λ_(n+1−i)| / max |λ|, i in falling order; 0 where all are ± pairs."""
     largest = max(abs(value) for value in eigenvalues)
     ends = zip(eigenvalues, reversed(eigenvalues), strict=True)
     return max(abs(first + last) for first, last in ends) / largest if largest else 0.0
@@ -136,7 +137,8 @@ def summarise(rows: Rows) -> Summary:
     return shared.summary(
         "One matrix W_QK leaves fewer negative directions than W_Q and W_K",
         "Eigenvalues of H over the query and key weights, first seed, by size; same function. "
-        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left out.",
+        f"{sum(zeros)} below {ROUNDING:.0e} of the largest are 0 but for rounding and are left "
+        "out.",
         panels,
         _checks(found),
         quantities=shared.mean_table(means, *_KEY),
@@ -207,8 +209,8 @@ STUDY = Study(
     title="W_QK against W_Q and W_K: entries, indefiniteness, ± pairs of eigenvalues",
     source="Hessian paper, section 4 and appendix: single-matrix parametrisation",
     published=(
-        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose eigenvalues come "
-        "in ± pairs; one matrix W_QK has no such term."
+        "With W_Q and W_K apart the functional Hessian gains a block-hollow term whose "
+        "eigenvalues come in ± pairs; one matrix W_QK has no such term."
     ),
     settings=growth.draws(_SIZES, PairSettings, scores=SCORES),
     measure=measure,

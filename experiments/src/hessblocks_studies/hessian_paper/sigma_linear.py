@@ -14,23 +14,16 @@ WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
 ABOVE = "slopes above 1"
 """Where the curves have flattened."""
-EXPECTED = (
+EXPECTED = tuple(
     growth.Expected(
-        group="value",
+        group=group,
         part="full",
-        slope=1.8,
-        tolerance=0.3,
+        slope=slope,
+        tolerance=tolerance,
         table=ABOVE,
-        source="paper: about 1.8",
-    ),
-    growth.Expected(
-        group="query",
-        part="full",
-        slope=4,
-        tolerance=0.5,
-        table=ABOVE,
-        source="paper: about 4",
-    ),
+        source=f"paper: about {slope:g}",
+    )
+    for group, slope, tolerance in (("value", 1.8, 0.3), ("query", 4, 0.5))
 )
 
 

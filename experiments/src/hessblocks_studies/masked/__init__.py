@@ -1,6 +1,6 @@
 """Masked-LM pretraining, fine-tuning on labelled tasks, and what both cost."""
 
-from hessblocks_studies.masked.cost import Cost, costs
+from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, Score, finetune
 from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.masked.pretrain import Pretrained, held_out_masked, pretrained

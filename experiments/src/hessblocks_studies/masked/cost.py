@@ -6,35 +6,23 @@ All blocks take turns, so that whatever else the machine does strikes all of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
+from hessblocks.storage import Row
 from hessblocks.training import peak_bytes
 from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.masked.pretrain import CLIP
-from hessblocks_studies.shared import ROUNDS, TimedModel, in_turns
+from hessblocks_studies.shared import ROUNDS, STEP_TIME, TimedModel, in_turns, measured, timed
+
+ANSWER_TIME = "answer_time"
+"""Seconds of a forward pass, counted as those of a training step are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one block costs at one size."""
-
-    preset: str
-    """Name of the block."""
-    parameters: int
-    """Trainable numbers of the masked language model."""
-    step_times: tuple[float, ...]
-    """Working seconds of a training step (forward, backward, AdamW), turn by turn."""
-    answer_times: tuple[float, ...]
-    """Working seconds of a forward pass over the same batch, turn by turn."""
-    step_memory: int
-    """Most bytes alive in a training step: tensors, weights, gradients, optimiser's state."""
-    answer_memory: int
-    """Most bytes alive in a forward pass, weights included."""
-
-
-def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -> dict[str, Cost]:
+def cost_rows(
+    settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS
+) -> dict[str, list[Row]]:
     """Measure every block on random tokens of one batch.
 
     Args:
@@ -43,29 +31,33 @@ def costs(settings: Pretraining, presets: Sequence[str], rounds: int = ROUNDS) -
         rounds: turns that count, after one that warms up.
 
     Returns:
-        Name → cost.
+        Name → rows: parameters; median seconds of a training step (forward, backward, AdamW) and of
+        a forward pass; most bytes alive in either, weights included. The error of a median is that
+        of a normal, over the turns.
 
     Cost:
         The models of all blocks, with their optimisers, are in memory at once.
     """
-    timed = {name: _timed_model(replace(settings, preset=name)) for name in presets}
+    blocks = {name: _timed_model(replace(settings, preset=name)) for name in presets}
     runs = {
         (name, kind): work
-        for name, each in timed.items()
-        for kind, work in (("step", each.step), ("forward", each.forward_pass))
+        for name, each in blocks.items()
+        for kind, work in ((STEP_TIME, each.step), (ANSWER_TIME, each.forward_pass))
     }
     times = in_turns(runs, rounds)
-    return {
-        name: Cost(
-            preset=name,
-            parameters=sum(parameter.numel() for parameter in each.model.parameters()),
-            step_times=tuple(times[name, "step"]),
-            answer_times=tuple(times[name, "forward"]),
-            step_memory=peak_bytes(each.step, each.held()),
-            answer_memory=peak_bytes(each.forward_pass, list(each.model.state_dict().values())),
-        )
-        for name, each in timed.items()
-    }
+    rows: dict[str, list[Row]] = {}
+    for name, each in blocks.items():
+        weights = list(each.model.state_dict().values())
+        counted = {
+            "step_memory": peak_bytes(each.step, each.held()),
+            "answer_memory": peak_bytes(each.forward_pass, weights),
+        }
+        rows[name] = [
+            measured("parameters", sum(p.numel() for p in each.model.parameters()), "exact"),
+            *(timed(kind, times[name, kind], {}) for kind in (STEP_TIME, ANSWER_TIME)),
+            *(measured(quantity, value, "counted") for quantity, value in counted.items()),
+        ]
+    return rows
 
 
 def _timed_model(settings: Pretraining) -> TimedModel:

@@ -1,7 +1,8 @@
 """Forecast tolerated learning rates and the need for warm-up from the preconditioned sharpness.
 
-The sharpness is the largest eigenvalue of D⁻¹H with D AdamW's preconditioner; the edge of stability is 38 / η
-(Cohen et al. 2022, arXiv 2207.14484). The rule: PLAN.md beside this file, section `edge-of-stability`.
+The sharpness is the largest eigenvalue of D⁻¹H with D AdamW's preconditioner; the edge of stability
+is 38 / η (Cohen et al. 2022, arXiv 2207.14484). The rule: PLAN.md beside this file, section
+`edge-of-stability`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from hessblocks_studies.our_questions import edges as read
 from hessblocks_studies.our_questions.edge_verdicts import verdicts
 
 PRODUCTS, FIRST_PRODUCTS = 5, 40
-"""With H for the sharpness of a role, which starts from what was found before, and for the first of its run."""
+"""With H for the sharpness of a role, which starts from what was found before, and for the first of
+its run."""
 WHOLE_PRODUCTS = 15
 """For that of all parameters, which forecasts rest on."""
 FOLLOWED = 0.2
@@ -56,7 +58,7 @@ class FirstLooks(TrainerCallback):
 
 
 def measure(settings: plan.EdgeSettings) -> list[Row]:
-    """Train one model without clipping; the sharpness of all parameters, and of every role, along the way."""
+    """Train one model without clipping, and follow the sharpness of all parameters and roles."""
     trainers: list[RunTrainer] = []
     found: dict[str, curvature.Sharpness] = {}
     early: list[Row] = []
@@ -95,7 +97,7 @@ def sharpness(
     *,
     roles: bool = True,
 ) -> list[Row]:
-    """The largest eigenvalue of D⁻¹H of all parameters and of every role, and how near the edge the next step is.
+    """Compute the largest eigenvalue of D⁻¹H, of all parameters and roles, and how near the edge.
 
     Args:
         model: put into evaluation mode.
@@ -105,37 +107,41 @@ def sharpness(
         roles: whether roles are asked for too.
 
     Returns:
-        A row of each, with the residual as its error; none where a product is not finite, and of the edge none
-        where the rate is 0.
+        A row of each, with the residual as its error; none where a product is not finite, and of
+        the edge none where the rate is 0.
     """
     problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
     rows = []
     parts = shared.by_role(model) if roles else {}
-    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
-        for name, group in {read.WHOLE: None, **parts}.items():
-            start = found.get(name)
-            usual = PRODUCTS if group else WHOLE_PRODUCTS
-            products = usual if start else FIRST_PRODUCTS
-            try:
-                one = curvature.preconditioned_sharpness(
-                    problem, optimiser, group, start=start, products=products
-                )
-            except RunError:  # about to diverge
-                continue
-            found[name] = one
-            place: Row = {"group": name, "standard_error": one.residual}
-            rows.append(shared.measured(read.SHARPNESS, one.value, "estimate", **place))
-            if name == read.WHOLE and math.isfinite(one.threshold):
-                share = one.value / one.threshold
-                place = {"group": name, "standard_error": one.residual / one.threshold}
-                rows.append(shared.measured(read.SHARE, share, "estimate", **place))
+    for name, group in {read.WHOLE: None, **parts}.items():
+        start, usual = found.get(name), PRODUCTS if group else WHOLE_PRODUCTS
+        products = usual if start else FIRST_PRODUCTS
+        one = _largest(problem, optimiser, group, start=start, products=products)
+        if one is None:
+            continue
+        found[name] = one
+        place: Row = {"group": name, "standard_error": one.residual}
+        rows.append(shared.measured(read.SHARPNESS, one.value, "estimate", **place))
+        if name == read.WHOLE and math.isfinite(one.threshold):
+            share = one.value / one.threshold
+            place = {"group": name, "standard_error": one.residual / one.threshold}
+            rows.append(shared.measured(read.SHARE, share, "estimate", **place))
     return rows
+
+
+def _largest(problem: curvature.Problem, *given: Any, **asked: Any) -> curvature.Sharpness | None:
+    """Compute a preconditioned sharpness; None where a product is not finite, before divergence."""
+    with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
+        try:
+            return curvature.preconditioned_sharpness(problem, *given, **asked)
+        except RunError:
+            return None
 
 
 def at_ten_eps(
     model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, curvature.Sharpness]
 ) -> list[Row]:
-    """The sharpness of all parameters with ten times eps in D, which says whether it is eps that is read.
+    """Compute the sharpness with ten times eps in D: is it eps that is read?
 
     Args:
         model: in evaluation mode.
@@ -147,33 +153,29 @@ def at_ten_eps(
         One row; none where a product is not finite.
     """
     usual = [group["eps"] for group in optimiser.param_groups]
+    problem, start = curvature.Problem(model, batch, loss="causal-lm"), found.get(read.WHOLE)
     try:
         for group in optimiser.param_groups:
             group["eps"] *= 10
-        with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
-            one = curvature.preconditioned_sharpness(
-                curvature.Problem(model, batch, loss="causal-lm"),
-                optimiser,
-                start=found.get(read.WHOLE),
-                products=FIRST_PRODUCTS,
-            )
-    except RunError:
-        return []
+        one = _largest(problem, optimiser, start=start, products=FIRST_PRODUCTS)
     finally:
         for group, eps in zip(optimiser.param_groups, usual, strict=True):
             group["eps"] = eps
+    if one is None:
+        return []
     place: Row = {"group": read.WHOLE, "standard_error": one.residual}
     return [shared.measured(read.AT_TEN_EPS, one.value, "estimate", **place)]
 
 
 def summarise(rows: Rows) -> Summary:
-    """Losses against the rate, the edge and the sharpness of roles along training, what is tolerated and forecast."""
+    """Plot losses, the edge and sharpness; judge what is tolerated and forecast."""
     edges = read.edges_of(rows)
     tuned = edges.tuned
     return shared.summary(
         "At the edge of stability with and without warm-up",
-        "Sharpness is the largest eigenvalue of D⁻¹H with AdamW's preconditioner, on training text; the edge is 38 over the current rate. Gradients are not clipped. Each block "
-        f"at its best rate where the step is the abscissa. {shared.HOW}",
+        "Sharpness is the largest eigenvalue of D⁻¹H with AdamW's preconditioner, on training "
+        "text; the edge is 38 over the current rate. Gradients are not clipped. Each block at its "
+        f"best rate where the step is the abscissa. {shared.HOW}",
         [panel for panel in _panels(rows, edges) if panel.shown],
         verdicts(edges),
         losses=tuned.runs.table(),
@@ -186,27 +188,26 @@ def summarise(rows: Rows) -> Summary:
 
 def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
     """Tolerated rates of all runs beside what curvature says of their block."""
-    rates, needs = edges.forecasts()
+    rates, needs = (forecast.values for forecast in edges.forecasts())
     extra = edges.extra_losses()
     return [
         {
-            "block": plan.LABELS[label][0],
-            "kind": plan.LABELS[label][1],
+            "block": block,
+            "kind": kind,
             "seed": seed,
             "log10_tolerated_rate": rate,
-            "log10_forecast_rate": rates.values.get(plan.LABELS[label][0], {}).get(seed),
-            "log10_early_over_later_sharpness": needs.values.get(plan.LABELS[label][0], {}).get(
-                seed
-            ),
-            "loss_without_above_with_warm_up": _known(extra[plan.LABELS[label][0]].get(seed)),
+            "log10_forecast_rate": rates.get(block, {}).get(seed),
+            "log10_early_over_later_sharpness": needs.get(block, {}).get(seed),
+            "loss_without_above_with_warm_up": extra[block].get(seed),
         }
         for label, seeds in edges.tolerances().items()
+        for block, kind in [plan.LABELS[label]]
         for seed, rate in seeds.items()
     ]
 
 
 def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
-    """The rate whose edge the sharpness is, at every step of the runs with warm-up at the safe rate: does the forecast hang on its moment?"""
+    """Tabulate the forecast rate along the safe runs with warm-up: does its moment matter?"""
     return [
         {
             "block": block,
@@ -221,10 +222,6 @@ def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
         if (seeds := [each[step][0] for each in sharp.values() if step in each])
         for mean, error in [mean_and_error([math.log10(read.EDGE / value) for value in seeds])]
     ]
-
-
-def _known(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _at_best(rows: Rows, edges: read.Edges, quantity: str) -> dict[str, Rows]:
@@ -264,7 +261,7 @@ def _sharpness_table(rows: Rows, edges: read.Edges) -> list[dict[str, object]]:
 
 
 def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
-    """Losses against the rate, the edge along training, and the sharpness of roles, each with warm-up and without."""
+    """Plot losses, the edge along training and the sharpness of roles, with warm-up and without."""
     panels = [
         edges.tuned.runs.tuning_panel(
             {block: plan.label_of(block, kind) for block in plan.BLOCKS}
@@ -294,11 +291,14 @@ def _along(title: str, y_label: str, curves: Mapping[str, Mapping[float, list[fl
 
 STUDY = Study(
     name="edge-of-stability",
-    title="sharpness as AdamW's step meets it, tolerated rates and the need for warm-up, pre-ln against sas-p",
+    title=(
+        "sharpness as AdamW's step meets it, tolerated rates and the need for warm-up, pre-ln "
+        "against sas-p"
+    ),
     source="ours, from the edge of stability of adaptive optimisers",
     published=(
-        "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. 2022); nothing is "
-        "published of simplified blocks."
+        "Training hovers where the preconditioned sharpness is 38 over the rate (Cohen et al. "
+        "2022); nothing is published of simplified blocks."
     ),
     settings=plan.points,
     measure=measure,

@@ -1,4 +1,4 @@
-"""List the points of the study `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
+"""List the points of `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ TUNED: dict[Scale, tuple[float, ...]] = {
 }
 """The rates of the tuning, by half decades, the likeliest first."""
 BEST: dict[str, float] = {BASE: 1e-2, SIMPLE: 3e-2, shared.GPT2: 1e-2}
-"""Rates at laptop scale at which every role is followed: the outcome of the tuning; that of GPT-2 is `trial`'s."""
+"""Rates at laptop scale at which every role is followed: the outcome of the tuning; that of GPT-2
+is `trial`'s."""
 SAFE: dict[Scale, float] = {"smoke": 1e-3, "laptop": 1e-3, "paper": 1e-4}
-"""The rate at which forecasts are read, below the ladder, so that it stays what it is where that is made longer."""
+"""The rate at which forecasts are read, below the ladder, so that it stays what it is where that is
+made longer."""
 FIRST_LOOKS = (1, 2, 5)
-"""Steps at which the sharpness is read beside those of the validation losses: without warm-up it falls at once."""
+"""Steps at which the sharpness is read beside those of the validation losses: without warm-up it
+falls at once."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMALLEST, steps=10, evaluations=5),
     "laptop": replace(shared.LAPTOP, depth=4, steps=1000, evaluations=40, evaluation_sequences=64),
@@ -47,7 +50,8 @@ SIZES: dict[Scale, shared.TextSize] = {
 }
 """The sharpness is followed whenever a validation loss is taken."""
 _BATCHES: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (16, 64), "paper": (16, 128)}
-"""Windows of the training text, and tokens of each, on which it is measured; every seed has its own."""
+"""Windows of the training text, and tokens of each, on which it is measured; every seed has its
+own."""
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
@@ -64,7 +68,7 @@ class EdgeSettings(shared.TunedSettings):
 
 
 def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
-    """The tuning of each block with warm-up, then the safe rate and the ladder of both kinds, seed by seed.
+    """List the tuning of each block with warm-up, then safe rate and ladder of both kinds.
 
     Args:
         scale: of the study.

@@ -12,7 +12,8 @@ from hessblocks_studies.our_questions import edge_plan as plan
 from hessblocks_studies.our_questions.edges import Edges, Forecast
 
 ALIKE = 0.25
-"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and forecasts."""
+"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and
+forecasts."""
 CALIBRATED = 0.25
 """Decades within which a forecast of a tolerated rate is right."""
 GUESS = 1.8e-2
@@ -126,7 +127,9 @@ def _tolerance_checks(known: shared.Values) -> list[Check]:
     needs = apart_check(
         _lost(known),
         f"{LESS} the tolerated rate",
-        expected=f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}",
+        expected=(
+            f"open question: it falls without by a number of decades smaller by more than {ALIKE:g}"
+        ),
         above=False,
     )
     return [*stands, needs]
@@ -145,7 +148,11 @@ def _loss_check(edges: Edges) -> Check:
 
 
 def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
-    """Whether the sharpness at the end of the warm-up says which rates are stood: which block the larger, how large, better than a guess."""
+    """Judge what the sharpness at the end of the warm-up says of the rates that are stood.
+
+    Returns:
+        Checks: which block the larger, how large, better than a guess.
+    """
     warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)
     right = [
@@ -239,7 +246,10 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
     said, came = (one.text("decades") for one in found)
     return Check(
         fact=f"curvature says beforehand {what}",
-        expected=f"{plan.SIMPLE} differs from {plan.BASE} to the same side, or both by {ALIKE:g} decades at most",
+        expected=(
+            f"{plan.SIMPLE} differs from {plan.BASE} to the same side, or both by {ALIKE:g} "
+            "decades at most"
+        ),
         ours=f"forecast {said}, outcome {came}",
         holds=None if None in sides else sides[0] == sides[1],
     )

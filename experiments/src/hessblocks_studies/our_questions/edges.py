@@ -20,7 +20,8 @@ WHOLE = "all"
 TOLERANCE = 0.2
 """Nats above a seed's best rate that a tolerated rate may end at."""
 EARLY = plan.FIRST_LOOKS[-1]
-"""The step of the early sharpness that a forecast rests on: after the first one, keys beside zero queries have no second moment yet, and D is eps there."""
+"""The step of the early sharpness that a forecast rests on: after the first one, keys beside zero
+queries have no second moment yet, and D is eps there."""
 EDGE = 38.0
 """The edge times the rate, at AdamW's β₁ = 0.9."""
 
@@ -33,8 +34,8 @@ def tolerated(losses: Mapping[float, float], limit: float) -> float | None:
         limit: `TOLERANCE` above the best loss of this seed with warm-up.
 
     Returns:
-        On a line between two rates; the lower one where the run at the upper diverged; None where it lies outside
-        the ladder: no rate is good enough, or the largest still is.
+        On a line between two rates; the lower one where the run at the upper diverged; None where
+        it lies outside the ladder: no rate is good enough, or the largest still is.
     """
     best = min(losses, key=losses.__getitem__)
     if not losses[best] <= limit < math.inf:
@@ -51,9 +52,11 @@ class Forecast:
     """What curvature says beforehand, and how well it is known."""
 
     values: dict[str, dict[Scalar, float]]
-    """Block → {seed: decades}, of those whose every sharpness is above 0: no other step stands in for one."""
+    """Block → {seed: decades}, of those whose every sharpness is above 0: no other step stands in
+    for one."""
     residuals: dict[str, float]
-    """Run and step of each sharpness that it rests on → the residual, as a share; infinite where it is lost or not above 0."""
+    """Run and step of each sharpness that it rests on → the residual, as a share; infinite where it
+    is lost or not above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +66,20 @@ class Edges:
     tuned: shared.Tuned
     """Losses of all runs; the best rate of each block."""
     sharp: Mapping[str, Mapping[Scalar, Mapping[float, tuple[float, float]]]]
-    """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above 0."""
+    """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above
+    0."""
     followed: Sequence[float]
     """Steps after which runs are looked at, in order."""
     moved: Mapping[str, float]
-    """Run without warm-up at the lowest rate → decades by which ten times eps moves its early sharpness."""
+    """Run without warm-up at the lowest rate → decades by which ten times eps moves its early
+    sharpness."""
 
     def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
-        """Label → {seed: log10 of its tolerated rate}, of ladders of three rates or more that are whole for the seed, with warm-up too; None where it lies outside."""
+        """Read log10 of each tolerated rate: label → {seed: value}; None where it lies outside.
+
+        Returns:
+            Rates of ladders of three rates or more that are whole for the seed, with warm-up too.
+        """
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids
         ladder = {rate for label in plan.LABELS for rate in grids.get(label, {})}
@@ -78,7 +87,7 @@ class Edges:
             grid = grids.get(label, {})
             if len(ladder) < 3 or grid.keys() != ladder:
                 continue
-            warm = self._warm(label)
+            warm = grids.get(plan.label_of(plan.LABELS[label][0], plan.WARM), {})
             whole = set.intersection(*map(set, (*grid.values(), *warm.values())))
             for seed in sorted(whole if warm.keys() == ladder else (), key=str):
                 own = {rate: seeds[seed] for rate, seeds in grid.items()}
@@ -86,17 +95,13 @@ class Edges:
                 found.setdefault(label, {})[seed] = tolerated(own, limit)
         return found
 
-    def _warm(self, label: str) -> Mapping[float, Mapping[Scalar, float]]:
-        """Losses of the same block with warm-up."""
-        return self.tuned.runs.grids.get(plan.label_of(plan.LABELS[label][0], plan.WARM), {})
-
     def best(self, block: str) -> float | None:
         """The best rate of a block with warm-up, by the tuning seed."""
         rate = self.tuned.tuning.rates.get(plan.label_of(block, plan.WARM))
         return rate.best if rate else None
 
     def extra_losses(self) -> dict[str, dict[Scalar, float]]:
-        """Block → {seed: loss without warm-up above that with, at the lower of the blocks' best rates}."""
+        """Compute losses without warm-up above those with, at the lower best rate."""
         found: dict[str, dict[Scalar, float]] = {}
         rates = [self.best(block) for block in plan.BLOCKS]
         rate = None if None in rates else min(rate for rate in rates if rate)
@@ -124,8 +129,8 @@ class Edges:
         """What curvature says beforehand.
 
         Returns:
-            Of rates: log10 of the rate whose edge the sharpness at the end of the warm-up is. Of needs: log10 of the
-            sharpness after `EARLY` steps over that after a tenth of all.
+            Of rates: log10 of the rate whose edge the sharpness at the end of the warm-up is. Of
+            needs: log10 of the sharpness after `EARLY` steps over that after a tenth of all.
         """
         rates, needs = (Forecast(values={}, residuals={}) for _ in range(2))
         for label, (block, kind) in plan.LABELS.items():

@@ -26,8 +26,8 @@ POSITION = ("position=rotary",)
 SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED = "sgd", "adamw", "muon", "blockwise", "published"
 INNER_SGD = "sgd in layers"
 METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED, INNER_SGD)
-"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by published multipliers; sgd in layers steps
-the matrices of the layers with SGD, AdamW all else."""
+"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by
+published multipliers; sgd in layers steps the matrices of the layers with SGD, AdamW all else."""
 SHOWN = {
     ADAMW: "AdamW",
     SGD: "SGD",
@@ -61,7 +61,8 @@ GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
 }  # fmt: skip
 """Rates of each optimiser, the likeliest first."""
 BESIDE: dict[Scale, float] = {"smoke": 3e-3, "laptop": 1e-2, "paper": 1e-3}
-"""AdamW's rate where another one is tuned: in the pilot, and beside SGD in the layers. At laptop scale `trial` found it for all five blocks."""
+"""AdamW's rate where another one is tuned: in the pilot, and beside SGD in the layers. At laptop
+scale `trial` found it for all five blocks."""
 
 
 def label_of(block: str, method: str) -> str:
@@ -105,7 +106,8 @@ BEST: dict[str, float] = {
     **{label: rates[0] for label, rates in RATES.items()},
     shared.GPT2: 1e-2,
 }
-"""Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no verdict is, is `trial`'s."""
+"""Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no
+verdict is, is `trial`'s."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.SMALLEST,
     "laptop": replace(shared.LAPTOP, depth=4, steps=1400, evaluations=14),
@@ -123,7 +125,8 @@ class OptimiserSettings(shared.TunedSettings):
     method: str | None = None
     """Name in `METHODS`; none for the bigram table."""
     probe: shared.Probe | None = None
-    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates of roles."""
+    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates
+    of roles."""
     pilot: int | None = None
     """Steps before the rates of roles are known."""
     adamw_rate: float | None = None

@@ -32,9 +32,12 @@ class PilotDivergedError(RunError):
 
 
 def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> None:
-    """Let Muon or SGD step the matrices of the layers at the tuned rate, and AdamW all else: beside Muon at the same rate, beside SGD at its own.
+    """Step the matrices of the layers with Muon or SGD at the tuned rate, and all else with AdamW.
 
-    The other one steps whenever AdamW has stepped, on its schedule, so that the Trainer knows one optimiser.
+    Beside Muon AdamW has the same rate, beside SGD its own.
+
+    The other one steps whenever AdamW has stepped, on its schedule, so that the Trainer knows one
+    optimiser.
 
     Args:
         settings: of the point.
@@ -70,7 +73,7 @@ def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> 
 
 
 def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
-    """The matrices of each role, those of all layers as one group; norms and gains together as `VECTORS`."""
+    """Group the matrices of each role over all layers; norms and gains together as `VECTORS`."""
     sizes = {name: parameter.ndim for name, parameter in model.named_parameters()}
     views: dict[str, list[curvature.ParameterView]] = {}
     for role, group in shared.by_role(model).items():
@@ -84,7 +87,7 @@ def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
-    """Give AdamW a rate for the matrices of each role, by published multipliers or by the curvature that a pilot meets.
+    """Give AdamW a rate a role, by published multipliers or by the curvature that a pilot meets.
 
     Args:
         settings: of the point.
@@ -156,7 +159,7 @@ class Pilot(TrainerCallback):
 
 
 def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
-    """Norms of each role's block of the Hessian as AdamW's step meets it, `pilot` steps into a run at AdamW's own rate.
+    """Estimate the norm of each role's preconditioned Hessian after a pilot at AdamW's own rate.
 
     Args:
         settings: of the point.
@@ -191,7 +194,7 @@ def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str
 def preconditioned_rows(
     model: PreTrainedModel, optimiser: Optimizer, settings: OptimiserSettings
 ) -> list[Row]:
-    """How uneven the curvature is that AdamW's step meets: of D^(-1/2) H D^(-1/2), on the batch that H is measured on.
+    """Measure how uneven D^(-1/2) H D^(-1/2) is, which AdamW's step meets, on the batch of H.
 
     Args:
         model: put into evaluation mode.

@@ -21,7 +21,11 @@ FIRST = (shared.COMMON_MATRICES, AFTER)
 
 
 def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
-    """(what it is taken over, before or after) → block → {seed: spread of the norms of H, or of what AdamW meets}."""
+    """Read spreads of the norms of H, or of what AdamW meets.
+
+    Returns:
+        (what it is taken over, before or after) → block → {seed: spread}.
+    """
     found = [
         {**row, "moment": AFTER if row["step"] else BEFORE, "block": plan.BLOCK_OF[row["variant"]]}
         for row in shared.of_quantity(rows, quantity)
@@ -30,7 +34,12 @@ def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], 
 
 
 def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: loss of SGD above that of AdamW}, of those that learnt with AdamW, or perhaps did; infinite where SGD diverged in any, left out where AdamW did."""
+    """Subtract AdamW's loss from SGD's: block → {seed: gap}, of those that learnt with AdamW.
+
+    Returns:
+        Gaps, also of those that perhaps learnt; infinite where SGD diverged in any, left out where
+        AdamW did.
+    """
     found: dict[str, dict[Scalar, float]] = {}
     for block in plan.FAMILY_OF:
         if learnt[block].holds is False:
@@ -56,7 +65,7 @@ def learnt_by_block(runs: shared.Runs) -> dict[str, Check]:
 
 
 def rates_apart(rows: Rows) -> dict[str, float]:
-    """Label → how many times the largest rate of a role is the smallest, mean over the seeds of the runs that count."""
+    """Divide the largest rate of a role by the smallest, mean over the seeds of the runs."""
     runs = [row for row in shared.of_quantity(rows, RATE_OF_ROLE) if row["phase"] == shared.COUNTED]
     found: dict[str, list[float]] = {}
     for (label, _), rates in shared.gathered(runs, "variant", "seed").items():
@@ -122,7 +131,10 @@ def curvature_checks(
                 uneven.get((matrices, moment), {}),
                 gap,
                 f"the gap between SGD and AdamW grows with the unevenness of {matrices} {moment}",
-                expected=f"{first}positive rank correlation over the blocks (argued in the Hessian paper, not tested)",
+                expected=(
+                    f"{first}positive rank correlation over the blocks (argued in the Hessian "
+                    "paper, not tested)"
+                ),
                 told=told,
                 families=plan.FAMILY_OF,
             )
@@ -142,7 +154,8 @@ def even_checks(
         spread = uneven.get(FIRST, {}).get(block, {})
         half = {seed: value / 2 for seed, value in spread.items()}
         check = shared.over_seeds(shared.gaps(met.get(FIRST, {}).get(block, {}), half)).judged(
-            f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, {FIRST[0]}",
+            f"{block}: the curvature that AdamW's step meets is less than half as uneven as H, "
+            f"{FIRST[0]}",
             "open question: a spread of the norms below half of that of H, which units give",
             above=False,
             unit="decades",
@@ -169,10 +182,10 @@ def correlation_table(
                 block: {seed: one for seed, one in seeds.items() if seed in gap[block]}
                 for block, seeds in values.items()
             }
-            found = shared.correlation_or_none(spread, finite, plan.FAMILY_OF)
+            found = shared.correlation(spread, finite, plan.FAMILY_OF)
             if found is None:
                 continue
             line: dict[str, object] = {"groups": matrices, "moment": moment, "with": name}
-            line |= {"rho": found.value if math.isfinite(found.value) else None}
-            table.append(line | {"low": found.low, "high": found.high, "blocks": found.blocks})
+            line |= {"rho": found.value, "low": found.low, "high": found.high}
+            table.append(line | {"blocks": found.blocks})
     return table

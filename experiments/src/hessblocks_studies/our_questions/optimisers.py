@@ -1,4 +1,4 @@
-"""Compare SGD, AdamW, Muon and per-role rates on each block, and with the unevenness of its Hessian.
+"""Compare SGD, AdamW, Muon and per-role rates on each block, and with uneven curvature.
 
 The rule and its amendments: PLAN.md beside this file, section `optimisers`.
 """
@@ -33,7 +33,7 @@ PILOT_STEPS = "pilot_steps"
 
 
 def measure(settings: plan.OptimiserSettings) -> list[Row]:
-    """Train one model; with AdamW, how uneven its curvature is before and after, and what AdamW's step meets after."""
+    """Train one model; with AdamW, measure how uneven its curvature is, and what AdamW meets."""
     trainers: list[RunTrainer] = []
 
     def observe(model: nn.Module, step: int) -> list[Row]:
@@ -80,7 +80,7 @@ def measure(settings: plan.OptimiserSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Tuning, final losses, the gap against unevenness, steps to pre-ln's loss; the verdicts of the rule."""
+    """Plot tuning, final losses, gap against unevenness, steps; judge by the rule."""
     tuned = shared.Tuned.of(rows)
     uneven, met = judge.spreads(rows), judge.spreads(rows, PRECONDITIONED)
     learnt = judge.learnt_by_block(tuned.runs)
@@ -90,11 +90,13 @@ def summarise(rows: Rows) -> Summary:
         *judge.curvature_checks(tuned, gap, uneven, learnt),
         *judge.even_checks(tuned, uneven, met),
     ]
-    steps = steps_to_the_base(tuned.runs, pilots(rows))
+    pilot = {row["variant"]: int(row["value"]) for row in shared.of_quantity(rows, PILOT_STEPS)}
+    steps = steps_to_the_base(tuned.runs, pilot)
     return shared.summary(
         "Which optimiser does each block need?",
-        "Rates by curvature are one for each role, published ones are multipliers of one base; Muon steps the matrices of the layers, AdamW the rest; so does SGD in the layers. Tuning has one "
-        f"seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
+        "Rates by curvature are one for each role, published ones are multipliers of one base; "
+        "Muon steps the matrices of the layers, AdamW the rest; so does SGD in the layers. Tuning "
+        f"has one seed; runs are at the best rates, with seeds of their own. {shared.HOW}",
         [panel for panel in _panels(tuned, gap, uneven, steps) if panel.shown],
         [
             *tuned.rate_checks(),
@@ -111,13 +113,8 @@ def summarise(rows: Rows) -> Summary:
     )
 
 
-def pilots(rows: Rows) -> dict[str, int]:
-    """Label → the steps of its pilot."""
-    return {row["variant"]: int(row["value"]) for row in shared.of_quantity(rows, PILOT_STEPS)}
-
-
 def _role_table(rows: Rows) -> list[dict[str, object]]:
-    """Rate of each role as a share of the tuned one, and the norm that it is of, over the seeds of the runs that count."""
+    """Tabulate the rate of each role as a share of the tuned one, and the norm that it is of."""
     kept = [row for row in rows if row.get("phase") == shared.COUNTED]
     norms = shared.gathered(shared.of_quantity(kept, steppers.NORM_OF_ROLE), "variant", "group")
     rates = shared.gathered(shared.of_quantity(kept, steppers.RATE_OF_ROLE), "variant", "group")
@@ -138,7 +135,11 @@ def _role_table(rows: Rows) -> list[dict[str, object]]:
 def steps_to_the_base(
     runs: shared.Runs, pilot: Mapping[str, int]
 ) -> dict[str, dict[Scalar, float]]:
-    """Label → {seed: steps to the loss that `BASE` ends with, those of its pilot too, as a share of a run's}; infinite where it never gets there."""
+    """Count steps to the last loss of `BASE`, as a share of a run's: label → {seed: share}.
+
+    Returns:
+        Shares, with the steps of a pilot too; infinite where it never gets there.
+    """
     found: dict[str, dict[Scalar, float]] = {}
     for label in plan.BLOCK_OF:
         for seed in runs.losses.get(label, {}).keys() & runs.losses.get(plan.BASE, {}).keys():
@@ -199,7 +200,7 @@ def _gap_table(
             "spread": shared.over_seeds(values[block]).mean,
             "spread_error": shared.over_seeds(values[block]).error,
             "spread_that_adamw_meets": fmean(there.values()) if there else None,
-            "gap": mean if math.isfinite(mean) else None,
+            "gap": mean,
             "gap_error": error,
         }
         for (matrices, moment), values in uneven.items()
@@ -272,9 +273,14 @@ def _scatter(
 
 STUDY = Study(
     name="optimisers",
-    title="SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness of its curvature",
+    title=(
+        "SGD, AdamW, Muon and rates of roles, each block at its best rate, against the unevenness "
+        "of its curvature"
+    ),
     source="ours, testing a claim of the Hessian paper",
-    published="Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam.",
+    published=(
+        "Argued, not tested: heterogeneous blocks of the Hessian are why transformers need Adam."
+    ),
     settings=plan.points,
     measure=measure,
     summarise=summarise,

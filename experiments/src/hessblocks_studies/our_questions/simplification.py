@@ -43,7 +43,8 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ", sinusoidal": (SINUSOIDAL,),
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
-"""What is behind the name of a variant → the slots of the block; rotary positions where there is nothing."""
+"""What is behind the name of a variant → the slots of the block; rotary positions where there is
+nothing."""
 RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
     **dict.fromkeys(
@@ -156,7 +157,7 @@ def unevenness(rows: Rows) -> Unevenness:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Tuning, loss curves, unevenness along training and against the loss; the verdicts of the rule."""
+    """Plot tuning, losses and unevenness along training and against the loss; judge by the rule."""
     tuned, found = shared.Tuned.of(rows), unevenness(rows)
     even = _even_checks(tuned, found)
     verdicts = [
@@ -165,8 +166,9 @@ def summarise(rows: Rows) -> Summary:
     ]
     return shared.summary(
         "Uneven curvature and loss, sixteen blocks",
-        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of it; every block at its best rate. Curves are of "
-        "the head of each family, points of one mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
+        "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of "
+        "it; every block at its best rate. Curves are of the head of each family, points of one "
+        "mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
         f"{shared.CURVES}",
         [panel for panel in _panels(tuned, found) if panel.shown],
         [
@@ -185,7 +187,8 @@ def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
     return [
         tuned.judged(
             shared.difference(found.get((shared.SPREAD, groups, stage), {}), SIMPLE, BASE).judged(
-                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, {groups}",
+                f"{SIMPLE} has a more even curvature than {BASE} {MOMENTS[stage]} training, "
+                f"{groups}",
                 f"{_question(groups, stage)}: a smaller spread of the norms",
                 above=False,
                 unit="decades",
@@ -225,9 +228,10 @@ def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
                 "diverged, so ranked last": [one for one in diverged if one in values],
                 "without curvature, so left out": [one for one in losses if one not in values],
             }
-            if poor and (others := shared.correlation_or_none(learnt, losses, FAMILY_OF)):
+            if poor and (others := shared.correlation(learnt, losses, FAMILY_OF)):
                 told[
-                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table ({' / '.join(poor)})"
+                    f"without those that do not end {shared.MARGIN:g} nats below the bigram table "
+                    f"({' / '.join(poor)})"
                 ] = [str(others)]
             check = shared.correlation_check(
                 values,
@@ -304,7 +308,9 @@ def _scatter(
 
 STUDY = Study(
     name="simplification",
-    title="unevenness of curvature along training and loss of sixteen blocks, each at its best rate",
+    title=(
+        "unevenness of curvature along training and loss of sixteen blocks, each at its best rate"
+    ),
     source="ours, joining both papers",
     published="Nothing is published: does simplifying a block make its curvature more even?",
     settings=points,

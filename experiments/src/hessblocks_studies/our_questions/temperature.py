@@ -1,7 +1,7 @@
 """Measure Hessian blocks against the softmax temperature and the likeness of tokens.
 
-One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their own; the powers
-of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
+One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their
+own; the powers of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAWN = 1e-15
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureSettings(growth.DrawSettings):
-    """A point of this study: one layer at one temperature; the same seed draws the same for all of them."""
+    """Settings of a point: one layer at one temperature; a seed draws the same for all of them."""
 
     block: str
     """Name in `BLOCKS`."""
@@ -134,9 +134,9 @@ def summarise(rows: Rows) -> Summary:
         ]
     return shared.summary(
         "Temperature and likeness of tokens move curvature between queries and values",
-        "One layer at initialisation, exact norms of its diagonal blocks. Scores are divided by τ; tokens have "
-        "entries of unit size, of which a share ε is their own. Norms below 1e-15 are left out. Mean over seeds, bars are "
-        "its standard errors.",
+        "One layer at initialisation, exact norms of its diagonal blocks. Scores are divided by "
+        "τ; tokens have entries of unit size, of which a share ε is their own. Norms below 1e-15 "
+        "are left out. Mean over seeds, bars are its standard errors.",
         _panels(rows) if rows else [],
         checks,
         even=even,
@@ -193,9 +193,9 @@ STUDY = Study(
     title="temperature of attention and likeness of tokens against query, key and value blocks",
     source="ours, testing claims of the Hessian paper",
     published=(
-        "Argued, not tested: query and key blocks follow the second and third moment of the inputs under "
-        "attention, so that temperature moves them against the values', and one-hot attention or equal tokens "
-        "(rank collapse) make them 0."
+        "Argued, not tested: query and key blocks follow the second and third moment of the "
+        "inputs under attention, so that temperature moves them against the values', and one-hot "
+        "attention or equal tokens (rank collapse) make them 0."
     ),
     settings=settings,
     measure=measure,

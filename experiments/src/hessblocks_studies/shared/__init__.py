@@ -2,11 +2,8 @@
 
 from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
-from hessblocks_studies.shared.blockwise_rates import (
-    SharedTensorWarning,
-    blockwise_learning_rates,
-)
-from hessblocks_studies.shared.correlations import correlation_check, correlation_or_none
+from hessblocks_studies.shared.blockwise_rates import blockwise_learning_rates
+from hessblocks_studies.shared.correlations import correlation, correlation_check
 from hessblocks_studies.shared.differences import (
     Difference,
     Values,
@@ -44,7 +41,6 @@ from hessblocks_studies.shared.measured_curvature import (
     training_batch,
     unevenness_rows,
 )
-from hessblocks_studies.shared.quantiles import fisher_tail, student_quantile
 from hessblocks_studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
@@ -103,6 +99,7 @@ from hessblocks_studies.shared.tuned_runs import (
     Make,
     Tuned,
     TunedSettings,
+    rule_check,
     run_points,
     run_seeds,
     tuning_points,

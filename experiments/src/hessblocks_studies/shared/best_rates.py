@@ -13,7 +13,8 @@ from hessblocks_studies.engine import Check
 SLACK = 0.02
 """Nats that one seed may end lower at another rate without that being the better one."""
 LONGER = "the best rate is not yet inside the grid, with all seeds, of"
-"""Behind the numbers where a block might train better at a rate that was not tried with every seed; it follows."""
+"""Behind the numbers where a block might train better at a rate that was not tried with every seed;
+it follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +22,11 @@ class Rate:
     """The best learning rate of a block."""
 
     best: float
-    """That of the lowest loss, averaged over the seeds that every rate was measured with; where others have fewer seeds, a rate with
-    all of them that is no more than `SLACK` above."""
+    """That of the lowest loss, averaged over the seeds that every rate was measured with; where
+    others have fewer seeds, a rate with all of them that is no more than `SLACK` above."""
     settled: bool
-    """Whether its loss is finite, it was measured with as many seeds as any, and both it and the rate of the lowest loss lie between two others."""
+    """Whether its loss is finite, it was measured with as many seeds as any, and both it and the
+    rate of the lowest loss lie between two others."""
     above_the_lowest: float = 0.0
     """Nats by which the lowest mean lies below that of the best; at most `SLACK`."""
 
@@ -59,7 +61,7 @@ def best_rate(grid: Mapping[float, Mapping[Scalar, float]]) -> Rate:
 
 
 def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check:
-    """The check; undecided, with the reason, where one of these was trained at several rates of which the best is not inside the grid."""
+    """Leave a check undecided where one of several rates tried is best, but not inside the grid."""
     open_ended = [one for one in names if one in rates and not rates[one].settled]
     if not open_ended:
         return check

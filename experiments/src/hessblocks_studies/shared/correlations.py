@@ -9,17 +9,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
-from hessblocks.errors import ArgumentError
 from hessblocks_studies.engine import Check
-from hessblocks_studies.shared.quantiles import student_quantile
 
 DRAWS = 400
 """Of a bootstrap: its standard error is then known to about 4 %."""
 
 FEWEST = 5
-"""Families without which nothing is shown: a perfect order of four comes by chance in 8 % of cases."""
+"""Families without which nothing is shown: a perfect order of four comes by chance in 8 % of
+cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,37 +43,40 @@ class Correlation:
     def __str__(self) -> str:
         """For tables."""
         among = "" if self.families == self.blocks else f" of {self.families} families"
-        return f"Spearman's ρ = {self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.blocks} blocks{among}"
+        return (
+            f"Spearman's ρ = {self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.blocks} "
+            f"blocks{among}"
+        )
 
 
 def correlation(
     x: Mapping[str, Mapping[Any, float]],
     y: Mapping[str, Mapping[Any, float]],
     families: Mapping[str, str] | None = None,
-) -> Correlation:
+) -> Correlation | None:
     """Spearman's rank correlation over blocks, with an interval that knows which blocks are akin.
 
-    A bootstrap draws whole families with replacement, and seeds, the same for all blocks, since equal seeds see equal
-    data, and for both sides. z = artanh ρ has about a normal distribution; the interval is z ± t s, with s the standard deviation of z
-    over the draws and t of Student for one degree less than there are families. |ρ| counts as 1 − 1/n² at most, n blocks.
-    Its coverage is looked at in the tests: of 5 blocks, and of 16 in 6 families, it holds the
-    truth in 95 % of cases or more, where a bootstrap over these 16 as if they were independent does in 90 %.
+    A bootstrap draws whole families with replacement, and seeds, the same for all blocks, since
+    equal seeds see equal data, and for both sides. z = artanh ρ has about a normal distribution;
+    the interval is z ± t s, with s the standard deviation of z over the draws and t of Student for
+    one degree less than there are families. |ρ| counts as 1 − 1/n² at most, n blocks. Its coverage
+    is looked at in the tests: of 5 blocks, and of 16 in 6 families, it holds the truth in 95 % of
+    cases or more, where a bootstrap over these 16 as if they were independent does in 90 %.
 
     Args:
         x: block → {seed: value}.
-        y: the same, infinite where a run diverged, which ranks last; blocks and seeds that both have are taken.
+        y: the same, infinite where a run diverged, which ranks last; blocks and seeds that both
+            have are taken.
         families: block → its family; None where no two are akin.
 
     Returns:
-        The coefficient and its interval, from −1 to 1 where there are too few families to tell.
-
-    Raises:
-        ArgumentError: fewer than three blocks.
+        The coefficient and its interval, from −1 to 1 where there are too few families to tell;
+        None where fewer than three blocks are known.
     """
     seeds = {block: sorted(x[block].keys() & y[block].keys(), key=str) for block in x if block in y}
     seeds = {block: own for block, own in seeds.items() if own}
     if len(seeds) < 3:
-        raise ArgumentError(f"correlation: expected three blocks or more, got {len(seeds)}")
+        return None
     counts = np.array([len(own) for own in seeds.values()])
     pairs = np.zeros((len(seeds), counts.max(), 2))
     for place, (block, own) in enumerate(seeds.items()):
@@ -105,20 +107,10 @@ def correlation(
             found.append(turned(rho))
     low, high = -1.0, 1.0
     if len(groups) >= FEWEST and math.isfinite(value):
-        reach = student_quantile(0.975, len(groups) - 1) * float(np.std(found, ddof=1))
+        reach = float(special.stdtrit(len(groups) - 1, 0.975) * np.std(found, ddof=1))
         low, high = (math.tanh(turned(value) + side * reach) for side in (-1, 1))
         low, high = min(low, value), max(high, value)
     return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))
-
-
-def correlation_or_none(
-    x: Mapping[str, Mapping[Any, float]],
-    y: Mapping[str, Mapping[Any, float]],
-    families: Mapping[str, str] | None = None,
-) -> Correlation | None:
-    """As `correlation`; None where fewer than three blocks are known."""
-    enough = sum(bool(x[block].keys() & y.get(block, {}).keys()) for block in x) >= 3
-    return correlation(x, y, families) if enough else None
 
 
 def correlation_check(
@@ -143,7 +135,7 @@ def correlation_check(
     Returns:
         The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
     """
-    found = correlation_or_none(x, y, families)
+    found = correlation(x, y, families)
     notes = [f"{what}: {' / '.join(which)}" for what, which in told.items() if which]
     ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
     return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import linear_regression
+from typing import Any
+
+from scipy import special
 
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
-from hessblocks_studies.shared.quantiles import student_quantile
 
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""
@@ -33,14 +35,15 @@ class Difference:
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
     repetitions: int = 0
-    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is decided."""
+    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is
+    decided."""
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
     """Whose runs diverged."""
 
     def above(self, limit: float) -> bool | None:
-        """Whether it is above a limit; None where seeds are too few or disagree (95 %, Student's t).
+        """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
 
         Runs that diverge decide where they do so for every seed.
 
@@ -51,13 +54,14 @@ class Difference:
             return None
         if self.diverged:
             return self.mean > limit
-        own = student_quantile(0.975, self.seeds - 1) * self.error
-        shared = student_quantile(0.975, self.repetitions - 1) if self.repetitions else NORMAL
+        own = float(special.stdtrit(self.seeds - 1, 0.975)) * self.error
+        clock = self.repetitions - 1
+        shared = float(special.stdtrit(clock, 0.975)) if self.repetitions else NORMAL
         reach = math.hypot(own, shared * self.common)
         return None if abs(self.mean - limit) < reach else self.mean > limit
 
     def within(self, limit: float, around: float = 0.0) -> bool | None:
-        """Whether it is at most so far from a value, above or below; None where seeds are too few or disagree.
+        """Test whether it is at most so far from a value; None where seeds are too few or disagree.
 
         Returns:
             The decision at 95 % on each side.
@@ -72,7 +76,7 @@ class Difference:
         scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
         return replace(self, **scaled)
 
-    def text(self, unit: str, digits: int = 3, *, signed: bool = True) -> str:
+    def text(self, unit: str = "nats", digits: int = 3, *, signed: bool = True) -> str:
         """Mean, error and seeds in words; a mean above 0 has a plus where it is `signed`."""
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
@@ -85,15 +89,7 @@ class Difference:
         return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
 
     def judged(
-        self,
-        fact: str,
-        expected: str,
-        *,
-        limit: float = 0.0,
-        above: bool = True,
-        unit: str = "nats",
-        digits: int = 3,
-        signed: bool = True,
+        self, fact: str, expected: str, *, limit: float = 0.0, above: bool = True, **shown: Any
     ) -> Check:
         """A fact that holds where the mean is above a limit, or where it is not.
 
@@ -102,44 +98,32 @@ class Difference:
             expected: its number or direction.
             limit: in the unit of the mean.
             above: whether the fact says "above the limit".
-            unit: of the mean.
-            digits: behind the point.
-            signed: whether a mean above 0 has a plus.
+            **shown: unit, digits and signed of `text`.
 
         Returns:
             The fact beside the mean; undecided where seeds are too few or disagree.
         """
-        verdict, ours = self.above(limit), self.text(unit, digits, signed=signed)
+        verdict = self.above(limit)
         holds = None if verdict is None else verdict == above
-        return Check(fact=fact, expected=expected, ours=ours, holds=holds)
+        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
 
     def matches(
-        self,
-        fact: str,
-        expected: str,
-        *,
-        limit: float,
-        around: float = 0.0,
-        unit: str = "nats",
-        digits: int = 3,
-        signed: bool = True,
+        self, fact: str, expected: str, *, limit: float, around: float = 0.0, **shown: Any
     ) -> Check:
-        """A fact that holds where the mean is at most so far from a value, and fails where it is above or below.
+        """Judge a fact that holds where the mean is at most so far from a value, above or below.
 
         Args:
             fact: in a sentence.
             expected: the value and its tolerance in words, with the published number.
             limit: the tolerance.
             around: the value.
-            unit: of the mean.
-            digits: behind the point.
-            signed: whether a mean above 0 has a plus.
+            **shown: unit, digits and signed of `text`.
 
         Returns:
             The fact beside the mean; undecided where seeds are too few or disagree.
         """
-        ours = self.text(unit, digits, signed=signed)
-        return Check(fact=fact, expected=expected, ours=ours, holds=self.within(limit, around))
+        holds = self.within(limit, around)
+        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
 
 
 def difference(values: Values, first: str, second: str) -> Difference:
@@ -182,8 +166,8 @@ def over_seeds(values: Mapping[Scalar, float]) -> Difference:
 def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
     """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
 
-    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds' slopes
-    tell the error where the same draw is measured at every x.
+    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds'
+    slopes tell the error where the same draw is measured at every x.
 
     Args:
         curves: seed → {x: y}, both positive; a y of 0 is left out.
@@ -205,7 +189,7 @@ def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[S
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:
-    """The check; undecided, with the reason, where its control fails or decides nothing.
+    """Leave a check undecided where its control fails or a best rate is not inside its grid.
 
     Args:
         control: without which the check says nothing.

@@ -11,7 +11,7 @@ from hessblocks_studies.shared.trained_summary import CLOSE, Runs, late
 
 
 def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel:
-    """How far blocks are above a base along the runs, seed by seed; thin lines are the bounds of a match.
+    """Plot blocks above a base along the runs, seed by seed; thin lines are the bounds of a match.
 
     Args:
         runs: of all of them.

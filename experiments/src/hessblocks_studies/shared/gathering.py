@@ -70,7 +70,8 @@ def nested(
         value: the column of the values.
 
     Returns:
-        {first key: {second key: … value}}, in the order of the rows; of equal places the last counts.
+        {first key: {second key: … value}}, in the order of the rows; of equal places the last
+        counts.
     """
     found: dict[Any, Any] = {}
     for row in rows:

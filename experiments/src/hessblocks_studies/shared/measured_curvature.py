@@ -23,12 +23,14 @@ SETS: dict[str, tuple[str, ...]] = {
     COMMON_MATRICES: ("query", "mlp_in", "mlp_out"),
     ALL_GROUPS: (),
 }
-"""What unevenness is taken over → the roles of its groups, none for whatever role: a block may not look even for
-having fewer matrices. Keys, whose curvature is 0 where queries are 0, are not among the common ones."""
+"""What unevenness is taken over → the roles of its groups, none for whatever role: a block may not
+look even for having fewer matrices. Keys, whose curvature is 0 where queries are 0, are not among
+the common ones."""
 HETEROGENEITY = "heterogeneity"
 """Largest over smallest norm of H over a set of groups of all layers, zeros left out."""
 SPREAD = "spread"
-"""Standard deviation of log10 of the same norms, in decades, without what the estimates' own errors add."""
+"""Standard deviation of log10 of the same norms, in decades, without what the estimates' own errors
+add."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ def by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
-    """Windows of the training text, the same at all steps: what an optimiser's preconditioner knows.
+    """Draw windows of the training text, the same at all steps, as a preconditioner knows it.
 
     Args:
         corpus: whose text it is.
@@ -141,27 +143,23 @@ def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
     found = ends(known)
     if found is None or sum(value > 0 for value, _ in known.values()) < 2:
         return []
-    width, error = spread(known)
+    values = {HETEROGENEITY: (found.ratio, found.standard_error), SPREAD: spread(known)}
     return [
-        measured(
-            HETEROGENEITY,
-            found.ratio,
-            "estimate",
-            group=name,
-            standard_error=found.standard_error,
-        ),
-        measured(SPREAD, width, "estimate", group=name, standard_error=error),
+        measured(quantity, value, "estimate", group=name, standard_error=error)
+        for quantity, (value, error) in values.items()
     ]
 
 
 def spread(norms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Standard deviation of log10 of some norms, and the error that it has by those of the norms.
 
-    With x_i = t_i + noise of variance e_i² the sample variance of the x_i is that of the t_i and the mean of
-    e_i² on average; the latter is taken off. To first order its own variance by the noise is Σ (2 (x_i − x̄) / (n − 1))² e_i².
+    With x_i = t_i + noise of variance e_i² the sample variance of the x_i is that of the t_i and
+    the mean of e_i² on average; the latter is taken off. To first order its own variance by the
+    noise is Σ (2 (x_i − x̄) / (n − 1))² e_i².
 
     Args:
-        norms: name → norm and its standard error; norms of 0 are left out, at least two must be above.
+        norms: name → norm and its standard error; norms of 0 are left out, at least two must be
+            above.
 
     Returns:
         The spread in decades, 0 where the noise explains all of it, and its standard error.

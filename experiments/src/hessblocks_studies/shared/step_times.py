@@ -71,19 +71,15 @@ def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def for_all_bases(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """The times, with those of pre-ln for its twin of zero queries too, whose steps are the same operations."""
+def for_all_bases(times: Mapping[str, float]) -> dict[str, float]:
+    """Give pre-ln's times to its twin of zero queries too, whose steps are the same operations."""
     return {**times, **{base: times["pre-ln"] for base in BASES if "pre-ln" in times}}
 
 
-def mean_clocks(rows: Rows) -> dict[str, tuple[float, float]]:
-    """Block → (seconds of a step, standard error): over repetitions, of the turns where there is one alone."""
-    turns = values(rows, STEP_TIME)
+def mean_clocks(rows: Rows) -> dict[str, float]:
+    """Average seconds of a step over repetitions, by block."""
     times = gathered(of_quantity(rows, STEP_TIME), "variant")
-    return {
-        name: mean_and_error(each) if len(each) > 1 else turns[name]
-        for (name,), each in times.items()
-    }
+    return {name: statistics.fmean(each) for (name,), each in times.items()}
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
@@ -100,14 +96,19 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
         other: what it is a share of.
 
     Returns:
-        The mean with its error: what slows a repetition slows all that take turns in it, and leaves the share alone.
+        The mean with its error: what slows a repetition slows all that take turns in it, and leaves
+        the share alone.
     """
     common = times.get(one, {}).keys() & times.get(other, {}).keys()
     return over_seeds({each: times[one][each] / times[other][each] for each in common})
 
 
 def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
-    """Block → {repetition: how many times as much of a cost pre-ln has}; for times, how many times as fast it is."""
+    """Divide pre-ln's cost by each block's: for times, how many times as fast it is.
+
+    Returns:
+        Block → {repetition: ratio}.
+    """
     costs = repeated(rows, quantity)
     base = costs.get("pre-ln", {})
     found = {
@@ -122,20 +123,19 @@ def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
     return {name: over_seeds(each) for name, each in ratios(rows, quantity).items()}
 
 
-def against_time(panel: Panel, times: Mapping[str, tuple[float, float]], title: str) -> Panel:
+def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
     """Losses against steps times the time of a step.
 
     Args:
         panel: losses against steps, a series for each block.
-        times: block → (seconds of a step, standard error); a block without them is left out. The bigram
-            table, which takes none, is as long as the longest.
+        times: block → seconds of a step; a block without them is left out. The
+            bigram table, which takes none, is as long as the longest.
         title: of the new panel.
 
     Returns:
         The same losses against training time.
     """
-    longest = max(seconds for seconds, _ in times.values())
-    known = {BIGRAMS: longest} | {name: seconds for name, (seconds, _) in times.items()}
+    known = {BIGRAMS: max(times.values()), **times}
     series = (
         replace(one, x=tuple(step * known[one.name] for step in one.x))
         for one in panel.series
@@ -149,8 +149,9 @@ def at_equal_time(
 ) -> Check:
     """Whether two blocks end alike in equal time, in which the quicker one would have more steps.
 
-    Runs of equal steps bound the difference from both sides. The slower block cut short has not yet let its
-    rate decay: that is in favour of the quicker. At equal steps the quicker block has time left: that is against it.
+    Runs of equal steps bound the difference from both sides. The slower block cut short has not yet
+    let its rate decay: that is in favour of the quicker. At equal steps the quicker block has time
+    left: that is against it.
 
     Args:
         runs: of equal steps.
@@ -159,8 +160,8 @@ def at_equal_time(
         base: against this one.
 
     Returns:
-        The fact beside both bounds; it holds, or does not, where both say so. Of a single repetition the error of the
-        clock is not known, and nothing is decided.
+        The fact beside both bounds; it holds, or does not, where both say so. Of a single
+        repetition the error of the clock is not known, and nothing is decided.
     """
     check = Check(
         fact=f"{block} about matches {base} in equal time",
@@ -192,7 +193,7 @@ def at_equal_time(
 
 
 def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
-    """Seed → the loss after a share of the steps, on a line between evaluations; infinite where it diverged."""
+    """Interpolate each seed's loss after a share of the steps; infinite where it diverged."""
     found = {}
     for seed, last in runs.losses[label].items():
         steps, losses = zip(*runs.curve(label, seed), strict=True)
@@ -202,7 +203,7 @@ def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
 
 
 def bounded(bounds: Sequence[Difference], limit: float) -> bool | None:
-    """Whether what lies between some differences is within a limit, above or below; None where they disagree."""
+    """Test whether what lies between differences is within a limit; None where they disagree."""
     if all(one.within(limit) for one in bounds):
         return True
     worse = all(one.above(limit) for one in bounds)

@@ -43,12 +43,13 @@ def train(
         model: a causal language model.
         settings: how it is trained; the model is not built from them.
         corpus: training and held-out tokens.
-        observer: looks at the model whenever a validation loss is taken and finite, before the first step too.
+        observer: looks at the model whenever a validation loss is taken and finite, before the
+            first step too.
         change: is given the trainer before it trains.
 
     Returns:
-        Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends there,
-        with an empty last value.
+        Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends
+        there, with an empty last value.
     """
     rows: list[Row] = []
 
@@ -82,8 +83,8 @@ SMOKE = TextSize(
 SMALLEST = replace(SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8)
 """For studies of many points."""
 LAPTOP = TextSize(
-    depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800, batch_size=16,
-    learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
+    depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800,
+    batch_size=16, learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
 )  # fmt: skip
 PAPER = TextSize(
     depth=18, width=768, heads=12, mlp_width=3072, context=128, vocab_size=50_000, steps=43_000,
@@ -110,14 +111,16 @@ REFERENCES = (BIGRAMS, GPT2)
 class Grid:
     """Peak learning rates by half decades, of which each block takes its best.
 
-    A block is trained with all seeds at its first rate and with one seed, which counts in the verdicts too, at the others.
-    A best rate elsewhere, or at an end, leaves a verdict open until the grid says so too.
+    A block is trained with all seeds at its first rate and with one seed, which counts in the
+    verdicts too, at the others. A best rate elsewhere, or at an end, leaves a verdict open until
+    the grid says so too.
     """
 
     rates: tuple[float, ...] = ()
     """The likeliest first; none for the size's own rate alone."""
     own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Variant → its rates, where they are others; an edit of it, `variant, what is changed`, has them too."""
+    """Variant → its rates, where they are others; an edit of it, `variant, what is changed`, has
+    them too."""
 
     def of(self, variant: str) -> tuple[float, ...]:
         """The rates of a variant, the likeliest first."""
@@ -152,7 +155,8 @@ RATES: dict[Scale, Grid] = {
     ),
     "paper": Grid(rates=(1e-3, 3e-4, 3e-3), own={"sas-p": (1e-3, 3e-4, 3e-3, 1e-2)}),
 }
-"""At laptop scale, the likeliest are those that `simplification` found best at this size and length; GPT-2, about which no verdict is, has its own alone."""
+"""At laptop scale, the likeliest are those that `simplification` found best at this size and
+length; GPT-2, about which no verdict is, has its own alone."""
 AT_RATE = " at rate "
 """Between the name of a block and its rate, where it is trained at several."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
@@ -203,8 +207,6 @@ class TrainedSettings(BlockSettings):
     """adamw or sgd; None for adamw."""
     warmup: float | None = None
     """Share of the steps in which the learning rate grows from 0; None for 0.05."""
-    order: int | None = None
-    """Added to the seed where the data are put in order, so that equal weights see another order; None for 0."""
     slots: tuple[str, ...] = ()
     """What the block has instead of the variant's own, as `slot=value`."""
 
@@ -248,7 +250,7 @@ def train_point(
 
 
 def _bigram_rows(settings: TrainedSettings) -> list[Row]:
-    """The loss of the table on the held-out windows of the models, at the first and the last step."""
+    """Compute the table's loss on the held-out windows of the models, at first and last step."""
     size, text = settings.size, text_of(settings.size)
     windows = training.held_out(text, run_settings(settings))
     drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
@@ -278,7 +280,7 @@ def run_settings(settings: TrainedSettings) -> training.RunSettings:
     return run_of_size(
         settings.size,
         settings.variant,
-        settings.seed + (settings.order or 0),
+        settings.seed,
         optimiser=settings.optimiser or "adamw",
         schedule=settings.decay or "linear",
         warmup=settings.warmup,
@@ -320,7 +322,7 @@ def _gpt2(size: TextSize) -> PreTrainedModel:
 
 
 def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], bool]]:
-    """Where a variant is trained, and whether with one seed: at each rate; the table of pairs has none."""
+    """List where a variant is trained, each rate, and whether with one seed; the table has none."""
     rates = () if variant == BIGRAMS else sweep.rates.of(variant)
     if not rates:
         yield {"size": sweep.size}, False
@@ -353,8 +355,8 @@ def trained_study(
         sweeps: variants and sizes of a scale.
         kind: dataclass of the points.
         seeds: of each scale.
-        **about: title, source, published and summarise of the `Study`; also measure, columns and revision
-            where they are not those of `train_point`.
+        **about: title, source, published and summarise of the `Study`; also measure, columns and
+            revision where they are not those of `train_point`.
 
     Returns:
         The study; its points come sweep by sweep, all seeds of a variant and rate together.

@@ -14,11 +14,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check, Rows, Summary
 from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
-from hessblocks_studies.shared.differences import (
-    Values,
-    difference,
-    judged_by,
-)
+from hessblocks_studies.shared.differences import Values, difference, judged_by
 from hessblocks_studies.shared.gathering import (
     Place,
     curve,
@@ -32,16 +28,21 @@ from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
 """Of the losses in a figure."""
-TUNED = "Each block stands at the best learning rate of its grid; the first seed alone tries the others, and counts in the verdicts."
+TUNED = (
+    "Each block stands at the best learning rate of its grid; the first seed alone tries the "
+    "others, and counts in the verdicts."
+)
 """Where blocks are trained at several rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
 """The same where there are loss curves."""
 EARLY = 0.2
-"""Share of the steps that loss curves leave out, beside which differences at the end would not be seen."""
+"""Share of the steps that loss curves leave out, beside which differences at the end would not be
+seen."""
 BASE = "pre-ln"
 """The block that all others are compared with."""
 MARGIN = 0.3
-"""Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare blocks."""
+"""Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare
+blocks."""
 DRAWN = 12
 """Places of a curve beyond which its markers hide other curves."""
 REVERSED = "a rate that one seed found better could reverse this"
@@ -51,7 +52,7 @@ CLOSE = 0.05
 
 
 def void_of(name: str) -> str:
-    """What stands behind the numbers of a verdict whose control, this block's loss, does not hold."""
+    """Say that a verdict is void since its control, this block's loss, does not hold."""
     return f"void, since {name} does not end {MARGIN:g} nats below the bigram table"
 
 
@@ -65,8 +66,8 @@ class Runs:
             rows: validation losses and parameters, among others.
         """
         self.losses: dict[str, dict[Scalar, float]] = {}
-        """Variant → {seed: last validation loss}; diverged runs are infinite. A variant that was trained at
-        several rates stands here with its best, under its own name."""
+        """Variant → {seed: last validation loss}; diverged runs are infinite. A variant that was
+        trained at several rates stands here with its best, under its own name."""
         self.rates: dict[str, Rate] = {}
         """Variant that was trained at several rates → the best of them."""
         self.grids: dict[str, dict[float, dict[Scalar, float]]] = {}
@@ -86,8 +87,8 @@ class Runs:
             for kind in self._kinds
             if BASE + kind in self.losses
         }
-        """What the names of variants have behind those of the blocks → whether pre-ln has learnt more than pairs
-        of tokens there. A verdict about losses counts only then."""
+        """What the names of variants have behind those of the blocks → whether pre-ln has learnt
+        more than pairs of tokens there. A verdict about losses counts only then."""
         self._parameters = {
             row["variant"].partition(AT_RATE)[0]: row["value"]
             for row in of_quantity(rows, "parameters")
@@ -120,7 +121,7 @@ class Runs:
         return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
 
     def panel(self, blocks: Sequence[str], title: str, kind: str = "") -> Panel:
-        """Validation loss against steps but the first ones, mean over seeds; a curve ends where a seed diverged.
+        """Plot validation loss against later steps, mean over seeds, up to where a seed diverged.
 
         Args:
             blocks: what is drawn, and the names of the series.
@@ -135,15 +136,15 @@ class Runs:
         return late(panel(title, "training step", "validation loss (nats per token)", found))
 
     def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
-        """Final loss against the rate, mean over seeds; a rate at which a seed diverged is left out.
+        """Plot final loss against the rate, mean over seeds, without rates at which one diverged.
 
         Args:
             labels: name of the series → variant that was trained at several rates.
             title: of the panel.
 
         Returns:
-            The panel, with the bigram table, which has no rate, as a level line; losses far above all that matters
-            are beyond its upper end.
+            The panel, with the bigram table, which has no rate, as a level line; losses far above
+            all that matters are beyond its upper end.
         """
         grids = {name: self.grids.get(variant, {}) for name, variant in labels.items()}
         rates = dict.fromkeys(sorted({rate for grid in grids.values() for rate in grid}))
@@ -192,9 +193,10 @@ class Runs:
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
-        """The check; undecided, with the reason, where its control fails or is not measured, or a best rate is not inside its grid.
+        """Leave a check undecided where its control fails or a best rate is not inside its grid.
 
-        The control is that pre-ln, and pre-ln with zero queries where the fact is about that, has learnt more than pairs of tokens.
+        The control is that pre-ln, and pre-ln with zero queries where the fact is about that, has
+        learnt more than pairs of tokens.
 
         Args:
             check: a fact about losses.
@@ -215,7 +217,7 @@ class Runs:
         return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
     def where_learnt(self, check: Check, variant: str, name: str | None = None) -> Check:
-        """The check; undecided, with the reason, where a variant has learnt no more than pairs of tokens.
+        """Leave a check undecided where a variant has learnt no more than pairs of tokens.
 
         Args:
             check: a fact.
@@ -238,8 +240,8 @@ class Runs:
             by: nats.
 
         Returns:
-            The fact; void where `fast` has learnt no more than pairs of tokens, undecided where a rate that one seed
-            found better than the best could reverse it.
+            The fact; void where `fast` has learnt no more than pairs of tokens, undecided where a
+            rate that one seed found better than the best could reverse it.
         """
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
@@ -255,7 +257,11 @@ class Runs:
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
-        """Whether `one` ends no more than `within` nats above `other`; void where the better has learnt no more than pairs."""
+        """Judge whether `one` ends no more than `within` nats above `other`.
+
+        Returns:
+            The fact; void where the better has learnt no more than pairs.
+        """
         expected = f"final loss of {one} at most {within:g} above that of {other}"
         check = difference(self.losses, one, other).judged(
             fact, expected, limit=within, above=False
@@ -263,7 +269,11 @@ class Runs:
         return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
 
     def match(self, one: str, other: str, fact: str) -> Check:
-        """Whether `one` and `other` end no more than `CLOSE` apart, whichever is better; void where that one has learnt no more than pairs."""
+        """Judge whether `one` and `other` end no more than `CLOSE` apart, whichever is better.
+
+        Returns:
+            The fact; void where the better has learnt no more than pairs.
+        """
         check = self._where_the_better_learnt(self.alike(one, other, fact), one, other)
         return self.if_it_counts(check, one, other)
 
@@ -309,7 +319,7 @@ class Runs:
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
-    """Steps until a run's validation loss is `loss`, on a line between evaluations; infinite if never."""
+    """Interpolate the steps until a run's validation loss is `loss`; infinite if never."""
     for (step, before), (later, after) in itertools.pairwise(run):
         if after <= loss <= before:
             return step + (later - step) * (before - loss) / ((before - after) or 1.0)
@@ -317,7 +327,11 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
 
 
 def _close_up(whole: Panel) -> Panel:
-    """The panel as far as half of its reach above the best of every series, a reach of `MARGIN` at least; unchanged where nothing is above that."""
+    """Cut a panel off above the best of every series by half of its reach, `MARGIN` at least.
+
+    Returns:
+        The panel; unchanged where nothing is above that.
+    """
     best = [min(one.y) for one in whole.series]
     if not best:
         return whole
@@ -335,8 +349,8 @@ def late(whole: Panel, share: float = EARLY) -> Panel:
         share: of the steps that is left out.
 
     Returns:
-        The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table, which has two
-        places, begins where the others do.
+        The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table,
+        which has two places, begins where the others do.
     """
     start = share * max((step for one in whole.series for step in one.x), default=0.0)
     series = []

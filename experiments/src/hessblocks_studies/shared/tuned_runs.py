@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -57,7 +56,7 @@ Make = Callable[[str, float | None, int], S]
 
 
 def tuning_points(make: Make[S], grids: Mapping[str, Sequence[float]]) -> list[S]:
-    """The bigram table, then every label at its rates with the tuning seed, the likeliest rates of all labels first.
+    """List the bigram table, then every label at its rates, the likeliest of all labels first.
 
     Args:
         make: of a point.
@@ -122,7 +121,7 @@ class Tuned:
         return cls(tuning=Runs(by_phase.get(tuning, ())), runs=Runs(own), rates=rates, **more)
 
     def kinds(self, label: str) -> list[str]:
-        """What the tuning calls what was run; several names where kinds of it are tuned, of which the best counts."""
+        """Name what was run as the tuning does; of several kinds the best counts."""
         return [label]
 
     def label_of(self, kind: str) -> str:
@@ -140,14 +139,14 @@ class Tuned:
         return self.tuning.rates[self.tuned_as(label)].best
 
     def must_be_inside(self, kind: str) -> bool:
-        """Whether the best rate of a kind counts only inside its grid: not where it is `FAR` above the best kind."""
+        """Tell whether a best rate must lie inside its grid: not where it is `FAR` above another."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
         if kind == best or not {kind, best} <= losses.keys():
             return True
         return fmean(losses[kind].values()) <= fmean(losses[best].values()) + FAR
 
     def judged(self, check: Check, *labels: str) -> Check:
-        """The check; undecided, with the reason, where a best rate is at an end or the runs are not at it.
+        """Leave a check undecided where a best rate is at an end or the runs are not at it.
 
         Args:
             check: a fact about the runs.
@@ -211,19 +210,14 @@ class Tuned:
             for label, best in judged.items()
             if best != self.rates[label]
         ]
+        inside, there = (
+            "each best rate of the tuning lies inside its grid",
+            "the runs of each block are at its best rate",
+        )
+        none = "none at an end (rule of this study)"
         return [
-            Check(
-                fact="each best rate of the tuning lies inside its grid",
-                expected="none at an end (rule of this study)",
-                ours=_listed("at an end", at_end, len(grids)) if enough else "too little measured",
-                holds=not at_end if enough else None,
-            ),
-            Check(
-                fact="the runs of each block are at its best rate",
-                expected="all (rule of this study)",
-                ours=_listed("elsewhere", off, len(judged)) if judged else "too little measured",
-                holds=not off if judged else None,
-            ),
+            rule_check(inside, at_end, len(grids), enough, expected=none, where="at an end"),
+            rule_check(there, off, len(judged), bool(judged)),
         ]
 
     def tuning_table(self) -> list[dict[str, object]]:
@@ -232,7 +226,7 @@ class Tuned:
             {
                 "variant": label,
                 "learning_rate": rate,
-                "final_loss": loss if math.isfinite(loss) else None,
+                "final_loss": loss,
                 "best": rate == self.tuning.rates[label].best,
                 "inside": self.tuning.rates[label].settled,
             }
@@ -242,5 +236,15 @@ class Tuned:
         ]
 
 
-def _listed(where: str, names: Sequence[str], count: int) -> str:
-    return f"{where}: {'; '.join(names)}" if names else f"so for all {count}"
+def rule_check(
+    fact: str,
+    off: Sequence[str],
+    count: int,
+    enough: bool,
+    expected: str = "all (rule of this study)",
+    where: str = "elsewhere",
+) -> Check:
+    """Judge that all runs keep a rule of the study; undecided where too little is measured."""
+    said = f"{where}: {'; '.join(off)}" if off else f"so for all {count}"
+    ours, holds = (said, not off) if enough else ("too little measured", None)
+    return Check(fact=fact, expected=expected, ours=ours, holds=holds)

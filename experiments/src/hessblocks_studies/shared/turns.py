@@ -22,7 +22,7 @@ ROUNDS = 12
 
 
 def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, list[float]]:
-    """The seconds of some pieces of work, which take turns: of processor time on a CPU, as `working_seconds` counts.
+    """Time pieces of work that take turns, in seconds of processor time on a CPU.
 
     Args:
         runs: the pieces.
@@ -79,7 +79,7 @@ class TimedModel:
 
     @torch.no_grad()
     def decode(self) -> int:
-        """Pass the first sequence token by token, as generation does; bytes that the cache then holds."""
+        """Pass the first sequence token by token, as in generation; count the cache's bytes."""
         self.model.eval()
         cache: Any = None
         with self.precision:

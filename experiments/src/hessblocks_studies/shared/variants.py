@@ -12,11 +12,13 @@ from hessblocks.errors import check_name
 Maker = Callable[[Mapping[str, int]], blocks.BlockConfig]
 """From sizes by name to a block."""
 RESTRICTED_INITS = ("identity", "orthogonal", "tied")
-"""Of values and projections; tied: each projection undoes its layer's values, which are orthogonal."""
+"""Of values and projections; tied: each projection undoes its layer's values, which are
+orthogonal."""
 BETAS = (0.1, 0.2, 0.5, 1.0)
 """Gains of the trainable part of values and projections."""
 GAINED = "trainable gains"
-"""The skipless block with values and projections α W_init + β ΔW from α = 1, β = 0.2, W_init the identity."""
+"""The skipless block with values and projections α W_init + β ΔW from α = 1, β = 0.2, W_init the
+identity."""
 GAINED_PARALLEL = f"{GAINED}, parallel"
 """The same without an MLP skip, in parallel."""
 GAINED_ORTHOGONAL = f"{GAINED}, orthogonal"
@@ -55,8 +57,9 @@ def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
 def best_start(variant: str, width: int) -> float | None:
     """The standard deviation that the embeddings of a variant start best with.
 
-    As the tuning of `trial` found it at width 64, with one seed, for pre-ln, parallel, sas and sas-p. For v-skipinit there is no
-    difference; for other blocks, such as post-ln, op and modern, it is a guess.
+    As the tuning of `trial` found it at width 64, with one seed, for pre-ln, parallel, sas and
+    sas-p. For v-skipinit there is no difference; for other blocks, such as post-ln, op and modern,
+    it is a guess.
 
     Args:
         variant: a name of `VARIANTS`.
@@ -100,10 +103,6 @@ def _restricted(init: str, beta: float) -> Maker:
     projection = value.replace(init="tied-orthogonal") if init == "tied" else value
     weights = {"value": value, "projection": projection, "first_value": first}
     return _edited("skipless", attention=weights)
-
-
-def _normal_values(sizes: Mapping[str, int]) -> blocks.BlockConfig:
-    return _values("skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5))(sizes)
 
 
 def _mlp_gain(factor: float) -> Maker:
@@ -150,7 +149,9 @@ VARIANTS: dict[str, Maker] = {
         for name in ("pre-ln", "parallel")
     },
     "pre-ln, identity values": _values("pre-ln", blocks.Identity()),
-    "normal values": _normal_values,
+    "normal values": lambda sizes: _values(
+        "skipless", blocks.Dense(init="normal", std=sizes["width"] ** -0.5)
+    )(sizes),
     "orthogonal values": _values("skipless", _ORTHOGONAL),
     "tied values": _edited("skipless", attention=_TIED),
     "identity values": _values("skipless", blocks.Dense(init="identity")),
