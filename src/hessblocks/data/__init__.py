@@ -9,6 +9,7 @@ from hessblocks.data.python_code import (
     load_package_corpus,
 )
 from hessblocks.data.sources import Source, fingerprint, standard_library
+from hessblocks.data.text_batch import documents_of, encoded, text_batch
 from hessblocks.data.tokens import END_OF_TEXT, check_vocabulary, write_corpus
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "Windows",
     "cache_root",
     "load_corpus",
+    "text_batch",
 ]
