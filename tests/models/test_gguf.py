@@ -139,8 +139,8 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(model, tmp
 
 
 def test_more_layers_than_tensors_are_refused_before_they_are_made(model, tmp_path):
-    with pytest.raises(hb.RunError, match="1,000,000,000 layers"):
-        hb.load(write(model, tmp_path / "deep.gguf", layers=10**9))
+    with pytest.raises(hb.RunError, match="names 24 layers"):
+        hb.load(write(model, tmp_path / "deep.gguf", layers=24))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
