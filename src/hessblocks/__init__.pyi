@@ -43,6 +43,7 @@ from .curvature import (
     select_groups as select_groups,
     second_order_attention as second_order_attention,
 )
+from .data import text_batch as text_batch
 from .errors import (
     ArgumentError as ArgumentError,
     HessblocksError as HessblocksError,
@@ -63,7 +64,7 @@ from .linalg import (
     spectral_density as spectral_density,
     trace as trace,
 )
-from .models import build as build
+from .models import build as build, load as load
 from .training import (
     CurvatureCallback as CurvatureCallback,
     GainCallback as GainCallback,

@@ -19,6 +19,7 @@ from hessblocks.data.python_code import (
     load_package_corpus,
     standard_library,
 )
+from hessblocks.data.text_batch import documents_of, encoded, text_batch
 
 __all__ = [
     "DEFAULT_VOCABULARY",
@@ -28,4 +29,5 @@ __all__ = [
     "Windows",
     "cache_root",
     "load_corpus",
+    "text_batch",
 ]

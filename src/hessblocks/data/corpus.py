@@ -71,17 +71,20 @@ def learn_encoding(
     return encoding
 
 
-def thinned(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """Take every k-th piece of the texts, k such that about `LEARNING_CHARACTERS` remain.
+def thinned(
+    texts: Iterable[str], characters: int, most: int = LEARNING_CHARACTERS
+) -> Iterator[str]:
+    """Take every k-th piece of the texts, k such that about `most` characters remain.
 
     Args:
         texts: documents.
         characters: how long they are together.
+        most: how many remain.
 
     Returns:
         The pieces that remain, in order.
     """
-    step = max(1, -(-characters // LEARNING_CHARACTERS))
+    step = max(1, -(-characters // most))
     pieces = (piece for text in texts for piece in pieces_of(text))
     return itertools.islice(pieces, 0, None, step)
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import AutoModelForCausalLM
 
-from hessblocks.errors import ArgumentError
-from hessblocks.models import Saved, context_of, fingerprint
+from hessblocks.models import context_of, fingerprint, load_saved
 from hessblocks.quiet import quiet
 
 Encode = Callable[[str], list[int]]
@@ -66,7 +64,7 @@ def saved_model(source: str) -> Subject:
     """Load a causal language model from a folder or the local Hugging Face cache.
 
     Args:
-        source: a folder, a run folder of `hessblocks train`, or a hub name.
+        source: a folder, a run folder of `hessblocks train`, a GGUF file, or a hub name.
 
     Returns:
         The model in evaluation mode and float32, with the tokeniser beside it.
@@ -76,22 +74,8 @@ def saved_model(source: str) -> Subject:
         RunError: a hub name that is not in the local cache, damaged files, or weights that are not
             finite.
     """
-    saved = Saved.at(source)
-    fitting = saved.class_of(AutoModelForCausalLM)
-    if fitting is None or (saved.kinds and fitting not in saved.kinds):
-        kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
-        raise ArgumentError(
-            f"MODEL: {source} is a {kind}, which gives no logits of the next token; expected a "
-            "causal language model."
-        )
-    model, found = saved.load(AutoModelForCausalLM)
-    if found["missing_keys"]:
-        names = ", ".join(sorted(found["missing_keys"])[:3])
-        raise ArgumentError(
-            f"MODEL: {source} has no weights for {names}; expected a causal language model with "
-            "its head."
-        )
-    return Subject(name=saved.name, model=model.eval(), encode=_encoder(saved.tokenizer()))
+    model, saved = load_saved(source, "causal-lm")
+    return Subject(name=saved.name, model=model, encode=_encoder(saved.tokenizer()))
 
 
 def _encoder(tokenizer: Any) -> Encode | None:

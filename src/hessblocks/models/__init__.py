@@ -13,6 +13,7 @@ from hessblocks.models.heads import (
     HessblocksForMaskedLM,
     HessblocksForSequenceClassification,
 )
+from hessblocks.models.load import load, load_saved
 from hessblocks.models.modeling import HessblocksModel, Layer
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
 from hessblocks.models.saved import Saved, context_of, fingerprint
@@ -38,4 +39,5 @@ __all__ = [
     "build",
     "draw_blocks",
     "fold",
+    "load",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from transformers.utils import find_adapter_config_file
 from hessblocks import storage
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.escape import printable
+from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, without_bars
 from hessblocks.quiet import quiet
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -35,13 +37,15 @@ class Saved:
     """What transformers loads: a folder or a hub name."""
     config: Any
     """Its configuration."""
+    gguf: str | None = None
+    """File in `place` that holds model and tokeniser, where it is a GGUF file."""
 
     @classmethod
     def at(cls, source: str) -> Self:
         """Read a model's configuration.
 
         Args:
-            source: a folder, a run folder of `hessblocks train`, or a hub name.
+            source: a folder, a run folder of `hessblocks train`, a GGUF file, or a hub name.
 
         Returns:
             The model, none of whose weights is read yet.
@@ -54,14 +58,31 @@ class Saved:
         Warns:
             DamageWarning: a model that hessblocks trained has other files than it was saved with.
         """
+        if is_gguf(source):
+            return cls._in_file(source, Path(source))
         place = _place(source)
         _warn_of_other_weights(source, Path(place))
         with quiet():
             return cls(source=source, place=place, config=_config(source, place))
 
+    @classmethod
+    def _in_file(cls, source: str, path: Path) -> Self:
+        check_gguf(path)
+        place = str(path.parent)
+        with quiet():
+            try:
+                config = AutoConfig.from_pretrained(place, gguf_file=path.name, **_LOCAL)
+            except Exception as error:  # of any kind: the file is somebody else's
+                raise RunError(
+                    f"MODEL: {source} cannot be loaded ({_first_line(error)})."
+                ) from error
+        return cls(source=source, place=place, config=config, gguf=path.name)
+
     @property
     def name(self) -> str:
         """Short name, for tables and titles."""
+        if self.gguf:
+            return printable(Path(self.gguf).stem)
         folder = Path(self.source)
         return printable(folder.resolve().name if folder.is_dir() else self.source)
 
@@ -90,7 +111,10 @@ class Saved:
             HessblocksError: weights that are not those of the configuration.
             RunError: damaged files, or weights that are not finite.
         """
-        with quiet():
+        more |= self._file
+        if self.gguf:
+            more["config"] = self.config  # which takes seconds to be read again
+        with quiet(), without_bars() if self.gguf else nullcontext():
             try:
                 model, found = auto.from_pretrained(
                     self.place,
@@ -112,16 +136,22 @@ class Saved:
                     f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
                     "be done with it."
                 )
+        drop_quantization_config(model)
         return model, found
+
+    @property
+    def _file(self) -> dict[str, str]:
+        return {"gguf_file": self.gguf} if self.gguf else {}
 
     def tokenizer(self) -> Any:
         """Load the tokeniser beside the model; None where transformers can read none."""
         folder = Path(self.place)
-        if folder.is_dir() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        own = self.gguf or any((folder / name).is_file() for name in _TOKENIZERS)
+        if folder.is_dir() and not own:
             return None
         with quiet():
             try:
-                return AutoTokenizer.from_pretrained(self.place, **_LOCAL)
+                return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
             except Exception:  # of any kind: the files are somebody else's
                 return None
 
@@ -163,7 +193,9 @@ def _place(source: str) -> str:
             return str(folder / "model")
         return str(folder)
     if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
-        raise ArgumentError(f"MODEL: {source} is no folder; give one that save_pretrained wrote.")
+        raise ArgumentError(
+            f"MODEL: {source} is no folder; give one that save_pretrained wrote, or a GGUF file."
+        )
     return source
 
 

@@ -1,0 +1,95 @@
+"""Draw windows of a text in the tokens of a model that is already trained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from torch import Tensor
+
+from hessblocks.conventions import AnyPath
+from hessblocks.data.corpus import Windows, pieces_of, thinned
+from hessblocks.data.python_code import user_files
+from hessblocks.errors import ArgumentError
+
+MOST_CHARACTERS = 4_000_000
+"""Of a longer text pieces of a million characters are read, about so many in all, spread evenly."""
+
+
+def text_batch(
+    tokenizer: Any, text: AnyPath, *, tokens: int = 128, sequences: int = 8, seed: int = 0
+) -> dict[str, Int[Tensor, "sequences tokens"]]:
+    """Draw a batch of windows from a text, in the tokens of a pretrained model.
+
+    Args:
+        tokenizer: of transformers, as `hb.load` gives it with its model.
+        text: a file or folder where there is one of that name, else the text itself.
+        tokens: of each window, at least 2.
+        sequences: windows, drawn without replacement.
+        seed: of the draw.
+
+    Returns:
+        {"input_ids": (sequences, tokens)}, which `hb.Problem` takes.
+
+    Raises:
+        ArgumentError: no tokeniser, a file that cannot be read, or a text of fewer windows.
+
+    Cost: encodes at most four million characters.
+
+    Example:
+        >>> batch = hb.text_batch(tokenizer, "notes.txt", tokens=96, sequences=2)  # doctest: +SKIP
+    """
+    if tokenizer is None:
+        raise ArgumentError("tokenizer: this model has none; give {'input_ids': ...} of your own.")
+    for name, value, least in (("tokens", tokens, 2), ("sequences", sequences, 1)):
+        if value < least:
+            raise ArgumentError(f"{name}: expected at least {least}, got {value}")
+    ids = encoded(tokenizer, documents_of(text))
+    said = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
+    windows = Windows(ids, tokens)
+    return {"input_ids": windows.drawn(sequences, seed, "sequences", said)}
+
+
+def documents_of(text: AnyPath) -> list[str]:
+    """Read the documents of a file or folder, or take a text as one document.
+
+    Args:
+        text: see `text_batch`.
+
+    Returns:
+        Files that are text, in order.
+
+    Raises:
+        ArgumentError: a path with nothing to read.
+    """
+    if isinstance(text, str) and not os.path.exists(text):
+        return [text]
+    source = user_files(Path(text))
+    return [document for split in source.splits for _, document in source.read(split)]
+
+
+def encoded(tokenizer: Any, documents: Iterable[str]) -> np.ndarray[Any, Any]:
+    """Encode documents, each ended by the tokeniser's end of text where it has one.
+
+    Args:
+        tokenizer: of transformers.
+        documents: of which at most about `MOST_CHARACTERS` are read, spread evenly.
+
+    Returns:
+        Token ids.
+    """
+    documents = list(documents)
+    characters = sum(map(len, documents))
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[int] = []
+    if characters > MOST_CHARACTERS:
+        documents = list(thinned(documents, characters, MOST_CHARACTERS))
+    for document in documents:
+        for piece in pieces_of(document):
+            ids += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+        ids += end
+    return np.asarray(ids, dtype=np.int64)

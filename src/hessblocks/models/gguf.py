@@ -1,0 +1,80 @@
+"""Open a GGUF file, the format of llama.cpp: its header is checked before transformers reads it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+from transformers import PreTrainedModel
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.escape import printable
+
+ENDING = ".gguf"
+NO_MODELS = ("general", "tokenizer")
+"""Sections of a header that are no architecture."""
+
+
+def is_gguf(source: str) -> bool:
+    """Tell whether a source is named as a GGUF file."""
+    return source.lower().endswith(ENDING)
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse a GGUF file that is damaged, or whose model transformers cannot make.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArgumentError: no such file, the package `gguf` is missing, or an unknown architecture.
+        RunError: the file is damaged, or it names more layers than it holds tensors.
+
+    Cost: reads the header; the weights are mapped, not read.
+    """
+    if not path.is_file():
+        raise ArgumentError(f"MODEL: {path} is no file; give a GGUF file that exists.")
+    if not importlib.util.find_spec("gguf"):
+        raise ArgumentError("MODEL: a GGUF file needs the package gguf: pip install gguf")
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+        kind = str(reader.fields["general.architecture"].contents())
+        counted = reader.fields.get(f"{kind}.block_count")
+        layers = int(counted.contents()) if counted else 0
+    except Exception as error:  # of any kind: the file is somebody else's
+        raise RunError(
+            f"MODEL: {path} is damaged or no GGUF file; copy or download it again."
+        ) from error
+    known = sorted({*GGUF_CONFIG_MAPPING} - {*NO_MODELS})
+    if kind not in known:
+        raise ArgumentError(
+            f"MODEL: {path} holds a model of the architecture {printable(kind)!r}, which "
+            f"transformers does not read from GGUF; it reads {', '.join(known)}."
+        )
+    if layers > len(reader.tensors):
+        raise RunError(
+            f"MODEL: {path} names {layers:,} layers, more than its {len(reader.tensors):,} tensors "
+            "allow; copy or download it again."
+        )
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide the bar that transformers draws for a GGUF file, whatever its settings say."""
+    with redirect_stderr(io.StringIO()):
+        yield
+
+
+def drop_quantization_config(model: PreTrainedModel) -> None:
+    """Make an ordinary model of one that was read from a GGUF file.
+
+    Its weights are float32 already, but transformers would refuse to save it as "quantized".
+    """
+    if quantizer := getattr(model, "hf_quantizer", None):
+        quantizer.remove_quantization_config(model)

@@ -1,0 +1,86 @@
+"""Windows of a text in a pretrained model's own tokens."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import hessblocks as hb
+from hessblocks.data import documents_of, encoded, text_batch
+from hessblocks.data.text_batch import MOST_CHARACTERS
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    inner = Tokenizer(models.WordLevel({"<end>": 0} | {c: i + 1 for i, c in enumerate(LETTERS)}))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", unk_token="<end>")
+
+
+def decoded(ids):
+    return "".join(LETTERS[one - 1] if one else "|" for one in ids.tolist())
+
+
+def test_windows_are_pieces_of_the_text_none_twice(tokenizer):
+    text = "".join(LETTERS[i * i % 27] for i in range(200))
+    found = text_batch(tokenizer, text, tokens=10, sequences=20)["input_ids"]
+    assert found.shape == (20, 10)
+    pieces = [decoded(row) for row in found]
+    assert all(piece in text for piece in pieces)
+    assert sorted(pieces) == sorted(text[at : at + 10] for at in range(0, 200, 10))
+
+
+def test_the_same_seed_draws_the_same(tokenizer):
+    text = "some words that are written down. " * 20
+    first, again, other = (
+        text_batch(tokenizer, text, tokens=8, sequences=4, seed=seed)["input_ids"]
+        for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_file_a_path_and_a_folder_are_read(tokenizer, tmp_path):
+    (tmp_path / "one.txt").write_text("aaaa")
+    (tmp_path / "two.txt").write_text("bbbb")
+    (tmp_path / "three.bin").write_bytes(b"\0\1")
+    assert documents_of(tmp_path) == ["aaaa", "bbbb"]
+    assert documents_of(str(tmp_path / "one.txt")) == ["aaaa"]
+    assert decoded(encoded(tokenizer, documents_of(tmp_path))) == "aaaa|bbbb|"
+    assert documents_of("no such file") == ["no such file"]
+
+
+def test_of_a_long_text_pieces_are_read(tokenizer, monkeypatch):
+    text = "a" * (2 * MOST_CHARACTERS) + "b" * (2 * MOST_CHARACTERS)
+    seen = []
+    monkeypatch.setattr(
+        type(tokenizer),
+        "__call__",
+        lambda self, piece, **_: seen.append(piece) or {"input_ids": []},
+    )
+    encoded(tokenizer, [text])
+    assert sum(map(len, seen)) <= 1.1 * MOST_CHARACTERS
+    assert {piece[0] for piece in seen} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer": None}, "tokenizer: this model has none"),
+        ({"tokens": 1}, "tokens: expected at least 2"),
+        ({"sequences": 0}, "sequences: expected at least 1"),
+        ({"sequences": 90}, "90 windows of 8 tokens .* the text has"),
+        ({"text": "missing.txt"}, "the text has 1"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tokenizer, changes, said):
+    given = {"tokenizer": tokenizer, "text": "words " * 30, "tokens": 8, "sequences": 4} | changes
+    with pytest.raises(hb.ArgumentError, match=said):
+        text_batch(given.pop("tokenizer"), given.pop("text"), **given)
+
+
+def test_a_path_that_is_not_there_is_refused(tokenizer, tmp_path):
+    with pytest.raises(hb.ArgumentError, match="no file or folder"):
+        text_batch(tokenizer, tmp_path / "none.txt")
