@@ -169,7 +169,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         probes=max(end.probes for end in both),
         method="exact" if exact else "estimate",
     )
-    return Heterogeneity(**{**vars(found), "ratio": ratio}, zero_groups=zero_groups)
+    return Heterogeneity(**{**vars(found), "ratio": ratio, "zero_groups": zero_groups})
 
 
 def norm_rows(
