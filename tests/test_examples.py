@@ -34,6 +34,11 @@ PROMISED = {
         r"no skip +410,688.* 1\.00",
         r"sas without shaping: similarity 1\.00 after layer 8",
     ],
+    "ewc_penalty": [
+        r"18 diagonal entries from 0 to 0\.0\d+ \(32 samples\)",
+        r"strength   0: first task 0\.[78]\d, second 0\.9\d",
+        r"strength  10: first task 0\.9\d, second 0\.9\d",
+    ],
     "follow_a_finetuning": [
         r"step  0: .* key 0 ± 0, heterogeneity \d\d,\d{3}",
         r"step 80: held-out loss 0\.0\d\d, .* key 0\.[1-9]",

@@ -32,6 +32,18 @@ def measured(model: nn.Module, ids: Tensor) -> CurvatureResults:
         return hb.measure_curvature(model, {"input_ids": ids}, probes=4, out=f"{folder}/run")
 
 
+def priced(problem: hb.Problem) -> dict[str, Any]:
+    """A bill and what is made of it."""
+    edits = hb.rounded(bits=2), hb.rounded(bits=4)
+    bill = hb.price(problem, hb.change_each(problem.model, *edits), samples=4)
+    return {
+        "bill": bill,
+        "price": bill.sum(name for name in bill if "4 bits" in name),
+        "check": bill.check(2),
+        "allocation": bill.allocate(bits=3),
+    }
+
+
 @cache
 def results() -> dict[str, Any]:
     """One of each kind."""
@@ -57,18 +69,20 @@ def results() -> dict[str, Any]:
         "attention": hb.exact_attention_curvature(model, ids),
         "last block": hb.exact_last_block(model, ids),
         "measured": measured(model, ids),
+        **priced(problem),
     }
 
 
 NAMES = (
     *("estimate", "eigenvalues", "condition", "diagonal", "spectrum", "map", "norms", "uneven"),
     *("signal", "problem", "group", "operator", "attention", "last block", "measured"),
+    *("bill", "price", "check", "allocation"),
 )
 TABLES = (
     *("estimate", "condition", "eigenvalues", "diagonal", "spectrum", "map", "norms", "signal"),
-    "measured",
+    *("measured", "bill", "price", "check", "allocation"),
 )
-PLOTS = ("spectrum", "map", "norms", "signal")
+PLOTS = ("spectrum", "map", "norms", "signal", "bill", "check", "allocation")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,6 +22,8 @@ from . import (
 from ._version import __version__ as __version__
 from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
 from .curvature import (
+    Bill as Bill,
+    Change as Change,
     EmpiricalFisher as EmpiricalFisher,
     Functional as Functional,
     Hessian as Hessian,
@@ -31,6 +33,7 @@ from .curvature import (
     PreconditionedHessian as PreconditionedHessian,
     Problem as Problem,
     blockwise_learning_rates as blockwise_learning_rates,
+    change_each as change_each,
     check_derivatives as check_derivatives,
     curvature_map as curvature_map,
     custom_groups as custom_groups,
@@ -38,8 +41,13 @@ from .curvature import (
     exact_last_block as exact_last_block,
     group_norms as group_norms,
     loss_along as loss_along,
+    merged as merged,
     parameter_groups as parameter_groups,
     preconditioned_sharpness as preconditioned_sharpness,
+    price as price,
+    pruned as pruned,
+    removed as removed,
+    rounded as rounded,
     select_groups as select_groups,
     second_order_attention as second_order_attention,
 )

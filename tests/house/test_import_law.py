@@ -61,6 +61,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.witness": {"groups"},
     "curvature.products": {"closed", "groups", "model_state", "sharding", "losses", "witness"},
     "curvature.sampled": {"groups", "model_state", "products", "sharding", "losses"},
+    "curvature.bill": {"groups", "model_state", "products", "sampled", "losses"},
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
     "curvature.verification": {"exact", "last_layer"},

@@ -2,6 +2,20 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
+from hessblocks.curvature.bill import (
+    Allocation,
+    Bill,
+    BillCheck,
+    Change,
+    Edit,
+    Price,
+    change_each,
+    merged,
+    price,
+    pruned,
+    removed,
+    rounded,
+)
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.cost import Cost, Work, decide
@@ -57,12 +71,17 @@ from hessblocks.statistics import Heterogeneity
 
 __all__ = [
     "PARTS",
+    "Allocation",
     "AttentionBackendWarning",
     "AuxiliaryLossWarning",
+    "Bill",
+    "BillCheck",
+    "Change",
     "Cost",
     "CurvatureMap",
     "DerivativeCheck",
     "DerivativeWarning",
+    "Edit",
     "EmpiricalFisher",
     "Functional",
     "Hessian",
@@ -76,12 +95,14 @@ __all__ = [
     "Part",
     "PrecisionWarning",
     "PreconditionedHessian",
+    "Price",
     "Problem",
     "RepeatabilityWarning",
     "Sharpness",
     "UnknownRoleWarning",
     "attention_moments",
     "blockwise_learning_rates",
+    "change_each",
     "check_derivatives",
     "curvature_map",
     "custom_groups",
@@ -89,9 +110,14 @@ __all__ = [
     "exact_last_block",
     "group_norms",
     "loss_along",
+    "merged",
     "parameter_groups",
     "preconditioned_sharpness",
+    "price",
+    "pruned",
     "registered_attention",
+    "removed",
+    "rounded",
     "second_moment_figure",
     "second_order_attention",
     "select_groups",

@@ -246,7 +246,9 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
         high = [y + length for y, length in zip(series.y, series.error, strict=True)]
         axis.fill_between(series.x, low, high, color=look.colour, alpha=0.2, linewidth=0)
     bars = None if panel.band else _lengths(series)
-    axis.errorbar(series.x, series.y, yerr=bars, elinewidth=0.8, **style)
+    axis.errorbar(
+        series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **style
+    )
 
 
 def _draw_guide(axis: Axes, series: Series) -> None:

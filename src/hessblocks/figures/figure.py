@@ -17,7 +17,7 @@ from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
 """Of an axis; symlog has a place for zero below its first decade."""
-OF_PAGES = ("note", "below", "band", "by_tick", "rows", "columns")
+OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 
 
@@ -35,6 +35,8 @@ class Series:
     """Half length of each error bar; 0 where it is not known, empty where none is."""
     below: tuple[float, ...] = ()
     """Length of each error bar downwards, where `error` is that upwards; empty where both agree."""
+    across: tuple[float, ...] = ()
+    """Half length of each error bar of the abscissa."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True

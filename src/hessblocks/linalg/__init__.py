@@ -10,6 +10,7 @@ from hessblocks.linalg.estimators import (
     PairNorms,
     Probes,
     diagonal,
+    factor_samples,
     frobenius_norm,
     norm_from_squares,
     norms_from_pairs,

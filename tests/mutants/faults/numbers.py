@@ -15,7 +15,7 @@ FAULTS = (
     fault("the spread of entries is summed in squares",
           "torch.hypot(self._spread, torch.hypot(within, between))"
           " => (self._spread**2 + within**2 + between**2).sqrt()",
-          "test_numbers_go_with_the_scale", within="EntryMoments.add"),
+          "test_numbers_go_with_the_scale", within="EntryMoments.take"),
     fault("right-hand sides are taken as they are", "unit_of(column) => 1.0",
           "test_conjugate_gradients_look_at_the_size_of_b_alone", within="solve"),
     fault("fourth powers of inner products leave float64", "unit_of(one) => 1.0",

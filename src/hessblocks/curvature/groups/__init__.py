@@ -9,4 +9,5 @@ from hessblocks.curvature.groups.views import (
     misfit,
     overlap,
     plain_model,
+    whole,
 )

@@ -6,6 +6,7 @@ from hessblocks.curvature.losses.batch_loss import (
     Differentiated,
     LossDerivatives,
     LossFunction,
+    Root,
     callable_loss,
 )
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack

@@ -71,6 +71,10 @@ class BatchLoss(abc.ABC):
             "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
 
+    def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
+        """Shape of the signs that the root is given: a sign a logit."""
+        return logits.shape
+
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):

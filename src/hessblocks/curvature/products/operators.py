@@ -74,6 +74,21 @@ class CurvatureOperator(LinearOperator):
             positive_semidefinite=square and self.part == "outer" and is_convex(problem.loss),
         )
 
+    @property
+    def problem(self) -> Problem:
+        """Model, batches and loss."""
+        return self._problem
+
+    @property
+    def rows(self) -> ParameterGroup:
+        """Group of the rows."""
+        return self._rows
+
+    @property
+    def columns(self) -> ParameterGroup:
+        """Group of the columns."""
+        return self._columns
+
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
         """Reshape a vector, such as an eigenvector, into tensors by parameter name.
 

@@ -120,7 +120,9 @@ class RowCost:
     """See `Plan`."""
 
 
-def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
+def make_plan(
+    problem: Any, *, twice: bool = True, spare: int = 0, most_rows: int | None = None
+) -> Plan:
     """Choose rows a pass and vectors together.
 
     Args:
@@ -128,6 +130,7 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
             quarter of the machine's memory does, and a callable loss's batches are left whole.
         twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
         spare: bytes that the caller needs beside the passes.
+        most_rows: rows a pass at most, where batches can be cut.
 
     Returns:
         The passes that fall to this process, and how they are worked on.
@@ -155,6 +158,7 @@ def make_plan(problem: Any, *, twice: bool = True, spare: int = 0) -> Plan:
         rows = max(1, rows // SAMPLES_SHARE)
     if device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
+    rows = min(rows, most_rows or rows)
     # a callable may tie its rows together; a limit is the user's word that it does not
     own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
     whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)

@@ -8,3 +8,10 @@ from hessblocks.curvature.sampled.grams import (
     plan_samples,
     root_is_known,
 )
+from hessblocks.curvature.sampled.one_pass import (
+    Gradients,
+    SampledPass,
+    plan_passes,
+    sampled_passes,
+)
+from hessblocks.curvature.sampled.squares import _samples as _samples

@@ -33,6 +33,7 @@ from hessblocks.curvature.losses import (
     CrossEntropy,
     Differentiated,
     LossDerivatives,
+    Root,
 )
 from hessblocks.curvature.products import CurvatureOperator, Problem, check_problem
 from hessblocks.curvature.sampled.signs import draws
@@ -141,7 +142,7 @@ class MonteCarloFisher(CurvatureOperator):
                 found = noise(logits, draws(of, batch, shape, seed, data).movedim(-1, 0))
                 return found.to(logits) / math.sqrt(samples)
 
-            return _Entries(loss, sets)
+            return _Entries(loss, sets, samples)
 
         super().__init__(problem.with_losses(drawn), group, rows=rows, columns=columns)
 
@@ -158,8 +159,6 @@ class _Classes(CrossEntropy):
         """Hold numbers from 0 to 1 that choose the labels; None: those of the loss."""
         super().__init__(loss.targets)
         self._uniform = uniform
-
-    root = BatchLoss.root
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
         uniform = None if self._uniform is None else self._uniform.flatten(0, -2)[rows]
@@ -181,6 +180,24 @@ class _Classes(CrossEntropy):
 
         return super().at(logits, share)[0], curvature
 
+    def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
+        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign a label."""
+        probabilities, targets = logits.softmax(-1), self.targets[..., None]
+        labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
+        weight = math.sqrt(share / labels.shape[-1]) * (targets != IGNORED).to(logits.dtype)
+
+        def times_root(signs: Tensor) -> Tensor:
+            each = weight * signs
+            found = probabilities * each.sum(-1, keepdim=True)
+            return found.scatter_add_(-1, labels, -each)
+
+        return times_root
+
+    def noise_shape(self, logits: Float[Tensor, "... V"]) -> torch.Size:
+        """See `BatchLoss`; a sign a label."""
+        labels = 1 if self._uniform is None else self._uniform.shape[-1]
+        return torch.Size((*logits.shape[:-1], labels))
+
     def _labels(self, probabilities: Tensor) -> Tensor:
         """The classes in which the numbers lie when probabilities are laid end to end."""
         assert self._uniform is not None
@@ -193,10 +210,13 @@ class _Entries(BatchLoss):
     """A loss with Σ r rᵀ over its data in the place of its curvature."""
 
     def __init__(
-        self, loss: BatchLoss, sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None
+        self,
+        loss: BatchLoss,
+        sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None,
+        count: int = 1,
     ) -> None:
-        """Hold what makes gradients r of the logits; None: the loss's own."""
-        self._loss, self._sets = loss, sets
+        """Hold what makes gradients r of the logits, and how many; None: the loss's own."""
+        self._loss, self._sets, self._count = loss, sets, count
 
     @property
     def valid(self) -> float:
@@ -208,9 +228,7 @@ class _Entries(BatchLoss):
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
         found = self._loss.derivatives(logits, share)
         sets = [found.gradient / share] if self._sets is None else self._sets(logits)
-        classes = isinstance(self._loss, Differentiated) and self._loss.classes
-        axis = min(1, logits.ndim - 1) if classes else -1
-        single = logits.ndim == 1 and not classes
+        axis, single = self._axis(logits)
 
         def curvature(direction: Tensor) -> Tensor:
             total = torch.zeros_like(direction)
@@ -220,6 +238,31 @@ class _Entries(BatchLoss):
             return share * total
 
         return replace(found, curvature=curvature)
+
+    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+        """Return ε ↦ Σ r ε of each datum: a sign a set of labels."""
+        own = self._loss.derivatives(logits, share).gradient / share
+        sets = [own] if self._sets is None else self._sets(logits)
+
+        def times_root(signs: Tensor) -> Tensor:
+            pairs = zip(sets, signs.unbind(-1), strict=True)
+            return math.sqrt(share) * torch.stack([one * sign for one, sign in pairs]).sum(0)
+
+        return times_root
+
+    def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
+        """See `BatchLoss`; a sign a datum and set of labels, these on the last axis."""
+        axis, single = self._axis(logits)
+        rows = list(logits.shape)
+        if not single:
+            rows[axis] = 1
+        return torch.Size((*rows, self._count))
+
+    def _axis(self, logits: Tensor) -> tuple[int, bool]:
+        """Axis along which the entries of a datum stand, and whether each entry is a datum."""
+        classes = isinstance(self._loss, Differentiated) and self._loss.classes
+        axis = min(1, logits.ndim - 1) if classes else -1
+        return axis, logits.ndim == 1 and not classes
 
 
 def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:

@@ -23,15 +23,14 @@ from hessblocks.curvature.products import (
     Plan,
     Problem,
     default_limit,
-    differentiable_once,
     make_plan,
     readable_errors,
     say_precision,
 )
-from hessblocks.curvature.sampled.signs import signs
+from hessblocks.curvature.sampled.one_pass import SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, unit_of, working_dtype
+from hessblocks.linalg import FEWEST_SAMPLES, unit_of
 
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""
@@ -201,37 +200,14 @@ def _add_pass(
     step: Step | None,
 ) -> None:
     """Add what one pass over the data gives to each of this process's samples."""
-    parameters = problem.parameters
-    leaves = {name: parameters[name].requires_grad_() for name in whole.parameters}
-    with torch.enable_grad():
-        readout, loss = problem.forward(rows, parameters, twice=False)
-    logits = readout.hidden
-    values = logits.detach().to(working_dtype(logits.dtype))
-    problem.check_finite(loss.total(values) / problem.valid, rows)
-    root = loss.root(values, 1 / problem.valid)
-    data = problem.processes.rank if problem.processes.shard == "own" else 0
-
-    def pulled_back(sample: int) -> Sequence[Tensor | None]:
-        """Jᵀ L ε, of which the graph is kept for the next sample."""
-        at = {"seed": seed, "sample": before + sample, "data": data}
-        direction = root(signs(rows, values.shape, values.device, **at)).to(logits.dtype)
-        return torch.autograd.grad(
-            logits,
-            list(leaves.values()),
-            direction,
-            # the last sample frees the graph
-            retain_graph=sample + 1 < own.stop,
-            allow_unused=True,
-        )
-
-    with differentiable_once(problem.model):
-        for sample in range(own.start, own.stop):
-            if logits.requires_grad:
-                found = zip(leaves, pulled_back(sample), strict=True)
-                tensors = {name: None if one is None else one[None] for name, one in found}
-                whole.collect(tensors, vectors[sample : sample + 1], add=True)
-            if step:
-                step(before + sample + 1)
+    passed = SampledPass(problem, rows, whole.parameters)
+    for sample in range(own.start, own.stop):
+        # the last sample frees the graph
+        found = passed.sample(before + sample, seed, keep=sample + 1 < own.stop)
+        tensors = {name: None if one is None else one[None] for name, one in found.items()}
+        whole.collect(tensors, vectors[sample : sample + 1], add=True)
+        if step:
+            step(before + sample + 1)
 
 
 def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:

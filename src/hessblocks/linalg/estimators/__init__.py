@@ -10,6 +10,7 @@ from hessblocks.linalg.estimators.estimates import (
 from hessblocks.linalg.estimators.hutchinson import (
     FEWEST_PROBES,
     diagonal,
+    factor_samples,
     frobenius_norm,
     norm_from_squares,
 )

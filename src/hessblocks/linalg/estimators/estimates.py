@@ -75,7 +75,7 @@ class DiagonalEstimate(Tabular):
     probes: int = 0
     """Random probe vectors used; 0 for exact results."""
     method: Method = "estimate"
-    """`exact` (closed form or assembled matrix) or `estimate` (random probes)."""
+    """`exact` (closed form or assembled matrix), `estimate` (random probes) or `sampled`."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List index, value, standard_error and method of each entry."""
@@ -92,7 +92,8 @@ class DiagonalEstimate(Tabular):
 
     def __str__(self) -> str:
         """Print the number of entries, their range and what was spent."""
-        spent = "exact" if self.method == "exact" else f"{self.probes} probes"
+        kind = "samples" if self.method == "sampled" else "probes"
+        spent = "exact" if self.method == "exact" else f"{self.probes} {kind}"
         low, high = float(self.values.min()), float(self.values.max())
         return f"{len(self.values):,} diagonal entries from {low:.3g} to {high:.3g} ({spent})"
 

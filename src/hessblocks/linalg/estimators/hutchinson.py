@@ -1,6 +1,7 @@
 """Hutchinson's probes for norm and diagonal: ‖A‖_F² = E ‖A z‖² and A_ii = E z_i (A z)_i.
 
-The trace is read from the same moments as the diagonal: it is the diagonal's sum.
+The trace is read from the same moments as the diagonal: it is the diagonal's sum. A Gauss-Newton
+or Fisher matrix also has samples g with E g gᵀ = A, whose squares have the mean A_ii.
 
 Letters: A the matrix, N its columns, K probes, z a probe with entries ±1, s the mean of ‖A z‖²;
 w = z ⊙ A z, with E[w_i] = A_ii and Var(w_i) = Σ_{j≠i} A_ij².
@@ -9,12 +10,15 @@ w = z ⊙ A z, with E[w_i] = A_ii and Var(w_i) = Σ_{j≠i} A_ij².
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import singledispatch
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg.estimators.estimates import DiagonalEstimate, Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
@@ -38,6 +42,7 @@ from hessblocks.linalg.operators import (
 )
 
 FEWEST_PROBES = 4
+METHODS = ("probes", "sampled")
 
 
 def frobenius_norm(
@@ -162,14 +167,18 @@ class EntryMoments:
     def add(self, count: int) -> None:
         """Count in further probes by the update of Chan, Golub and LeVeque (1983)."""
         for probes in self._source.blocks(count, self._probe_chunk):
-            entries = (probes * multiply(self._operator, probes)).to(self.mean.dtype)
-            size, mean = entries.shape[1], entries.mean(1)
-            shift, total = mean - self.mean, self.count + size
-            within = lengths(entries - mean[:, None])
-            between = shift.abs() * math.sqrt(self.count * size / total)
-            self._spread = torch.hypot(self._spread, torch.hypot(within, between))
-            self.mean += shift * (size / total)
-            self.count = total
+            self.take(probes * multiply(self._operator, probes))
+
+    def take(self, entries: Float[Tensor, "N K"]) -> None:
+        """Count in the entries of further probes."""
+        entries = entries.to(self.mean.dtype)
+        size, mean = entries.shape[1], entries.mean(1)
+        shift, total = mean - self.mean, self.count + size
+        within = lengths(entries - mean[:, None])
+        between = shift.abs() * math.sqrt(self.count * size / total)
+        self._spread = torch.hypot(self._spread, torch.hypot(within, between))
+        self.mean += shift * (size / total)
+        self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
         """Return these moments, or those of Gaussian probes where the signs agree by chance.
@@ -210,8 +219,50 @@ class EntryMoments:
         return self._spread * (share * student_factor(self.count))
 
 
+@singledispatch
+def factor_samples(
+    op: LinearOperator, count: int, seed: int
+) -> Iterable[Iterable[Float[Tensor, " N"]]]:
+    """Draw independent vectors g whose g gᵀ add up to A: Σ over parts of E g gᵀ.
+
+    Args:
+        op: a Gauss-Newton or Fisher matrix.
+        count: vectors of each part.
+        seed: of the draws.
+
+    Raises:
+        ArgumentError: another operator than those whose package registers here how its vectors are
+            drawn, part by part of the data and one at a time.
+    """
+    raise ArgumentError(
+        "diagonal: method='sampled' needs a Gauss-Newton or Fisher matrix (OuterProduct, "
+        f"EmpiricalFisher, MonteCarloFisher), got {type(op).__name__}; use method='probes'"
+    )
+
+
+def _sampled(op: LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
+    """Σ over parts of the mean of g ⊙ g; what one sample of a part adds has its own spread."""
+    values = torch.zeros(op.shape[0], dtype=working_dtype(op.dtype), device=op.device)
+    errors = torch.zeros_like(values)
+    for part in factor_samples(op, probes, seed):
+        moments = EntryMoments(op, Probes(op, seed=seed), None)
+        for sample in part:
+            moments.take(sample.to(values.dtype).square()[:, None])
+        values += moments.mean
+        errors = torch.hypot(errors, moments.standard_errors())
+    # a low sum of squares comes with a low spread: widened as for a norm
+    relative = torch.nan_to_num((errors / values).square())
+    errors *= 1 + 3 * relative
+    return DiagonalEstimate(values=values, standard_errors=errors, probes=probes, method="sampled")
+
+
 def diagonal(
-    op: LinearOperator | Operand, probes: int = 16, seed: int = 0, *, probe_chunk: int | None = None
+    op: LinearOperator | Operand,
+    probes: int = 16,
+    seed: int = 0,
+    *,
+    probe_chunk: int | None = None,
+    method: str = "probes",
 ) -> DiagonalEstimate:
     """Estimate the diagonal of a square operator: mean over probes of z ⊙ A z, z with entries ±1.
 
@@ -224,21 +275,28 @@ def diagonal(
         probes: K, at least 4; the error bars are tested for 16 and more.
         seed: of the probes.
         probe_chunk: probes multiplied at once; bounds memory, changes no probe.
+        method: `probes`, or `sampled` for `OuterProduct`, `EmpiricalFisher` and `MonteCarloFisher`:
+            the mean of g ⊙ g over sampled gradients g with E g gᵀ = A, never negative, with labels
+            weighted as the loss has them.
 
     Returns:
         The entries and the standard error of each: √(sample variance / K · (K−1)/(K−3)).
 
     Raises:
-        ArgumentError: too few probes, or an operator that is not square.
+        ArgumentError: too few probes, an operator that is not square, an unknown method, or
+            `sampled` for another operator.
         RunError: a product is not finite.
 
-    Cost: K products.
+    Cost: K products; sampled, K backward passes over the data and one forward pass.
 
     Source: Bekas, Kokiopoulou and Saad (2007), equation 2, with signs as probes.
     """
     op = operator_of(op)
+    check_name("method", method, METHODS)
     check_square("diagonal", op)
     check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
+    if method == "sampled":
+        return _sampled(op, probes, seed)
     own = getattr(op, "diagonal", None)
     if own is not None or op.shape[0] <= probes:
         values = assemble(op, probe_chunk).diagonal() if own is None else own()

@@ -1,0 +1,200 @@
+"""Choose bits for each weight: the convex hull of cost against size, the most useful step first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from hessblocks.curvature.bill.changes import Change
+from hessblocks.curvature.bill.edits import Edit
+from hessblocks.curvature.bill.prices import Price
+from hessblocks.errors import ArgumentError
+from hessblocks.storage import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TENSORS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+"""Modules of a layer of Llama, Mistral, Qwen and GPT-NeoX, and llama.cpp's names of their
+weights."""
+TYPES = (
+    (2, "q2_k", 256),
+    (3, "q3_k", 256),
+    (4, "q4_{}", 32),
+    (5, "q5_{}", 32),
+    (6, "q6_k", 256),
+    (8, "q8_0", 32),
+    (16, "f16", 1),
+)
+"""Types of llama.cpp by bits, with the entries of a row that they take together; {} is 0 for
+symmetric rounding, 1 for that between both ends of a block."""
+MODULE = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.weight$")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Allocation(Tabular):
+    """Bits of each place."""
+
+    choices: tuple[Price, ...]
+    """The chosen change of each place."""
+    total: Price
+    """All of them together: forecast, mean bits, and whether the quadratic is trusted there."""
+    changes: tuple[Change, ...]
+    """The changes themselves, in the same order."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the chosen changes; `bill.check([allocation.names])` measures them together."""
+        return tuple(price.name for price in self.choices)
+
+    def tensor_types(self) -> list[str]:
+        """Write the lines that `llama-quantize --tensor-type` reads, such as `blk.0.attn_q=q4_0`.
+
+        llama.cpp has no other types than its own: each weight gets the smallest that has at least
+        its bits and whose blocks fit its rows.
+
+        Returns:
+            Lines, without those of weights that llama.cpp has no name for here.
+        """
+        lines = (_line(change) for change in self.changes)
+        return [line for line in lines if line is not None]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return place, bits, size and forecast with its error, and llama.cpp's type."""
+        return [
+            {
+                "place": price.place,
+                "bits": price.bits,
+                "size": price.size,
+                "forecast": price.forecast.value,
+                "forecast_error": price.forecast.standard_error,
+                "tensor_type": _line(change) or "",
+            }
+            for price, change in zip(self.choices, self.changes, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        """Say mean bits, forecast and how often each number of bits was chosen."""
+        counted: dict[float | None, int] = {}
+        for price in sorted(self.choices, key=lambda price: price.bits or 0):
+            counted[price.bits] = counted.get(price.bits, 0) + 1
+        said = ", ".join(f"{count} at {bits}" for bits, count in counted.items())
+        return f"{self.total.bits:.3g} bits on average ({said}); {self.total}"
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw the bits of each place.
+
+        Args:
+            ax: axes of matplotlib to draw on; None for a figure of its own.
+
+        Returns:
+            The figure that was drawn on.
+        """
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
+
+        bits = tuple(float(price.bits or 0) for price in self.choices)
+        panel = Panel(
+            title=f"Bits of each place, {self.total.bits:.3g} on average",
+            x_label="Place, counted from 0",
+            y_label="Bits an entry",
+            series=(Series(name="bits", x=tuple(range(len(bits))), y=bits, line=False),),
+        )
+        return plot(panel, ax)
+
+
+def allocate(
+    prices: Sequence[Price], *, bits: float | None = None, nats: float | None = None
+) -> tuple[Price, ...]:
+    """Choose a price for each place.
+
+    All begin at their fewest bits. Steps are taken in the order of what they save an entry's bit,
+    until the budget ends: what a larger budget takes holds what a smaller one does.
+
+    Args:
+        prices: of changes that round, several for a place.
+        bits: mean over entries at most.
+        nats: sum of the forecasts at most.
+
+    Returns:
+        The choices, place by place.
+
+    Raises:
+        ArgumentError: both or neither, nothing that rounds, or a budget out of reach.
+    """
+    if (bits is None) == (nats is None):
+        raise ArgumentError("allocate: expected either bits= or nats=")
+    places: dict[str, list[Price]] = {}
+    for price in prices:
+        places.setdefault(price.place, []).append(price)
+    if not places:
+        raise ArgumentError("allocate: expected changes of hb.rounded(bits=), found none")
+    hulls = {place: list(_hull(some)) for place, some in places.items()}
+    chosen = {place: hull[0] for place, hull in hulls.items()}
+    size = sum(price.size for price in chosen.values())
+
+    def spent() -> tuple[float, float]:
+        taken = chosen.values()
+        return sum(p.size * (p.bits or 0) for p in taken) / size, sum(map(_cost, taken))
+
+    if bits is not None and spent()[0] > bits:
+        raise ArgumentError(f"bits: the fewest that were priced are {spent()[0]:.3g} on average")
+    steps = [pair for hull in hulls.values() for pair in pairwise(hull)]
+    for before, after in sorted(steps, key=lambda pair: _gain(*pair), reverse=True):
+        if nats is not None and spent()[1] <= nats:
+            break
+        chosen[after.place] = after
+        if bits is not None and spent()[0] > bits:
+            chosen[after.place] = before
+            break
+    if nats is not None and spent()[1] > nats:
+        raise ArgumentError(f"nats: the least within reach of the bits priced is {spent()[1]:.3g}")
+    return tuple(chosen.values())
+
+
+def _cost(price: Price) -> float:
+    return max(0.0, price.forecast.value)
+
+
+def _hull(prices: Sequence[Price]) -> Iterator[Price]:
+    """The lower convex hull of cost against bits, the fewest bits first."""
+    here = min(prices, key=lambda price: (price.bits or 0, _cost(price)))
+    while True:
+        yield here
+        better = [p for p in prices if _cost(p) < _cost(here) and (p.bits or 0) > (here.bits or 0)]
+        if not better:
+            return
+        here = max(better, key=lambda price: (_gain(here, price), price.bits))
+
+
+def _gain(a: Price, b: Price) -> float:
+    """Nats that a step from a to b saves for an entry's bit."""
+    return (_cost(a) - _cost(b)) / (((b.bits or 0) - (a.bits or 0)) * b.size)
+
+
+def _line(change: Change) -> str | None:
+    """Name and type of a weight, where llama.cpp has both."""
+    names = list(change.new)
+    found = MODULE.search(names[0]) if len(names) == 1 else None
+    edit = change.new[names[0]]
+    if not found or found[2] not in TENSORS or not isinstance(edit, Edit) or edit.bits is None:
+        return None
+    width = change.views[0].shape[-1]
+    kind = next(name for bits, name, block in TYPES if bits >= edit.bits and width % block == 0)
+    return f"blk.{found[1]}.{TENSORS[found[2]]}={kind.format(0 if edit.symmetric else 1)}"

@@ -1,0 +1,290 @@
+"""Bill in nats: the expected KL divergence of each change of weights, with its error.
+
+KL(θ, θ + Δ) = ½ ΔᵀH_oΔ to second order, with H_o the Gauss-Newton matrix of the loss, for every
+loss that is the −log of a distribution. Letters: U pieces of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.bill.allocation import Allocation, allocate
+from hessblocks.curvature.bill.changes import Change, New, checked_changes
+from hessblocks.curvature.bill.draws import Draws, draw
+from hessblocks.curvature.bill.measured import BillCheck, measure
+from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
+from hessblocks.curvature.groups import ParameterGroup, overlap
+from hessblocks.curvature.products import Problem, check_problem
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.linalg import Estimate
+from hessblocks.storage import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FEWEST_SAMPLES = 2
+"""Samples of which there is a spread."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Bill(Tabular, Mapping[str, Price]):
+    """Prices of changes by name, which share their sampled gradients."""
+
+    problem: Problem
+    """Model, batches and loss."""
+    changes: Mapping[str, Change]
+    """By name, in the order in which they were given."""
+    draws: Draws
+    """Numbers that all prices are made of."""
+    relative_sizes: tuple[float, ...]
+    """‖Δ‖ / ‖w‖ of each change, the largest of its weights."""
+
+    @cached_property
+    def _prices(self) -> dict[str, Price]:
+        return {name: self._price([name]) for name in self.changes}
+
+    def __getitem__(self, name: str) -> Price:
+        """Look up the price of a change."""
+        return self._prices[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names of the changes."""
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        """Count the changes."""
+        return len(self.changes)
+
+    def sum(self, names: Iterable[str] | None = None) -> Price:
+        """Price several changes that are made together, such as the choices of an allocation.
+
+        Args:
+            names: of changes that touch no entry in common; None: all.
+
+        Returns:
+            The price. Its diagonal adds up own terms; its full form holds the cross terms Δ_iᵀH_oΔ_j
+            too, which `cross` tells apart.
+
+        Raises:
+            ArgumentError: none, an unknown one, or two that touch an entry in common.
+        """
+        chosen = list(self.changes if names is None else names)
+        for name in chosen:
+            check_name("change", name, self.changes)
+        views = {name: self.changes[name].views for name in chosen}
+        groups = [
+            ParameterGroup(name=name, role="other", layer=None, views=own)
+            for name, own in views.items()
+        ]
+        if not groups or len(views) < len(chosen) or overlap(groups):
+            raise ArgumentError(
+                "changes: expected some that touch no entry in common, since they cannot be made "
+                f"together else, got {'; '.join(chosen) or 'none'}"
+            )
+        return self._price(chosen)
+
+    def check(
+        self, which: int | Sequence[str | tuple[str, ...]] = 20, held_out: Any = None
+    ) -> BillCheck:
+        """Make changes one at a time, and measure what they cost.
+
+        The model's own weights are never written: changed ones take their place for a pass.
+
+        Args:
+            which: how many changes, evenly over the forecasts; or their names, where a tuple of
+                names is made together.
+            held_out: other batches, or a problem of the same model; None: the bill's own data,
+                which favour it.
+
+        Returns:
+            Forecast beside measurement; `.to_rows()`, `.plot()`, `.within()`.
+
+        Raises:
+            ArgumentError: no changes, unknown ones, several that touch an entry in common, or a
+                problem of another model.
+            RunError: a loss is not finite.
+
+        Cost: a forward pass over the held-out data for each change, and one more.
+        """
+        sets = [(one,) if isinstance(one, str) else tuple(one) for one in self._chosen(which)]
+        forecasts = [self.sum(names) for names in sets]
+        problem = self.problem if held_out is None else held_out
+        if not isinstance(problem, Problem):
+            own = self.problem
+            problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
+        if problem.model is not self.problem.model:
+            raise ArgumentError("held_out: expected a problem of the bill's own model")
+        changes = [[self.changes[name] for name in names] for names in sets]
+        return measure(problem, forecasts, changes, held_out=held_out is not None)
+
+    def _chosen(self, which: int | Sequence[str | tuple[str, ...]]) -> Sequence[Any]:
+        if not isinstance(which, int):
+            return which
+        ranked = sorted(self, key=lambda name: self[name].forecast.value)
+        count = max(1, min(which, len(ranked)))
+        return [ranked[(2 * n + 1) * len(ranked) // (2 * count)] for n in range(count)]
+
+    def allocate(self, *, bits: float | None = None, nats: float | None = None) -> Allocation:
+        """Choose bits for each place: least cost for a mean budget, or least size for a bound.
+
+        Args:
+            bits: mean over entries at most, scales not counted.
+            nats: summed forecast at most.
+
+        Returns:
+            The choice; `.to_rows()`, `.save("bits.csv")`, `.plot()`, `.tensor_types()`.
+
+        Raises:
+            ArgumentError: both or neither, no changes that round, or a budget out of reach.
+
+        Source: Everett (1963): steps along the convex hull of cost against size, the most useful
+            first.
+        """
+        chosen = allocate([p for p in self.values() if p.bits is not None], bits=bits, nats=nats)
+        return Allocation(
+            choices=chosen,
+            total=self.sum(price.name for price in chosen),
+            changes=tuple(self.changes[price.name] for price in chosen),
+        )
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each change; see `Price`."""
+        return [row for price in self.values() for row in price.to_rows()]
+
+    def __str__(self) -> str:
+        """Say how many changes there are, what was spent, and the dearest."""
+        dearest = max(self.values(), key=lambda price: price.forecast.value)
+        beyond = sum(not price.trusted for price in self.values())
+        outside = f", {beyond} outside of the quadratic" if beyond else ""
+        spent = f"{len(self.draws.pieces)} samples"
+        return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw the forecasts place by place, a series for each edit.
+
+        Args:
+            ax: axes of matplotlib to draw on; None for a figure of its own.
+
+        Returns:
+            The figure that was drawn on.
+        """
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
+
+        places = list(dict.fromkeys(price.place for price in self.values()))
+        edits = dict.fromkeys(price.how for price in self.values())
+        rows = {how: [p for p in self.values() if p.how == how] for how in edits}
+        panel = Panel(
+            title="What each change costs",
+            x_label="Place, counted from 0",
+            y_label="Forecast KL, nats a token",
+            y_scale="log",
+            series=tuple(
+                Series(
+                    name=how,
+                    x=tuple(places.index(price.place) for price in prices),
+                    y=tuple(price.forecast.value for price in prices),
+                    error=tuple(price.forecast.standard_error for price in prices),
+                    line=False,
+                )
+                for how, prices in rows.items()
+            ),
+        )
+        return plot(panel, ax)
+
+    def _price(self, names: Sequence[str]) -> Price:
+        """Add up some changes, piece by piece of the data."""
+        chosen = [self.changes[name] for name in names]
+        every = list(self.changes)
+        columns = [every.index(name) for name in names]
+        draws, only = self.draws, chosen[0] if len(chosen) == 1 else None
+        along = draws.along[:, columns]
+        full = draws.by_piece(along.sum(1).square()) / 2
+        own = draws.by_piece(along.square().sum(1)) / 2
+        diagonal = draws.by_piece(draws.squares[:, columns].sum(1)) / 2
+        signs = draws.signs(columns)
+        share, random = 1.0, all(change.bits is not None for change in chosen)
+        if random:  # signs of other changes go together: their diagonal is another number
+            share = weight_of_full(float(diagonal.sum()), float(full.sum()), signs, len(along))
+        mixed = self._estimate((1 - share) * diagonal + share * full)
+        error = math.hypot(mixed.standard_error, (1 - share) * math.sqrt(signs))
+        sizes = [change.size for change in chosen]
+        bits = [change.bits for change in chosen]
+        total = sum(b * n for b, n in zip(bits, sizes, strict=True) if b is not None)
+        return Price(
+            name=only.name if only else f"{len(chosen)} changes together",
+            place=only.place if only else "several",
+            how=only.how if only else "together",
+            bits=None if None in bits else total / sum(sizes),
+            size=sum(sizes),
+            relative_size=max(self.relative_sizes[column] for column in columns),
+            forecast=replace(mixed, standard_error=error),
+            full_share=share,
+            diagonal=self._estimate(diagonal),
+            full=self._estimate(full),
+            cross=self._estimate(full - own, square=False),
+            gradient=self._estimate(draws.slopes[:, columns].sum(1), square=False),
+        )
+
+    def _estimate(self, values: Float[Tensor, " U"], *, square: bool = True) -> Estimate:
+        draws = self.draws
+        return ratio_estimate(values, draws.shares, len(draws.pieces), square=square)
+
+
+def price(
+    problem: Problem,
+    changes: Mapping[str, Change | Mapping[str, New]] | Iterable[Change],
+    samples: int = 32,
+    seed: int = 0,
+) -> Bill:
+    """Forecast the KL divergence that changes of weights cost, before they are made.
+
+    Each sample is a gradient of random signs in the logits, over a piece of the data of its own, as
+    `curvature_map(method="sampled")` takes them: g with E g gᵀ = H_o. It gives ½ (g·Δ)² and
+    ½ Σ g²Δ² of every change at once. The error over pieces is that over samples and data together.
+
+    Args:
+        problem: model, batches and loss, any but a callable. Many short rows tell more of the error
+            over text than few long ones.
+        changes: by name, each a mapping from parameter names to new tensors or to functions of the
+            old ones; or what `change_each` makes.
+        samples: gradients at least; one for each row where there are more rows.
+        seed: of the signs.
+
+    Returns:
+        The prices by name, in nats a token for the cross-entropies, else in units of the loss;
+        `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
+
+    Raises:
+        ArgumentError: fewer than 2 samples, no changes, one of a parameter that is not there, is
+            frozen or tied to another, of another shape or not finite, a loss whose curvature is not
+            known, a single row, or several processes.
+        RunError: a loss or a gradient is not finite.
+
+    Cost: a forward pass and two backward passes over the data where there are as many rows as
+        samples, and for every change four multiplications an entry and sample.
+
+    Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
+        learning, equation 2.
+    """
+    check_problem(problem)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < FEWEST_SAMPLES:
+        raise ArgumentError(
+            f"samples: expected at least {FEWEST_SAMPLES} for an error bar, got {samples!r}"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
+    found = checked_changes(problem, changes)
+    parameters = problem.parameters
+    sizes = tuple(change.relative_size(parameters) for change in found)
+    draws = draw(problem, found, samples=samples, seed=seed)
+    named = {change.name: change for change in found}
+    return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)

@@ -1,0 +1,220 @@
+"""Changes of weights: which parameters become what, checked before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessblocks.curvature.bill.edits import Edit
+from hessblocks.curvature.groups import ParameterGroup, ParameterView, plain_model, whole
+from hessblocks.curvature.products import Problem
+from hessblocks.errors import ArgumentError
+
+New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+"""A new tensor, an edit, or a function from the old tensor to the new one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Change:
+    """Change of weights, made when it is asked for."""
+
+    name: str
+    """Its own among all changes."""
+    place: str
+    """Weight or group that it changes; changes of one place exclude each other."""
+    how: str
+    """Such as `3 bits`."""
+    bits: int | None
+    """Bits an entry that are left; None where it does not round."""
+    views: tuple[ParameterView, ...]
+    """The entries that may change."""
+    new: Mapping[str, New]
+    """By parameter name."""
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return sum(view.size for view in self.views)
+
+    def made(
+        self, parameters: Mapping[str, Float[Tensor, "..."]]
+    ) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
+        """Make the new tensors one at a time, in the dtype of the old ones.
+
+        Args:
+            parameters: the old ones, which stay as they are.
+
+        Yields:
+            Name and new tensor.
+
+        Raises:
+            ArgumentError: one is no tensor of real and finite numbers, or has another shape.
+        """
+        for name, value in self.new.items():
+            old = parameters[name]
+            found: Any = value
+            if isinstance(value, Edit):
+                views = [view for view in self.views if view.parameter == name]
+                found = _edited(value, name, old, views)
+            elif not isinstance(value, Tensor):
+                found = value(old.clone())
+            if not isinstance(found, Tensor) or found.is_complex():
+                kind = getattr(found, "dtype", type(found).__name__)
+                raise ArgumentError(
+                    f"changes: {self.name!r}: {name!r}: expected real numbers, got {kind}"
+                )
+            if found.shape != old.shape:
+                raise ArgumentError(
+                    f"changes: {self.name!r}: {name!r}: expected shape {tuple(old.shape)}, got "
+                    f"{tuple(found.shape)}"
+                )
+            found = found.detach().to(old)
+            if not found.isfinite().all():
+                raise ArgumentError(f"changes: {self.name!r}: {name!r} would not be finite")
+            yield name, found
+
+    def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
+        """Compute ‖Δ‖ / ‖w‖, the largest of the parameters; 0 where nothing changes."""
+        found = [0.0]
+        for name, new in self.made(parameters):
+            old, views = parameters[name], [v for v in self.views if v.parameter == name]
+            before = sum(float(view.read(old[None]).double().square().sum()) for view in views)
+            after = float((new.double() - old.double()).square().sum())
+            found.append((after / before) ** 0.5 if before else float("inf") * bool(after))
+        return max(found)
+
+
+def _edited(edit: Edit, name: str, old: Tensor, views: Iterable[ParameterView]) -> Tensor:
+    """Edit some entries of a parameter."""
+    found = old.clone(memory_format=torch.contiguous_format)
+    for view in views:
+
+        def cut(tensor: Tensor, view: ParameterView = view) -> Tensor:
+            return view.read(tensor[None])[0].view(view.shape)
+
+        view.write(found[None], edit.new(cut(old), name, cut).reshape(1, -1).to(old))
+    return found
+
+
+def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -> dict[str, Change]:
+    """Make one change for each weight matrix of a model, or each group, and each edit.
+
+    Args:
+        where: a model, whose matrices are its trainable parameters of two axes and more besides
+            embeddings and what is tied to them; or groups by name, as `parameter_groups` and
+            `custom_groups` give them.
+        edits: such as `rounded(bits=3), rounded(bits=4)`.
+
+    Returns:
+        Changes by name, which is `PLACE, EDIT`, such as `layers.0.mlp.in, 3 bits`.
+
+    Raises:
+        ArgumentError: no edit, or nothing to change.
+    """
+    if isinstance(where, nn.Module):
+        places = _matrices(where)
+    else:
+        places = {name: group.views for name, group in where.items()}
+    if not edits or not places:
+        raise ArgumentError(
+            "change_each: expected edits, such as hb.rounded(bits=3), and a model with matrices or "
+            f"groups to make them in, got {len(edits)} edits and {len(places)} places"
+        )
+    found = {}
+    for place, views in places.items():
+        for edit in edits:
+            new: dict[str, New] = {view.parameter: edit for view in views}
+            name = f"{place}, {edit.how}"
+            found[name] = Change(
+                name=name, place=place, how=edit.how, bits=edit.bits, views=views, new=new
+            )
+    return found
+
+
+def _matrices(model: nn.Module) -> dict[str, tuple[ParameterView, ...]]:
+    model = plain_model(model)
+    tables = {
+        id(p)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for p in module.parameters(recurse=False)
+    }
+    return {
+        name: (whole(name, p),)
+        for name, p in model.named_parameters()
+        if p.requires_grad and p.ndim > 1 and id(p) not in tables
+    }
+
+
+def checked_changes(
+    problem: Problem, changes: Iterable[Change] | Mapping[str, Change | Mapping[str, New]]
+) -> tuple[Change, ...]:
+    """Bring changes into one form, and require that they fit the model.
+
+    Args:
+        problem: whose model they are of.
+        changes: by name, each a mapping from parameter names to new tensors or to functions of the
+            old ones; or what `change_each` makes.
+
+    Returns:
+        The changes.
+
+    Raises:
+        ArgumentError: none, two of one name, a parameter that is not there, is frozen or tied.
+    """
+    items = changes.items() if isinstance(changes, Mapping) else [(c.name, c) for c in changes]
+    found = tuple(
+        replace(given, name=name) if isinstance(given, Change) else _own(problem, name, given)
+        for name, given in items
+    )
+    names = [change.name for change in found]
+    if not found or len(set(names)) < len(names):
+        raise ArgumentError(
+            f"changes: expected at least one, each with a name of its own, got {len(names)} with "
+            f"{len(set(names))} names"
+        )
+    for change in found:
+        for name in change.new:
+            _check_parameter(problem, change.name, name)
+    return found
+
+
+def _own(problem: Problem, name: str, new: Any) -> Change:
+    """Make a change of a user's mapping."""
+    if not isinstance(new, Mapping) or not new:
+        raise ArgumentError(
+            f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"
+        )
+    parameters = problem.parameters
+    for parameter in new:
+        _check_parameter(problem, name, parameter)
+    edits = {value if isinstance(value, Edit) else None for value in new.values()}
+    edit = edits.pop() if len(edits) == 1 else None
+    return Change(
+        name=name,
+        place=", ".join(new),
+        how=edit.how if edit else "changed",
+        bits=edit.bits if edit else None,
+        views=tuple(whole(parameter, parameters[parameter]) for parameter in new),
+        new=new,
+    )
+
+
+def _check_parameter(problem: Problem, change: str, name: str) -> None:
+    if name in problem.parameters:
+        return
+    named = dict(problem.model.named_parameters(remove_duplicate=False))
+    if name not in named:
+        raise ArgumentError(f"changes: {change!r}: the model has no parameter {name!r}")
+    if not named[name].requires_grad:
+        raise ArgumentError(f"changes: {change!r}: {name!r} is frozen; set requires_grad_(True)")
+    own = next(n for n in problem.parameters if named[n] is named[name])
+    raise ArgumentError(
+        f"changes: {change!r}: {name!r} is tied to {own!r} and cannot change apart from it; name "
+        f"{own!r} alone"
+    )

@@ -1,0 +1,215 @@
+"""Sampled gradients times changes: a few numbers for each, and no gradient is kept.
+
+Letters: U pieces of the data, D samples, J changes, M pairs of samples, g
+sampled gradient, Δ change, n tokens
+of a part.
+
+Each sample goes through a piece of the data of its own. What differs between pieces then is the
+error over samples and over text in one: a sample of all the text would cost as much, and tell
+nothing of other text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hessblocks.conventions import IGNORED
+from hessblocks.curvature.bill.changes import Change
+from hessblocks.curvature.losses import BatchLoss, CrossEntropy, Differentiated
+from hessblocks.curvature.products import Problem, default_limit
+from hessblocks.curvature.sampled import (
+    Gradients,
+    SampledPass,
+    plan_passes,
+    root_is_known,
+    sampled_passes,
+)
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg import working_dtype
+
+HELD = 4, 8
+"""Gradients that are held, fewest and most, while each change is made once for all of them."""
+AT_ONCE = 1 << 16
+"""Entries multiplied together, which stay in a processor's cache."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws:
+    """Numbers that all forecasts are made of, in float64 on the CPU."""
+
+    shares: Float[Tensor, " U"]
+    """Share of the tokens that each piece has; they add up to 1."""
+    pieces: Int[Tensor, " D"]
+    """Which piece each sample goes through."""
+    along: Float[Tensor, "D J"]
+    """g·Δ; its square, added over pieces, has the mean ΔᵀH_oΔ."""
+    squares: Float[Tensor, "D J"]
+    """Σ g² Δ²; added over pieces, it has the mean Σ diag(H_o) Δ²."""
+    pairs: Float[Tensor, "M J"]
+    """Σ g g' Δ² of pairs of samples; the mean of its square is that of (Δ_i H_ij Δ_j)² over pieces."""
+    slopes: Float[Tensor, "U J"]
+    """∇L·Δ of each piece's share of the loss."""
+
+    def by_piece(self, values: Float[Tensor, " D"]) -> Float[Tensor, " U"]:
+        """Average what the samples of each piece give."""
+        sums = torch.zeros_like(self.shares).index_add_(0, self.pieces, values)
+        return sums / self.pieces.bincount(minlength=len(sums))
+
+    def signs(self, columns: Sequence[int]) -> float:
+        """½ Σ (Δ_i H_ij Δ_j)² of some changes together: the variance of ½ ΔᵀH_oΔ over signs of Δ."""
+        pairs = self.pairs[:, columns].sum(1).square()
+        return float(pairs.mean()) * len(self.shares) ** 2 / 2 if len(pairs) else 0.0
+
+
+def parts_of(
+    loss: BatchLoss, logits: Float[Tensor, "..."], most: int
+) -> Iterator[tuple[Int[Tensor, " n"], float]]:
+    """Cut the data of a pass into parts of equal size, in their order.
+
+    Args:
+        loss: of the pass.
+        logits: its logits.
+        most: parts at most.
+
+    Yields:
+        Places of a part among the tokens, or among the rows where the loss is not cross-entropy,
+        and how many count in the mean there.
+    """
+    if isinstance(loss, CrossEntropy):
+        places = (loss.targets.flatten() != IGNORED).nonzero()[:, 0]
+    else:
+        single = logits.ndim == 1 and isinstance(loss, Differentiated) and bool(loss.classes)
+        places = torch.arange(1 if single else len(logits))
+    for part in places.tensor_split(max(1, min(most, len(places)))):
+        if len(part):
+            yield part, loss.valid * len(part) / len(places)
+
+
+def _mask(part: Tensor, loss: BatchLoss, logits: Tensor) -> Float[Tensor, "..."]:
+    """1 for the logits of a part, 0 for others; to be broadcast over the last axes."""
+    rows = loss.targets.shape if isinstance(loss, CrossEntropy) else logits.shape[:1]
+    mask = torch.zeros(math.prod(rows), dtype=logits.dtype, device=logits.device)
+    mask[part.to(mask.device)] = 1.0
+    return mask.view(*rows, *[1] * (logits.ndim - len(rows)))
+
+
+def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int) -> Draws:
+    """Draw samples, each of a piece of the data, and multiply them with all changes.
+
+    Args:
+        problem: model, batches and loss.
+        changes: made one after another, once for up to eight gradients.
+        samples: at least so many are drawn.
+        seed: of the signs.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        ArgumentError: a loss whose curvature has no root that is known, several processes, or a
+            single row.
+        RunError: a loss or a gradient is not finite.
+    """
+    if not root_is_known(problem):
+        raise ArgumentError(
+            "loss: a callable does not tell its curvature, which is the price; use a loss by name "
+            "or a loss module of torch"
+        )
+    names = dict.fromkeys(name for change in changes for name in change.new)
+    parameters = problem.parameters
+    one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
+    rows = sum(problem.batches.rows)
+    fewest, most = HELD
+    plan = plan_passes(problem, names, spare=fewest * one, most_rows=max(1, rows // samples))
+    limit = problem.memory_limit or default_limit(problem.device)
+    more = max(0, (limit - plan.peak) // one)
+    ledger = _Ledger(problem, changes, most=min(most, fewest + more))
+    each = -(-samples // len(plan.passes))
+    for passed in sampled_passes(problem, plan, names):
+        _draw_pass(passed, ledger, each, seed)
+    if ledger.held:
+        ledger.settle()
+    return ledger.draws()
+
+
+def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, seed: int) -> None:
+    """Draw the samples of one pass; they take turns where it has fewer parts."""
+    loss, logits = passed.loss, passed.values
+    parts = list(parts_of(loss, logits, each))
+    first = len(ledger.counts)
+    ledger.counts += [count for _, count in parts]
+    several = len(parts) > 1
+    masks = [_mask(part, loss, logits) if several else None for part, _ in parts]
+    for piece, mask in enumerate(masks):
+        ledger.add(first + piece, passed.gradient(keep=True, of=mask), slope=True)
+    for number in range(each if parts else 0):
+        piece = number % len(parts)
+        found = passed.sample(number, seed, keep=number + 1 < each, of=masks[piece])
+        ledger.add(first + piece, found, slope=False)
+
+
+class _Ledger:
+    """Gradients of the moment, and the numbers of those before."""
+
+    def __init__(self, problem: Problem, changes: Sequence[Change], *, most: int) -> None:
+        self.problem, self._changes, self._most = problem, changes, most
+        self.counts: list[float] = []
+        self.held: list[tuple[int, bool, Gradients]] = []
+        self._owners: list[tuple[int, bool]] = []
+        self._along: list[Tensor] = []
+        self._squares: list[Tensor] = []
+        self._pairs: list[Tensor] = []
+
+    def add(self, piece: int, gradients: Gradients, *, slope: bool) -> None:
+        self.held.append((piece, slope, gradients))
+        if len(self.held) == self._most:
+            self.settle()
+
+    def settle(self) -> None:
+        """Make each change once, and multiply all gradients that are held with it."""
+        count, parameters = len(self.held), self.problem.parameters
+        along = torch.zeros(len(self._changes), count, dtype=torch.float64)
+        grams = torch.zeros(len(self._changes), count, count, dtype=torch.float64)
+        for column, change in enumerate(self._changes):
+            for name, new in change.made(parameters):
+                dtype = working_dtype(new.dtype)
+                delta = (new.to(dtype) - parameters[name].to(dtype)).flatten()
+                found = [held[2][name] for held in self.held]
+                gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
+                for part in range(0, len(delta), AT_ONCE):
+                    some = slice(part, part + AT_ONCE)
+                    products = torch.stack([g[some] for g in gradients]).to(dtype) * delta[some]
+                    along[column] += products.sum(1).cpu()
+                    grams[column] += (products @ products.T).cpu()
+        self._owners += [(piece, slope) for piece, slope, _ in self.held]
+        self._along.append(along.T)
+        self._squares.append(grams.diagonal(dim1=1, dim2=2).T)
+        samples = torch.tensor([not slope for _, slope, _ in self.held])
+        among = (samples[:, None] & samples).triu(1)
+        self._pairs.append(grams[:, among].T)
+        self.held.clear()
+
+    def draws(self) -> Draws:
+        along, squares = torch.cat(self._along), torch.cat(self._squares)
+        if not (along.isfinite() & squares.isfinite()).all():
+            raise RunError("price: a gradient is not finite; look at the weights and the batches")
+        if len(self.counts) < 2:
+            raise ArgumentError(
+                "batches: one row tells nothing of the error over data; give several"
+            )
+        pieces, slope = map(torch.tensor, zip(*self._owners, strict=True))
+        counts = torch.tensor(self.counts, dtype=torch.float64)
+        return Draws(
+            shares=counts / counts.sum(),
+            pieces=pieces[~slope],
+            along=along[~slope],
+            squares=squares[~slope],
+            pairs=torch.cat(self._pairs),
+            slopes=along[slope],
+        )

@@ -1,0 +1,144 @@
+"""Edits that compress a weight: rounding, magnitude pruning, merging, removal.
+
+Letters: b bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.errors import ArgumentError
+
+Cut = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
+"""From a whole parameter to the entries that are edited."""
+MOST_BITS = 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edit:
+    """Function from the old entries of a weight to the new ones."""
+
+    how: str
+    """What it does, such as `3 bits`."""
+    new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
+    """From the old entries, the parameter's name and its cut to the new entries."""
+    bits: int | None = None
+    """Bits an entry that it leaves; None where it does not round."""
+    symmetric: bool = False
+    """Whether 0 is among its levels."""
+
+
+def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
+    """Round to nearest among 2^b levels, in blocks of consecutive entries of the last axis.
+
+    Args:
+        bits: b, from 1 to 16. What a block's scale takes is not counted.
+        block: entries that share a scale.
+        symmetric: with 0 among the levels: multiples from −2^(b−1) to 2^(b−1) − 1 of a step that
+            sends the largest entry to −2^(b−1), as llama.cpp's Q4_0 does; else from the smallest
+            entry to the largest, as Q4_1 does.
+
+    Returns:
+        The edit.
+
+    Raises:
+        ArgumentError: no such bits, or an empty block.
+    """
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MOST_BITS:
+        raise ArgumentError(f"bits: expected a whole number from 1 to {MOST_BITS}, got {bits!r}")
+    if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        raise ArgumentError(f"block: expected a whole number above 0, got {block!r}")
+    levels = _symmetric if symmetric else _between_ends
+
+    def new(old: Tensor, name: str, cut: Cut) -> Tensor:
+        width = old.shape[-1] if old.ndim else 1
+        rows = old.reshape(1, -1, width).to(torch.promote_types(old.dtype, torch.float32))
+        # the last block of a row repeats its last entry, which changes no range
+        padded = F.pad(rows, (0, -width % block), mode="replicate")
+        found = levels(padded.view(-1, block), bits).view(padded.shape)
+        return found[..., :width].reshape(old.shape)
+
+    return Edit(how=f"{bits} bits", new=new, bits=bits, symmetric=symmetric)
+
+
+def _symmetric(blocks: Tensor, bits: int) -> Tensor:
+    half = 2 ** (bits - 1)
+    step = _step(blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -half)
+    return (blocks / step).round_().clamp_(-half, half - 1).mul_(step)
+
+
+def _between_ends(blocks: Tensor, bits: int) -> Tensor:
+    low, high = blocks.aminmax(dim=1, keepdim=True)
+    step = _step((high - low) / (2**bits - 1))
+    return ((blocks - low) / step).round_().mul_(step).add_(low)
+
+
+def _step(step: Tensor) -> Tensor:
+    """Step between levels; 1 in a block without a range, which stays as it is."""
+    return step.masked_fill_(step == 0, 1.0)
+
+
+def pruned(*, share: float) -> Edit:
+    """Set the smallest entries of each weight to 0 (magnitude pruning).
+
+    Args:
+        share: of the entries, from 0 to 1.
+
+    Returns:
+        The edit.
+
+    Raises:
+        ArgumentError: no such share.
+    """
+    _check_share("share", share)
+
+    def new(old: Tensor, name: str, cut: Cut) -> Tensor:
+        found = old.flatten().clone()
+        gone = found.abs().topk(round(share * len(found)), largest=False, sorted=False)
+        return found.index_fill_(0, gone.indices, 0.0).view(old.shape)
+
+    return Edit(how=f"{share:.3g} pruned", new=new)
+
+
+def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: float = 0.5) -> Edit:
+    """Average with another model: (1 − weight) · old + weight · other.
+
+    Args:
+        other: a model of the same form, or its tensors by parameter name.
+        weight: of the other, from 0 to 1.
+
+    Returns:
+        The edit.
+
+    Raises:
+        ArgumentError: no such weight.
+    """
+    _check_share("weight", weight)
+    tensors = dict(other.named_parameters()) if isinstance(other, nn.Module) else other
+
+    def new(old: Tensor, name: str, cut: Cut) -> Tensor:
+        if name not in tensors:
+            raise ArgumentError(f"other: has no {name!r} to merge with")
+        return torch.lerp(old, cut(tensors[name].detach().to(old)), weight)
+
+    return Edit(how=f"{weight:.3g} merged", new=new)
+
+
+def removed() -> Edit:
+    """Set all entries to 0.
+
+    Returns:
+        The edit.
+    """
+    return Edit(how="removed", new=lambda old, name, cut: torch.zeros_like(old))
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ArgumentError(f"{name}: expected a number from 0 to 1, got {value!r}")

@@ -1,0 +1,211 @@
+"""Measure what changes cost, beside the forecasts.
+
+The divergence of a token is the Bregman divergence of its loss, ℓ(f') − ℓ(f) − ⟨∂ℓ(f), f' − f⟩,
+which no label enters: KL(p ‖ p') for cross-entropy, (f' − f)² for squared error. Letters: f logits
+before the change, f' after it, U pieces of the data, J sets of changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.bill.changes import Change
+from hessblocks.curvature.bill.draws import parts_of
+from hessblocks.curvature.bill.prices import Price, ratio_estimate
+from hessblocks.curvature.losses import Batch, BatchLoss, CrossEntropy
+from hessblocks.curvature.model_state import exclusive
+from hessblocks.curvature.products import Problem, make_plan, readable_errors
+from hessblocks.errors import RunError
+from hessblocks.linalg import Estimate
+from hessblocks.storage import Tabular
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PIECES = 32
+"""Pieces of the data that the error is taken over, where there are so many tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BillCheck(Tabular):
+    """Forecast beside measured KL of some changes."""
+
+    forecasts: tuple[Price, ...]
+    """What the bill says."""
+    measured: tuple[Estimate, ...]
+    """KL in nats a token, its error over the tokens."""
+    held_out: bool
+    """Whether it was measured on other data than the forecasts."""
+
+    def within(self, errors: float = 1.0) -> float:
+        """Share of changes whose forecast lies within so many errors of both numbers together."""
+        near = [
+            abs(price.forecast.value - found.value)
+            <= errors * math.hypot(price.forecast.standard_error, found.standard_error)
+            for price, found in zip(self.forecasts, self.measured, strict=True)
+        ]
+        return sum(near) / len(near)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return name, forecast and measured KL, their errors and ratio, and why not to trust."""
+        return [
+            {
+                "name": price.name,
+                "forecast": price.forecast.value,
+                "forecast_error": price.forecast.standard_error,
+                "measured": found.value,
+                "measured_error": found.standard_error,
+                "ratio": price.forecast.value / found.value if found.value else math.nan,
+                "outside": price.outside,
+            }
+            for price, found in zip(self.forecasts, self.measured, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        """Say how many forecasts agree with the measurement."""
+        ratios = sorted(row["ratio"] for row in self.to_rows())
+        text = "held-out data" if self.held_out else "the bill's own data"
+        return (
+            f"{len(ratios)} changes measured on {text}: forecast over measured KL "
+            f"{ratios[len(ratios) // 2]:.3g} in the middle, {ratios[0]:.3g} to {ratios[-1]:.3g}; "
+            f"{self.within(1):.0%}, {self.within(2):.0%}, {self.within(3):.0%} within 1, 2, 3 "
+            "errors"
+        )
+
+    def plot(self, ax: Axes | None = None) -> Figure:
+        """Draw measured KL against forecast, with both errors and the line where they agree.
+
+        Args:
+            ax: axes of matplotlib to draw on; None for a figure of its own.
+
+        Returns:
+            The figure that was drawn on.
+        """
+        from hessblocks.drawing import plot
+        from hessblocks.figures import Panel, Series
+
+        pairs = list(zip(self.forecasts, self.measured, strict=True))
+        shown = [(p, m) for p, m in pairs if min(p.forecast.value, m.value) > 0]
+        both = [number for p, m in shown for number in (p.forecast.value, m.value)] or [1.0]
+        ends = min(both), max(both)
+        named = {
+            name: [(p, m) for p, m in shown if p.trusted == trusted]
+            for name, trusted in (("trusted", True), ("outside of the quadratic", False))
+        }
+        points = [
+            Series(
+                name=name,
+                x=tuple(p.forecast.value for p, _ in some),
+                y=tuple(m.value for _, m in some),
+                error=tuple(m.standard_error for _, m in some),
+                across=tuple(p.forecast.standard_error for p, _ in some),
+                line=False,
+            )
+            for name, some in named.items()
+        ]
+        panel = Panel(
+            title="Forecast and measured cost",
+            x_label="Forecast KL, nats a token",
+            y_label="Measured KL, nats a token",
+            x_scale="log",
+            y_scale="log",
+            series=(Series(name="equal", x=ends, y=ends, guide=True), *points),
+        )
+        return plot(panel, ax)
+
+
+def measure(
+    problem: Problem,
+    forecasts: Sequence[Price],
+    sets: Sequence[Sequence[Change]],
+    *,
+    held_out: bool,
+) -> BillCheck:
+    """Measure the divergence of each set of changes, made together.
+
+    Args:
+        problem: data that it is measured on.
+        forecasts: one for each set.
+        sets: made one after another for each pass over the data, in the place of the parameters.
+        held_out: whether the data are others than the forecasts'.
+
+    Returns:
+        Forecast beside measurement.
+
+    Raises:
+        RunError: a divergence is not finite.
+    """
+    rows, passes, counts = sum(problem.batches.rows), [], []
+    with exclusive(problem.model), torch.no_grad(), readable_errors():
+        problem.follow()
+        plan = make_plan(problem, twice=False, most_rows=max(1, rows // PIECES))
+        most = -(-PIECES // len(plan.passes))
+        parameters = problem.parameters
+        for batch in plan.passes:
+            before = _Before(problem, batch, parameters, most)
+            moved = [before.divergences(_together(changes, parameters)) for changes in sets]
+            passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
+            counts += before.counts
+        problem.note_form()
+    found, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)
+    if not found.isfinite().all():
+        raise RunError("check: a divergence is not finite; look at the changes")
+    shares = tokens / tokens.sum()
+    measured = [ratio_estimate(one / problem.valid, shares, len(shares)) for one in found.T]
+    return BillCheck(forecasts=tuple(forecasts), measured=tuple(measured), held_out=held_out)
+
+
+def _together(
+    changes: Sequence[Change], parameters: Mapping[str, Float[Tensor, "..."]]
+) -> dict[str, Float[Tensor, "..."]]:
+    """All parameters after several changes, which may touch other entries of one parameter."""
+    found = dict(parameters)
+    for change in changes:
+        found |= dict(change.made(found))
+    return found
+
+
+class _Before:
+    """Logits of a pass at the model's own weights, part by part, with loss and gradient."""
+
+    def __init__(
+        self, problem: Problem, batch: Batch, parameters: Mapping[str, Tensor], most: int
+    ) -> None:
+        self._problem, self._batch = problem, batch
+        logits, loss = self._logits(parameters)
+        several = most if isinstance(loss, CrossEntropy) else 1
+        self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor]] = []
+        self.counts: list[float] = []
+        for part, count in parts_of(loss, logits, several):
+            own = part if isinstance(loss, CrossEntropy) else None
+            some = loss.some(part) if isinstance(loss, CrossEntropy) else loss
+            before = _some(logits, own)
+            self._parts.append((own, some, before, some.derivatives(before, 1.0).gradient))
+            self.counts.append(count)
+
+    def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
+        """Sum the divergences of each part."""
+        logits, _ = self._logits(parameters)
+        found = []
+        for own, loss, before, gradient in self._parts:
+            after = _some(logits, own)
+            first = float((gradient * (after - before)).sum())
+            found.append(loss.total(after) - loss.total(before) - first)
+        return found
+
+    def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:
+        readout, loss = self._problem.forward(self._batch, parameters, twice=False)
+        return readout.hidden, loss
+
+
+def _some(logits: Tensor, part: Tensor | None) -> Tensor:
+    """Logits of a part, in float64: small differences of large losses are taken."""
+    return (logits if part is None else logits.flatten(0, -2)[part.to(logits.device)]).double()

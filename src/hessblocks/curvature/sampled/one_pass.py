@@ -1,0 +1,136 @@
+"""Sample gradients of H_o from one pass over some rows, as often as is asked.
+
+With L Lᵀ the loss's curvature and ε random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hessblocks.curvature.losses import Batch
+from hessblocks.curvature.model_state import exclusive
+from hessblocks.curvature.products import (
+    Plan,
+    Problem,
+    differentiable_once,
+    make_plan,
+    readable_errors,
+    say_precision,
+)
+from hessblocks.curvature.sampled.signs import signs
+from hessblocks.errors import ArgumentError
+from hessblocks.linalg import working_dtype
+
+Gradients = dict[str, Float[Tensor, "..."] | None]
+"""By parameter name; None stands for zeros."""
+
+
+class SampledPass:
+    """Logits of some rows with their graph, which is pulled back for each sample."""
+
+    def __init__(self, problem: Problem, rows: Batch, names: Iterable[str]) -> None:
+        """Pass the rows through the model.
+
+        Args:
+            problem: model and loss.
+            rows: a piece of its batches.
+            names: of the parameters that are differentiated by.
+
+        Raises:
+            ArgumentError: the loss has no root that is known.
+            RunError: the loss is not finite.
+        """
+        self._problem, self._rows = problem, rows
+        parameters = problem.parameters
+        self._leaves = {name: parameters[name].requires_grad_() for name in names}
+        with torch.enable_grad():
+            readout, self.loss = problem.forward(rows, parameters, twice=False)
+        self._logits = readout.hidden
+        self.values = self._logits.detach().to(working_dtype(self._logits.dtype))
+        problem.check_finite(self.loss.total(self.values) / problem.valid, rows)
+        self._root = self.loss.root(self.values, 1 / problem.valid)
+        self._noise = self.loss.noise_shape(self.values)
+
+    def sample(
+        self, number: int, seed: int, *, keep: bool, of: Float[Tensor, "..."] | None = None
+    ) -> Gradients:
+        """Draw g = Jᵀ L ε of these rows.
+
+        Args:
+            number: of the sample; another one has other signs.
+            seed: of the run.
+            keep: whether the graph is needed again.
+            of: factors of the logits, 0 for those that are left out; None: all count.
+
+        Returns:
+            The sample.
+        """
+        processes = self._problem.processes
+        data = processes.rank if processes.shard == "own" else 0
+        drawn = signs(
+            self._rows, self._noise, self.values.device, seed=seed, sample=number, data=data
+        )
+        return self._pulled_back(self._root(drawn), keep, of)
+
+    def gradient(self, *, keep: bool, of: Float[Tensor, "..."] | None = None) -> Gradients:
+        """Compute the gradient of these rows' share of the loss; see `sample`."""
+        found = self.loss.derivatives(self.values, 1 / self._problem.valid)
+        return self._pulled_back(found.gradient, keep, of)
+
+    def _pulled_back(self, direction: Tensor, keep: bool, of: Tensor | None) -> Gradients:
+        if not self._logits.requires_grad:
+            return dict.fromkeys(self._leaves)
+        direction = direction if of is None else direction * of
+        with differentiable_once(self._problem.model), readable_errors():
+            found = torch.autograd.grad(
+                self._logits,
+                list(self._leaves.values()),
+                direction.to(self._logits.dtype),
+                retain_graph=keep,
+                allow_unused=True,
+            )
+        return dict(zip(self._leaves, found, strict=True))
+
+
+def plan_passes(
+    problem: Problem, names: Iterable[str], *, spare: int = 0, most_rows: int | None = None
+) -> Plan:
+    """Plan passes for samples that are used one at a time.
+
+    Args:
+        problem: model, batches and loss.
+        names: of the parameters that are differentiated by.
+        spare: bytes that the caller needs.
+        most_rows: rows a pass at most, where batches can be cut.
+
+    Returns:
+        The passes.
+
+    Raises:
+        ArgumentError: several processes, no row fits the memory, or autograd's derivatives are not
+            those of the logits.
+    """
+    if problem.processes.count > 1:
+        raise ArgumentError("problem: samples are drawn in one process; leave shard out")
+    say_precision(problem, twice=False)
+    with exclusive(problem.model), readable_errors():
+        plan = make_plan(problem, twice=False, spare=spare, most_rows=most_rows)
+        if plan.guard:
+            plan.guard.check(problem, [*names], twice=False)
+    return plan
+
+
+def sampled_passes(problem: Problem, plan: Plan, names: Iterable[str]) -> Iterator[SampledPass]:
+    """Pass the data through the model piece by piece, each to be sampled before the next one."""
+    names = [*names]
+    problem.follow()
+    with exclusive(problem.model):
+        for rows in plan.passes:
+            with readable_errors():
+                passed = SampledPass(problem, rows, names)
+            yield passed
+    problem.note_form()

@@ -1,0 +1,668 @@
+"""The bill in nats: forecasts against dense algebra and measured KL, edits, sums, allocation, refusals."""
+
+import contextlib
+import io
+import math
+import re
+from collections.abc import Callable
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hessblocks as hb
+from hessblocks.curvature.bill.bill import Bill
+from hessblocks.curvature.bill.draws import HELD
+from hessblocks.curvature.bill.prices import MOST_CHANGED, MOST_NATS, weight_of_full
+from hessblocks.errors import ArgumentError, RunError
+from tests.linalg.coverage import LEVELS
+
+
+def table(rows: int = 12, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, hb.Problem]:
+    """A classifier of 93 parameters and its rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5)).to(dtype)
+    data = torch.randn(rows, 4, dtype=dtype), torch.randint(5, (rows,))
+    return model, hb.Problem(model, data, "classification")
+
+
+def language(rows: int = 8, tokens: int = 6) -> tuple[nn.Module, hb.Problem]:
+    """A causal language model of some 300 parameters and its sequences."""
+    torch.manual_seed(0)
+    build: dict[str, Any] = {"depth": 1, "width": 4, "heads": 2, "vocab_size": 7, "context": 8}
+    model = hb.build("pre-ln", **build).double()
+    ids = torch.randint(7, (rows, tokens))
+    ids[0, 3:] = 0
+    labels = ids.clone()
+    labels[0, 3:] = -100
+    return model, hb.Problem(model, {"input_ids": ids, "labels": labels})
+
+
+def directions(problem: hb.Problem, seed: int = 1, size: float = 0.1) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: size * torch.randn(p.shape, generator=draw, dtype=p.dtype)
+        for name, p in problem.parameters.items()
+    }
+
+
+def moved(problem: hb.Problem, step: dict[str, Tensor], by: float = 1.0) -> dict[str, Tensor]:
+    return {name: problem.parameters[name] + by * one for name, one in step.items()}
+
+
+def dense(problem: hb.Problem) -> Tensor:
+    return hb.OuterProduct(problem).dense()
+
+
+def flat(problem: hb.Problem, step: dict[str, Tensor]) -> Tensor:
+    """A change as a vector of `dense`."""
+    parameters = problem.parameters
+    return torch.cat([step.get(n, torch.zeros_like(p)).flatten() for n, p in parameters.items()])
+
+
+def test_over_200_seeds_both_forms_are_unbiased_and_their_bars_are_right() -> None:
+    _, problem = table()
+    step = directions(problem)
+    delta, h_o = flat(problem, step), dense(problem)
+    truth = {
+        "full": float(delta @ h_o @ delta) / 2,
+        "diagonal": float(h_o.diagonal() @ delta.square()) / 2,
+    }
+    bills = [
+        hb.price(problem, {"step": moved(problem, step)}, samples=6, seed=s) for s in range(200)
+    ]
+    for form, value in truth.items():
+        found = torch.tensor([getattr(bill["step"], form).value for bill in bills])
+        assert abs(found.mean() - value) < 3 * found.std() / math.sqrt(200), form
+        assert found.std() > 0.01 * value
+
+
+@pytest.mark.parametrize("samples", [8, 40, 100])
+def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: int) -> None:
+    _, problem = language()
+    step = directions(problem)
+    delta, h_o = flat(problem, step), dense(problem)
+    bill = hb.price(problem, {"step": moved(problem, step)}, samples=samples)
+    found, tokens = bill["step"], 8 * 5 - 3
+    assert len(bill.draws.shares) == min(samples, tokens)
+    assert len(bill.draws.pieces) >= samples
+    assert float(bill.draws.shares.sum()) == pytest.approx(1)
+    for form, value in (
+        (found.full, float(delta @ h_o @ delta) / 2),
+        (found.diagonal, float(h_o.diagonal() @ delta.square()) / 2),
+    ):
+        # the pieces differ, so that the bar is wider than the error over signs alone
+        assert abs(form.value - value) < 3 * form.standard_error
+
+
+def test_the_gradients_term_is_exact_for_the_data_at_hand() -> None:
+    model, problem = language()
+    step = directions(problem)
+    loss = model(**problem.batches[0].keywords, labels=problem.batches[0].labels).loss
+    gradients = dict(
+        zip(problem.parameters, torch.autograd.grad(loss, [*model.parameters()]), strict=True)
+    )
+    bill = hb.price(problem, {"step": moved(problem, step)}, samples=16)
+    expected = sum(float((gradients[name] * one).sum()) for name, one in step.items())
+    assert bill["step"].gradient.value == pytest.approx(expected, rel=1e-6)
+
+
+def test_kl_is_the_quadratic_to_third_order() -> None:
+    _, problem = table()
+    step, scales = directions(problem, size=0.02), [1.0, 0.5, 0.25, 0.125]
+    changes = {str(scale): moved(problem, step, scale) for scale in scales}
+    bill = hb.price(problem, changes, samples=8)
+    delta = flat(problem, step)
+    quadratic = float(delta @ dense(problem) @ delta) / 2
+    found = bill.check(list(changes)).measured
+    errors = [
+        abs(one.value - scale**2 * quadratic) for one, scale in zip(found, scales, strict=True)
+    ]
+    slopes = [math.log2(large / small) for large, small in pairwise(errors)]
+    assert slopes == pytest.approx([3, 3, 3], abs=0.1)
+
+
+def test_measured_kl_is_that_of_the_probabilities() -> None:
+    model, problem = table()
+    new = {"0.weight": hb.rounded(bits=2, block=4)}
+    bill = hb.price(problem, {"two": new}, samples=12)
+    inputs = problem.batches[0].inputs
+    before = model(inputs).log_softmax(-1).detach()
+    after = torch.func.functional_call(
+        model, dict(bill.changes["two"].made(problem.parameters)), inputs
+    )
+    after = after.log_softmax(-1).detach()
+    rows = (before.exp() * (before - after)).sum(-1)
+    found = bill.check(["two"]).measured[0]
+    assert found.value == pytest.approx(float(rows.mean()), rel=1e-9)
+    spread = float(rows.std()) / math.sqrt(12)
+    assert spread < found.standard_error < 2.5 * spread
+
+
+def test_the_divergence_of_squared_errors_is_the_outputs_squared_change() -> None:
+    model, _ = table()
+    data = torch.randn(12, 4, dtype=torch.float64), torch.randn(12, 5, dtype=torch.float64)
+    problem = hb.Problem(model, data, "regression")
+    new = {"2.bias": lambda old: old + 0.1}
+    bill = hb.price(problem, {"up": new}, samples=200)
+    assert bill.check(["up"]).measured[0].value == pytest.approx(0.01, rel=1e-9)
+    price = bill["up"]
+    assert abs(price.full.value - 0.01) < 3 * price.full.standard_error
+
+
+def population(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, 4, generator=draw, dtype=torch.float64)
+    inputs *= 2 * torch.rand(rows, 1, generator=draw, dtype=torch.float64)  # unlike, as tokens are
+    return inputs, torch.randint(5, (rows,), generator=draw)
+
+
+@pytest.mark.slow
+def test_bars_cover_what_other_data_give() -> None:
+    model, _ = table()
+    step = {"2.weight": torch.full((5, 8), 0.05, dtype=torch.float64)}
+    step["2.weight"][::2] *= -1
+    large = hb.Problem(model, population(20_000, 0), "classification")
+    delta = flat(large, step)
+    product_ = hb.OuterProduct(large) @ delta
+    truth = float(delta @ product_) / 2
+    ratios = []
+    for seed in range(1, 151):
+        problem = hb.Problem(model, population(32, seed), "classification")
+        full = hb.price(problem, {"step": moved(problem, step)}, seed=seed)["step"].full
+        ratios.append(abs(full.value - truth) / full.standard_error)
+    shares = [sum(r <= k for r in ratios) / len(ratios) for k in (1, 2, 3)]
+    # fewer draws than LEVELS are for: a binomial error of two is left
+    assert all(
+        share > level - 2 * math.sqrt(level * (1 - level) / 150)
+        for share, level in zip(shares, LEVELS.values(), strict=True)
+    ), shares
+
+
+def test_many_changes_cost_no_more_passes_and_the_order_of_gradients_is_kept() -> None:
+    _, problem = table(rows=HELD[1] + 3)
+    step = directions(problem)
+    one = hb.price(problem, {"step": moved(problem, step)}, samples=11, seed=3)
+    many = {f"{n}": moved(problem, step, 0.1 * n) for n in range(5)} | {
+        "step": moved(problem, step)
+    }
+    other = hb.price(problem, many, samples=11, seed=3)
+    assert other["step"].diagonal == one["step"].diagonal
+    assert other["step"].gradient == one["step"].gradient
+    assert other["0"].diagonal.value == 0 == other["0"].full.value
+    assert other["2"].full.value == pytest.approx(0.04 * one["step"].full.value)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def untouched(model: nn.Module, before: dict[str, Tensor]) -> bool:
+    return all(torch.equal(before[name], now) for name, now in model.state_dict().items())
+
+
+def test_the_model_is_left_as_it_was_also_after_an_exception() -> None:
+    model, problem = language()
+    before, identities = state(model), [id(p) for p in model.parameters()]
+    bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=3), hb.removed()), samples=8)
+    bill.check(4)
+    assert untouched(model, before)
+
+    calls = []
+
+    def breaks(old: Tensor) -> Tensor:
+        calls.append(old.fill_(7.0))  # what it is given is a copy
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return old
+
+    name = next(iter(problem.parameters))
+    with pytest.raises(KeyboardInterrupt):
+        hb.price(problem, {"a": {name: breaks}, "b": {name: breaks}}, samples=8).check(2)
+    assert untouched(model, before)
+    assert [id(p) for p in model.parameters()] == identities
+
+
+NORMAL = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_rule_says_outside_at_two_bits_and_not_at_three_and_four(symmetric: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)).double()
+    nn.init.normal_(model[0].weight, std=0.1)
+    problem = hb.Problem(
+        model, (torch.randn(64, 64).double(), torch.randint(3, (64,))), "classification"
+    )
+    edits = [hb.rounded(bits=bits, symmetric=symmetric) for bits in (2, 3, 4)]
+    bill = hb.price(problem, hb.change_each(model, *edits))
+    assert [bill[f"0.weight, {bits} bits"].trusted for bits in (2, 3, 4)] == [False, True, True]
+    assert "norm" in bill["0.weight, 2 bits"].outside
+    assert bill["0.weight, 3 bits"].relative_size < MOST_CHANGED
+    assert "outside" in str(bill["0.weight, 2 bits"])
+
+
+def test_the_rule_says_outside_where_the_forecast_is_large() -> None:
+    _, problem = table()
+    step = {"2.weight": 3 * problem.parameters["2.weight"].abs().amax(0) * torch.ones(5, 8)}
+    step["2.weight"][::2] *= -1
+    small = {"2.weight": step["2.weight"] * 0.01}
+    bill = hb.price(problem, {"far": moved(problem, step), "near": moved(problem, small)})
+    assert bill["far"].forecast.value > MOST_NATS
+    assert "nats" in bill["far"].outside
+    assert bill["near"].trusted
+
+
+def test_the_forecast_is_the_full_form_where_entries_pull_together() -> None:
+    _, problem = table()
+    together = {"0.weight": lambda old: 0.9 * old}
+    rounding = {"0.weight": hb.rounded(bits=4, block=4)}
+    common = torch.zeros(5, 8, dtype=torch.float64) + 0.2
+    bill = hb.price(
+        problem,
+        {
+            "together": together,
+            "rounding": rounding,
+            "nothing": {"2.weight": problem.parameters["2.weight"] + common},
+        },
+        samples=400,
+    )
+    assert 0 < bill["rounding"].full_share < 1
+    # all classes up by the same: no probability changes, and only the full form sees it
+    assert bill["nothing"].full.value == pytest.approx(0, abs=1e-20)
+    assert bill["nothing"].diagonal.value > 0
+    assert bill["nothing"].full_share == 1
+    assert bill["nothing"].forecast.value == bill["nothing"].full.value
+    assert bill.check(["nothing"]).measured[0].value == pytest.approx(0, abs=1e-12)
+
+
+def test_signs_of_rounding_have_the_variance_that_is_said() -> None:
+    _, problem = table(rows=300)
+    step, h_o = directions(problem), dense(problem)
+    size = flat(problem, step).abs()
+    draw = torch.Generator().manual_seed(0)
+    signs = torch.randint(2, (2000, len(size)), generator=draw) * 2.0 - 1
+    forms = ((signs * size) @ h_o * (signs * size)).sum(1) / 2
+    bill = hb.price(problem, {"step": moved(problem, step)}, samples=300)
+    own = float((h_o.diagonal() * size.square()).square().sum()) / 2
+    # the diagonal's entries, which have no sign, are counted too: more than it is
+    assert 0.7 < bill.draws.signs([0]) / (float(forms.var()) + own) < 1.4
+
+
+def test_the_full_form_is_weighed_by_its_error() -> None:
+    assert weight_of_full(1.0, 1.5, 0.0625, 32) == pytest.approx(0.5)
+    assert weight_of_full(1.0, 1.5, 0.0, 32) == 0
+    # far beyond the error that 32 samples have: the signs cannot be random
+    assert weight_of_full(1.0, 5.0, 0.01, 32) > 0.99
+    assert weight_of_full(0.0, 0.0, 0.0, 32) == 1
+
+
+def test_the_forecasts_bar_holds_the_signs_of_rounding() -> None:
+    model, problem = table(rows=400)
+    edits = [hb.rounded(bits=bits, block=block) for bits in (3, 4, 5) for block in (3, 4, 5, 8)]
+    ratios = []
+    h_o, parameters = dense(problem), problem.parameters
+    for edit in edits:
+        bill = hb.price(problem, hb.change_each(model, edit), samples=32)
+        for name, change in bill.changes.items():
+            new = dict(change.made(parameters))
+            delta = flat(problem, {n: one - parameters[n] for n, one in new.items()})
+            truth = float(delta @ h_o @ delta) / 2
+            ratios.append(
+                abs(bill[name].forecast.value - truth) / bill[name].forecast.standard_error
+            )
+    shares = [sum(r <= k for r in ratios) / len(ratios) for k in (1, 2, 3)]
+    assert shares[0] > 0.5
+    assert shares[1] > 0.8
+    assert shares[2] > 0.9
+    # so few entries go together that without the signs the bars would be far too short
+    assert len(ratios) == 24
+
+
+def test_sums_have_own_terms_and_cross_terms() -> None:
+    _, problem = table()
+    step = directions(problem)
+    changes = {name: {name: problem.parameters[name] + one} for name, one in step.items()}
+    bill = hb.price(problem, changes, samples=600)
+    total, whole = bill.sum(), hb.price(problem, {"all": moved(problem, step)}, samples=600)
+    assert total.diagonal.value == pytest.approx(sum(p.diagonal.value for p in bill.values()))
+    assert total.full.value == pytest.approx(whole["all"].full.value)
+    own = sum(price.full.value for price in bill.values())
+    assert total.cross.value == pytest.approx(total.full.value - own)
+    h_o, delta = dense(problem), flat(problem, step)
+    each = [flat(problem, {name: one}) for name, one in step.items()]
+    cross = float(delta @ h_o @ delta - sum(float(one @ h_o @ one) for one in each)) / 2
+    assert abs(total.cross.value - cross) < 3 * total.cross.standard_error
+    assert total.gradient.value == pytest.approx(sum(p.gradient.value for p in bill.values()))
+    assert bill["0.weight"].cross.value == 0
+    measured = bill.check([tuple(changes)]).measured[0]
+    alone = whole.check(["all"]).measured[0]
+    assert measured.value == pytest.approx(alone.value)
+
+
+def test_changes_that_share_entries_have_no_sum() -> None:
+    model, problem = table()
+    bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=3), hb.rounded(bits=4)))
+    with pytest.raises(ArgumentError, match="touch no entry in common"):
+        bill.sum()
+    with pytest.raises(ArgumentError, match="touch no entry in common"):
+        bill.check([("0.weight, 3 bits", "0.weight, 4 bits")])
+    with pytest.raises(ArgumentError, match="touch no entry in common"):
+        bill.sum(["0.weight, 3 bits", "0.weight, 3 bits"])
+    with pytest.raises(ArgumentError, match=r"'0.weight, 5 bits' is unknown"):
+        bill.sum(["0.weight, 5 bits"])
+
+
+def naive(row: list[float], bits: int, block: int, symmetric: bool) -> list[float]:
+    """Nearest of all levels, written out."""
+    found: list[float] = []
+    for start in range(0, len(row), block):
+        some = row[start : start + block]
+        if symmetric:
+            step = max(some, key=abs) / -(2 ** (bits - 1))
+            levels = [step * n for n in range(-(2 ** (bits - 1)), 2 ** (bits - 1))]
+        else:
+            low, high = min(some), max(some)
+            levels = [low + (high - low) * n / (2**bits - 1) for n in range(2**bits)]
+        found += [min(levels, key=lambda level, x=x: abs(level - x)) for x in some]  # type: ignore[misc]
+    return found
+
+
+@pytest.mark.parametrize(("bits", "symmetric"), [(2, True), (3, False), (4, True), (8, False)])
+def test_rounding_goes_to_the_nearest_level_of_its_block(bits: int, symmetric: bool) -> None:
+    old = NORMAL[:3, :21].double()
+    old[1, 8:16] = 0.25
+    edit = hb.rounded(bits=bits, block=8, symmetric=symmetric)
+    expected = [naive(row, bits, 8, symmetric) for row in old.tolist()]
+    assert torch.allclose(edit.new(old, "", lambda t: t), torch.tensor(expected).double())
+
+
+def test_symmetric_rounding_to_four_bits_is_that_of_llama_cpp() -> None:
+    quants = pytest.importorskip("gguf.quants")
+    kind = pytest.importorskip("gguf").GGMLQuantizationType.Q4_0
+    theirs = quants.dequantize(quants.quantize(NORMAL.numpy(), kind), kind)
+    ours = hb.rounded(bits=4, block=32, symmetric=True).new(NORMAL, "", lambda t: t)
+    # theirs keeps the step in half precision, and sends halves another way
+    assert float((ours - torch.from_numpy(theirs)).abs().max()) < 0.002
+    assert float((ours - NORMAL).abs().mean()) > 0.05
+
+
+def test_pruning_merging_and_removing() -> None:
+    old = torch.tensor([[3.0, -1.0], [0.5, -2.0]])
+    other = {"w": torch.ones(2, 2)}
+    assert hb.pruned(share=0.5).new(old, "w", lambda t: t).tolist() == [[3.0, 0.0], [0.0, -2.0]]
+    merged = hb.merged(other, weight=0.25).new(old, "w", lambda t: t)
+    assert merged.tolist() == [[2.5, -0.5], [0.625, -1.25]]
+    assert hb.removed().new(old, "w", lambda t: t).tolist() == [[0, 0], [0, 0]]
+    assert hb.pruned(share=0).new(old, "w", lambda t: t).equal(old)
+
+
+def test_groups_are_cut_out_of_fused_weights() -> None:
+    model, problem = table()
+    groups = hb.custom_groups(model, {"top": "0.weight[0:4]", "low": "0.weight[4:8]"})
+    changes = hb.change_each(groups, hb.removed(), hb.pruned(share=0.5), hb.merged(model))
+    old = problem.parameters
+    new = dict(changes["top, removed"].made(old))["0.weight"]
+    assert torch.equal(new[4:], old["0.weight"][4:])
+    assert not new[:4].any()
+    half = dict(changes["low, 0.5 pruned"].made(old))["0.weight"]
+    assert (half == 0).sum() == (half[4:] == 0).sum() == 8
+    assert torch.equal(dict(changes["top, 0.5 merged"].made(old))["0.weight"], old["0.weight"])
+    bill = hb.price(problem, changes)
+    both = bill.check([("top, removed", "low, removed")]).measured[0]
+    whole = hb.price(problem, {"all": {"0.weight": hb.removed()}}).check(1).measured[0]
+    assert both.value == pytest.approx(whole.value)
+    assert bill["top, removed"].relative_size == pytest.approx(1)
+
+
+def test_matrices_are_all_but_embeddings_and_what_is_tied_to_them() -> None:
+    model, _ = language()
+    places = {change.place for change in hb.change_each(model, hb.removed()).values()}
+    tables = {n for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    assert tables
+    named = {n for n, p in model.named_parameters() if p.ndim > 1}
+    assert places == named - {f"{table}.weight" for table in tables}
+
+
+def fine(old: Tensor) -> Tensor:
+    return old
+
+
+REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
+    "absent": (lambda p: hb.price(p, {"a": {"9.weight": fine}}), "has no parameter '9.weight'"),
+    "shape": (
+        lambda p: hb.price(p, {"a": {"0.weight": torch.zeros(2, 2)}}),
+        r"expected shape \(8, 4\), got \(2, 2\)",
+    ),
+    "not finite": (
+        lambda p: hb.price(p, {"a": {"0.bias": torch.full((8,), math.nan)}}),
+        "would not be finite",
+    ),
+    "beyond the dtype": (
+        lambda p: hb.price(p, {"a": {"0.bias": lambda old: old / 0}}),
+        "would not be finite",
+    ),
+    "no tensor": (lambda p: hb.price(p, {"a": {"0.bias": lambda old: 3}}), "expected real"),
+    "complex": (
+        lambda p: hb.price(p, {"a": {"0.bias": torch.zeros(8, dtype=torch.cfloat)}}),
+        "expected real",
+    ),
+    "frozen": (lambda p: hb.price(p, {"a": {"2.bias": fine}}), "'2.bias' is frozen"),
+    "one sample": (lambda p: hb.price(p, {"a": {"0.bias": fine}}, samples=1), "at least 2"),
+    "no seed": (lambda p: hb.price(p, {"a": {"0.bias": fine}}, seed=0.5), "whole number"),  # type: ignore[arg-type]
+    "no changes": (lambda p: hb.price(p, {}), "at least one"),
+    "empty change": (lambda p: hb.price(p, {"a": {}}), "by parameter name"),
+    "no problem": (lambda p: hb.price(p.model, {}), "expected hessblocks.Problem"),  # type: ignore[arg-type]
+    "other lacks it": (
+        lambda p: hb.price(p, {"a": {"0.bias": hb.merged({})}}),
+        "has no '0.bias' to merge with",
+    ),
+    "callable loss": (
+        lambda p: hb.price(
+            hb.Problem(p.model, p.batches[0].raw, lambda out, batch: out.sum(-1)),
+            {"a": {"0.bias": fine}},
+        ),
+        "does not tell its curvature",
+    ),
+    "one row": (
+        lambda p: hb.price(
+            hb.Problem(
+                p.model, (torch.ones(1, 4).double(), torch.ones(1, 5).double()), "regression"
+            ),
+            {"a": {"0.bias": fine}},
+        ),
+        "one row",
+    ),
+    "bits": (lambda p: hb.rounded(bits=0), "bits: expected"),
+    "block": (lambda p: hb.rounded(bits=3, block=0), "block: expected"),
+    "share": (lambda p: hb.pruned(share=1.5), "share: expected"),
+    "weight": (lambda p: hb.merged(p.model, weight=-1), "weight: expected"),
+    "no edit": (lambda p: hb.change_each(p.model), "expected edits"),
+    "another model": (
+        lambda p: hb.price(p, {"a": {"0.bias": fine}}).check(1, table()[1]),
+        "bill's own model",
+    ),
+    "no budget": (lambda p: hb.price(p, {"a": {"0.bias": fine}}).allocate(), "either"),
+    "nothing rounds": (
+        lambda p: hb.price(p, {"a": {"0.bias": fine}}).allocate(bits=3),
+        "found none",
+    ),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_price_is_refused(case: str) -> None:
+    model, _ = table()
+    model[2].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+    data = torch.randn(12, 4, dtype=torch.float64), torch.randint(5, (12,))
+    call, said = REFUSED[case]
+    with pytest.raises(ArgumentError, match=said):
+        call(hb.Problem(model, data, "classification"))
+
+
+def test_tied_weights_do_not_change_apart() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+    model[1].weight = model[0].weight
+    problem = hb.Problem(model, torch.randint(6, (4, 5)))
+    with pytest.raises(ArgumentError, match=r"'1.weight' is tied to '0.weight'"):
+        hb.price(problem, {"a": {"0.weight": fine, "1.weight": hb.removed()}})
+    assert hb.price(problem, {"a": {"0.weight": hb.rounded(bits=3)}})["a"].diagonal.value > 0
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    model, problem = table(dtype=torch.float32)
+    with torch.no_grad():
+        model[2].weight.mul_(1e30)  # type: ignore[index, union-attr, operator]
+    with pytest.raises(RunError, match="not finite"):
+        hb.price(problem, {"a": {"0.weight": lambda old: old * 1e20}})
+
+
+def rounded_bill() -> tuple[nn.Module, Bill]:
+    model, problem = language()
+    edits = [hb.rounded(bits=bits, block=4) for bits in (2, 3, 4, 8)]
+    return model, hb.price(problem, hb.change_each(model, *edits), samples=40)
+
+
+def test_allocation_costs_least_among_all_of_its_size() -> None:
+    _, bill = rounded_bill()
+    few = [f"{place}" for place in dict.fromkeys(p.place for p in bill.values())][:4]
+    prices = [p for p in bill.values() if p.place in few]
+    kept = {p.name: bill.changes[p.name] for p in prices}
+    small = hb.price(bill.problem, kept, samples=40)
+    by_place = [[p for p in small.values() if p.place == place] for place in few]
+    for bits in (2, 2.6, 3.1, 4.5, 8, 20):
+        found = small.allocate(bits=bits)
+        assert found.total.bits is not None
+        assert found.total.bits <= bits
+        size = sum(p.size * (p.bits or 0) for p in found.choices)
+        best = min(
+            sum(p.forecast.value for p in some)
+            for some in product(*by_place)
+            if sum(p.size * (p.bits or 0) for p in some) <= size
+        )
+        # a point of the hull: nothing of its size costs less
+        assert sum(p.forecast.value for p in found.choices) == pytest.approx(best)
+
+
+def test_more_bits_never_cost_more_and_bounds_are_kept() -> None:
+    _, bill = rounded_bill()
+    spent = [bill.allocate(bits=2 + n / 10) for n in range(61)]
+    costs = [sum(p.forecast.value for p in one.choices) for one in spent]
+    assert all(b <= a for a, b in pairwise(costs))
+    assert costs[0] > 3 * costs[-1]
+    for nats in (costs[5], costs[30] * 1.001, costs[-1]):
+        found = bill.allocate(nats=nats)
+        assert sum(p.forecast.value for p in found.choices) <= nats
+        assert any(
+            f.names == found.names or (f.total.bits or 0) >= (found.total.bits or 0) for f in spent
+        )
+    with pytest.raises(ArgumentError, match="least within reach"):
+        bill.allocate(nats=costs[-1] / 2)
+    with pytest.raises(ArgumentError, match="fewest that were priced are 2"):
+        bill.allocate(bits=1.5)
+
+
+def test_an_allocation_is_a_table_and_is_checked_together(tmp_path: Any) -> None:
+    _, bill = rounded_bill()
+    found = bill.allocate(bits=3)
+    found.save(tmp_path / "bits.csv")
+    assert (tmp_path / "bits.csv").read_text().startswith("place,bits,size,forecast,")
+    assert found.total.size == sum(p.size for p in found.choices)
+    check = bill.check([found.names], {"input_ids": torch.randint(7, (6, 8))})
+    assert check.held_out
+    assert check.measured[0].value > 0
+    assert "bits on average" in str(found)
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def test_lines_for_llama_cpp_name_its_tensors_and_types() -> None:
+    gguf = pytest.importorskip("gguf")
+    model = llama()
+    problem = hb.Problem(model, torch.randint(16, (8, 5)))
+    lines = {}
+    for bits, symmetric in ((2, True), (4, True), (5, False)):
+        edit = hb.rounded(bits=bits, block=32, symmetric=symmetric)
+        bill = hb.price(problem, hb.change_each(model, edit), samples=8)
+        lines[bits] = dict(line.split("=") for line in bill.allocate(bits=bits).tensor_types())
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    own = {n.removesuffix(".weight") for n, p in model.named_parameters() if p.ndim > 1}
+    expected = {names.get_name(name) for name in own - {"model.embed_tokens"}}
+    assert set(lines[4]) == expected
+    types = {kind.name.lower() for kind in gguf.GGMLQuantizationType}
+    assert {kind for some in lines.values() for kind in some.values()} <= types
+    assert set(lines[4].values()) == {"q4_0"}
+    assert set(lines[5].values()) == {"q5_1"}
+    # rows of 256 have llama.cpp's 2 bits, rows of 32 its smallest type without superblocks
+    assert lines[2]["blk.0.ffn_down"] == "q2_k"
+    assert lines[2]["blk.1.attn_q"] == "q4_0"
+
+
+def test_pictures_show_both_errors_and_the_line_of_equals() -> None:
+    _, bill = rounded_bill()
+    check = bill.check(6)
+    axis = check.plot().axes[0]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    (guide, *_) = [line for line in axis.lines if line.get_linestyle() not in ("none", "None")]
+    assert list(guide.get_xdata()) == list(guide.get_ydata())
+    bars = [one for one in axis.containers if one.has_xerr and one.has_yerr]
+    assert sum(len(one.lines[0].get_xdata()) for one in bars) == 6
+    assert len(bill.plot().axes[0].containers) == 4
+    assert bill.allocate(bits=3).plot().axes[0].lines
+    row = check.to_rows()[0]
+    assert row["ratio"] == pytest.approx(row["forecast"] / row["measured"])
+    assert "6 changes measured on the bill's own data" in str(check)
+    assert check.within(1) <= check.within(2) <= check.within(1e9) == 1
+
+
+def test_a_count_is_spread_over_the_forecasts() -> None:
+    _, bill = rounded_bill()
+    found = [price.forecast.value for price in bill.check(5).forecasts]
+    every = sorted(price.forecast.value for price in bill.values())
+    assert found == sorted(found)
+    assert found[0] in every[: len(every) // 5 + 1]
+    assert found[-1] in every[-len(every) // 5 - 1 :]
+    assert len(bill.check(10**6).forecasts) == len(bill)
+
+
+def test_half_precision_prices_what_is_stored() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5)).bfloat16()
+    data = torch.randn(12, 4).bfloat16(), torch.randint(5, (12,))
+    problem = hb.Problem(model, data, "classification")
+    change = {"less than a step": {"0.weight": lambda old: old.float() + 1e-6}}
+    with pytest.warns(UserWarning, match="bfloat16"):
+        bill = hb.price(problem, change)
+    assert bill["less than a step"].diagonal.value == 0
+
+
+def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "price.md").read_text(encoding="utf-8")
+    (first, second), (shown,) = (
+        re.findall(rf"```{kind}\n(.*?)```", page, flags=re.DOTALL) for kind in ("python", "text")
+    )
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(first, "docs/price.md", "exec"), names)
+    number = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
+    assert number.sub("#", printed.getvalue()) == number.sub("#", shown)
+    pairs = zip(number.findall(printed.getvalue()), number.findall(shown), strict=True)
+    assert all(float(got) == pytest.approx(float(said), rel=0.2) for got, said in pairs)
+    exec(compile(second, "docs/price.md", "exec"), names)
+    assert (tmp_path / "bits.csv").is_file()
