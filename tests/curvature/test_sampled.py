@@ -19,7 +19,7 @@ from hessblocks.curvature.losses.torch_losses import LOSSES, torch_loss
 from hessblocks.curvature.map import CurvatureMap, curvature_map
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import PrecisionWarning
-from hessblocks.curvature.sampled import grams
+from hessblocks.curvature.sampled import grams, one_pass
 from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.drawing import draw_heatmap
@@ -144,7 +144,7 @@ def factors(name: str) -> list[Tensor]:
     units = Units(problem)
     sampling = replace(plan_samples(problem, groups, 8), size=units.count, batches=1)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(grams, "signs", units)
+        patched.setattr(one_pass, "signs", units)
         whole = merge("all", list(groups.values()))
         found = grams._samples(problem, whole, sampling, 0, 0, None)
     return list(found.split([group.size for group in groups.values()], dim=1))
