@@ -39,9 +39,6 @@ def text_batch(
         ArgumentError: no tokeniser, a file that cannot be read, or a text of fewer windows.
 
     Cost: encodes at most four million characters.
-
-    Example:
-        >>> batch = hb.text_batch(tokenizer, "notes.txt", tokens=96, sequences=2)  # doctest: +SKIP
     """
     if tokenizer is None:
         raise ArgumentError("tokenizer: this model has none; give {'input_ids': ...} of your own.")

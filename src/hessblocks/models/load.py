@@ -38,9 +38,6 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
         ArgumentError: nothing is there, or a model without the weights for the task.
         RunError: a name that is not in the local cache, damaged files, or weights that are not
             finite.
-
-    Example:
-        >>> model, tokenizer = hb.load("SmolLM2-135M-Instruct.Q4_1.gguf")  # doctest: +SKIP
     """
     check_name("task", task, HEADS)
     model, saved = load_saved(str(source), task)
