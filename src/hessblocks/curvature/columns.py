@@ -22,7 +22,7 @@ from hessblocks.curvature.products import Block, Hessian, Problem, default_limit
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
 
-Blocks = Iterable[Float[Tensor, "k entries"]]
+Blocks = Iterable[Float[Tensor, "piece entries"]]
 Squares = dict[Part, Float[Tensor, "K rows"]]
 
 
