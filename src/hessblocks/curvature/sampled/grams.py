@@ -22,7 +22,6 @@ from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import (
     Plan,
     Problem,
-    default_limit,
     differentiable_once,
     make_plan,
     readable_errors,
@@ -31,7 +30,7 @@ from hessblocks.curvature.products import (
 from hessblocks.curvature.sampled.signs import signs
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, unit_of, working_dtype
+from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of, working_dtype
 
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""
