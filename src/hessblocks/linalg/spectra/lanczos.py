@@ -117,8 +117,8 @@ def extreme_eigenvalues(
     check_name("extreme_eigenvalues: which", which, get_args(Which))
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
-            f"count: expected 1 to {op.shape[0]} eigenvalues of a matrix with so many rows, got "
-            f"{count}"
+            f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "
+            f"matrix with so many rows, got {count}"
         )
     if tolerance is not None and not tolerance >= 0:
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance}")

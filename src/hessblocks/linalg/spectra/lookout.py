@@ -10,6 +10,8 @@ below ε / √N, and that is rare: τ √N is nearly normal, and of size below �
 Where the edge is as near to other eigenvalues as the tolerance, that takes long. A chain is also
 over once it has taken as many products as the search before it, and the next pair has converged.
 
+Letters: N rows of the matrix, k vectors of the basis.
+
 Source: Kuczyński and Woźniakowski (1992) bound the same growth before it is measured.
 """
 

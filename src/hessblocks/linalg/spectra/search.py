@@ -1,4 +1,7 @@
-"""Search for extreme eigenvalues: which are wanted, when they are settled, what may be missed."""
+"""Search for extreme eigenvalues: which are wanted, when they are settled, what may be missed.
+
+Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
+"""
 
 from __future__ import annotations
 
