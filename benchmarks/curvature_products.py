@@ -58,11 +58,11 @@ def main() -> dict[str, Any]:
     }
 
 
-def gpt(width: int = 128, vocabulary: int = 1024, tokens: int = 64) -> nn.Module:
-    """A GPT-2 of 4 layers with random weights."""
+def gpt(width: int = 128, vocabulary: int = 1024, tokens: int = 64, layers: int = 4) -> nn.Module:
+    """A GPT-2 with random weights."""
     torch.manual_seed(0)
     config = GPT2Config(
-        n_layer=4,
+        n_layer=layers,
         n_embd=width,
         n_head=4,
         vocab_size=vocabulary,

@@ -11,8 +11,8 @@ import torch
 import hessblocks as hb
 from hessblocks import errors
 from hessblocks.curvature.groups import merge
-from hessblocks.curvature.products import default_limit
 from hessblocks.errors import ArgumentError, in_units
+from hessblocks.linalg import default_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 

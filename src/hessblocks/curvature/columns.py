@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Block, Hessian, Problem, default_limit, squared_products
+from hessblocks.curvature.products import Block, Hessian, Problem, squared_products
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, norm_from_squares
+from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, default_limit, norm_from_squares
 
 Blocks = Iterable[Float[Tensor, "piece entries"]]
 Squares = dict[Part, Float[Tensor, "K rows"]]

@@ -32,6 +32,7 @@ from hessblocks.linalg.operators import (
     Operand,
     Solution,
     chunks,
+    default_limit,
     identity_like,
     inverse,
     operator_of,

@@ -16,7 +16,7 @@ from hessblocks.curvature.products.operators import (
     check_problem,
     groups_of,
 )
-from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
+from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (

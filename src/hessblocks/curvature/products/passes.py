@@ -18,7 +18,8 @@ from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
-from hessblocks.errors import ArgumentError, in_units, main_memory
+from hessblocks.errors import ArgumentError, in_units
+from hessblocks.linalg import default_limit
 
 LARGE = 1 << 36
 """Multiplications of a forward pass above which a CPU gains nothing from more rows together
@@ -203,13 +204,6 @@ def _rows_are_tied(problem: Any) -> bool:
             "track_running_stats=True"
         )
     return tied
-
-
-def default_limit(device: torch.device) -> int:
-    """Take a quarter of the device's memory, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory // 4
-    return main_memory() // 4
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:

@@ -46,12 +46,12 @@ from hessblocks.curvature.model_state import (
 from hessblocks.curvature.products.calling import logits_of
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
-from hessblocks.curvature.products.passes import Plan, default_limit, make_plan
+from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
-from hessblocks.linalg import Operand
+from hessblocks.linalg import Operand, default_limit
 
 
 class Problem(Operand):

@@ -22,7 +22,6 @@ from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import (
     Plan,
     Problem,
-    default_limit,
     make_plan,
     readable_errors,
     say_precision,
@@ -30,7 +29,7 @@ from hessblocks.curvature.products import (
 from hessblocks.curvature.sampled.one_pass import SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, unit_of
+from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
 
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""

@@ -111,9 +111,16 @@ class Eigenvalues(Tabular):
     vectors: Float[Tensor, "size count"]
     """Unit eigenvectors as columns, in the operator's dtype and on its device."""
     converged: bool
-    """Whether every residual is at most the tolerance times the largest |eigenvalue| seen."""
+    """Whether every residual is at most the tolerance times the largest |eigenvalue| seen, and a
+    random vector has shown that none was missed."""
     products: int
     """Products with single vectors spent."""
+    basis_size: int = 0
+    """Vectors that the search could hold; 0 where the matrix was assembled."""
+    restarts: int = 0
+    """Restarts of a full basis."""
+    method: Method = "estimate"
+    """`exact` (assembled matrix) or `estimate` (Lanczos)."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List eigenvalue and residual, the largest eigenvalue first."""
@@ -128,9 +135,10 @@ class Eigenvalues(Tabular):
         )
         ended = "" if self.converged else ", not converged"
         worst = float(self.residuals.max())
+        held = f"a basis of {self.basis_size}, {self.restarts} restarts"
         return (
-            f"eigenvalues {', '.join(shown)} (residuals up to {worst:.1g}, "
-            f"{self.products} products{ended})"
+            f"eigenvalues {', '.join(shown)} (residuals up to {worst:.1g}, {self.products} "
+            f"products, {'exact' if self.method == 'exact' else held}{ended})"
         )
 
 

@@ -1,4 +1,4 @@
-"""Cache with a limit in bytes, and slices that cover a range."""
+"""Limits in bytes: the default one, a cache that keeps it, and slices that cover a range."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from hessblocks.errors import main_memory
 
 
 class Sized(Protocol):
@@ -44,6 +48,13 @@ class BoundedCache(Generic[Value]):
             _, (_, size) = self._kept.popitem(last=False)
             self._held -= size
         return value
+
+
+def default_limit(device: torch.device) -> int:
+    """Take a quarter of the device's memory, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // 4
+    return main_memory() // 4
 
 
 def chunks(length: int, step: int) -> Iterator[slice]:

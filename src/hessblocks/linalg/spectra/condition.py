@@ -28,6 +28,7 @@ def condition_number(
     tolerance: float = 1e-3,
     max_products: int = 1000,
     basis_size: int = 64,
+    memory_limit: int | None = None,
     seed: int = 0,
     probe_chunk: int | None = None,
 ) -> ConditionNumber:
@@ -42,16 +43,19 @@ def condition_number(
         op: operator (M, N); a `Problem` stands for its Hessian.
         tolerance: largest residual of each end wanted, as a share of its own eigenvalue.
         max_products: products after which the search ends, with a warning.
-        basis_size: vectors held at most; memory is that times n numbers.
+        basis_size: vectors held at most.
+        memory_limit: bytes that the vectors may take, a product of the operator included. None: a
+            quarter of the device's memory.
         seed: of the random start.
-        probe_chunk: vectors multiplied at once.
+        probe_chunk: vectors multiplied at once where the matrix is assembled.
 
     Returns:
         The ratio with the interval that the residuals allow; 1 for a multiple of the identity,
         infinite for a singular matrix, nan for the zero matrix.
 
     Raises:
-        ArgumentError: the operator is declared positive semi-definite and is not.
+        ArgumentError: the operator is declared positive semi-definite and is not, or a basis or a
+            memory limit is too small.
         RunError: a product is not finite.
 
     Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
@@ -67,6 +71,7 @@ def condition_number(
         allowed=lambda values, scale: (tolerance * values.abs()).clamp_min(rounding * scale),
         max_products=max_products,
         basis_size=basis_size,
+        memory_limit=memory_limit,
         seed=seed,
         probe_chunk=probe_chunk,
     )

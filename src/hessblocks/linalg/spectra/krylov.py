@@ -1,7 +1,8 @@
-"""Block Lanczos: a growing orthonormal Krylov basis, and an operator's projection on it.
+"""Lanczos: a growing orthonormal Krylov basis, and an operator's projection on it.
 
-Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, b vectors in a block, C the coupling to
-the next block V'. They fulfil A V = V T + V' C, but for rounding and for a lack of symmetry in A.
+Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, v the vector that comes next, c its
+coupling. They fulfil A V = V T + v cᵀ, but for rounding, for a lack of symmetry in A, and for the
+couplings of vectors that were put aside.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Probes, multiply
@@ -52,51 +54,49 @@ def check_definite(
 
 
 class KrylovBasis:
-    """Krylov basis V of block Lanczos, its projection T and the block that comes next.
+    """Krylov basis V of Lanczos, its projection T and the vector v that comes next.
 
     Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
-    as they should and no more. Memory is the basis and two blocks: the next one, and the products
-    that become it. T, C and residuals are in `unit`, so that their squares stay in the range of any
-    dtype.
+    as they should and no more. Memory is V and v, `room` vectors, and a product. T, c and residuals
+    are in `unit`, so that their squares stay in the range of any dtype.
     """
 
     def __init__(
         self,
         operator: LinearOperator,
         *,
-        block: int,
         room: int,
         seed: int,
         results: int = 0,
-        probe_chunk: int | None = None,
-        start: Float[Tensor, "N some"] | None = None,
+        start: Float[Tensor, " N"] | None = None,
     ) -> None:
-        """Start from Gaussian vectors, which miss no eigenvector.
+        """Start from a Gaussian vector, which misses no eigenvector.
 
         Args:
             operator: symmetric operator.
-            block: vectors multiplied together.
-            room: basis vectors to hold at most.
-            seed: of the start.
+            room: vectors to hold at most.
+            seed: of the random vectors.
             results: vectors that `combine` will be asked for.
-            probe_chunk: vectors multiplied at once.
-            start: vectors of length 1 to begin with; they are shared out among those of the block.
+            start: vector of length 1 to begin with.
         """
-        self._operator = operator
-        self._probe_chunk = probe_chunk
+        self.operator = operator
+        self.length = operator.shape[0]
         self._source = Probes(operator, seed=seed, distribution="gaussian")
-        self._dtype = working_dtype(operator.dtype)
-        self._length = operator.shape[0]
-        head = min(results, room)
-        self._stacks = [self._empty(head), self._empty(room - head)]
-        self._room, self.size, self.products = room, 0, 0
+        self._eps = torch.finfo(working_dtype(operator.dtype)).eps
+        sizes = min(results, room), max(room - results, 0)  # the results outlive the rest
+        self._stacks = [
+            torch.empty(
+                rows, self.length, dtype=working_dtype(operator.dtype), device=operator.device
+            )
+            for rows in sizes
+        ]
+        self.size = self.products = self.restarts = 0
         self.unit = 0.0  # until a product is not zero
+        self._renewed = False
         self.projection: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
-        self._coupling = torch.zeros(block, 0, dtype=torch.float64)
-        self._lost = torch.zeros(0, 0, dtype=torch.float64)
-        self._next = self._empty(block)
-        for number in range(block):
-            self._draw(number, None if start is None else start[:, number::block].sum(1))
+        self.coupling: Float[Tensor, " k"] = torch.zeros(0, dtype=torch.float64)
+        self._lost: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
+        self._draw(start)
 
     @property
     def vectors(self) -> Float[Tensor, "N k"]:
@@ -105,39 +105,62 @@ class KrylovBasis:
 
     @property
     def full(self) -> bool:
-        """True where the next block no longer fits into the room."""
-        return self.size + len(self._next) > self._room
+        """True where the next vector but one finds no room."""
+        return self.size + 1 == sum(map(len, self._stacks))
 
     @property
     def complete(self) -> bool:
         """True where the basis spans the whole space."""
-        return self.size == self._length
+        return self.size == self.length
 
     def extend(self) -> None:
-        """Take the next block in and multiply it."""
-        block = self._next
-        for row in block:
-            self._row(self.size).copy_(row)
-            self.size += 1
-        self.products += len(block)
-        # in place: the basis has the block by now, and another one would be memory
-        block.copy_(multiply(self._operator, block.T.to(self._operator.dtype), self._probe_chunk).T)
-        self._to_units(block)
-        self._find_next()
+        """Take the next vector in and multiply it; what is new in the product comes next."""
+        taken = self._row(self.size)
+        self.size += 1
+        self.products += 1
+        row = self._row(self.size)
+        row.copy_(multiply(self.operator, taken[:, None].to(self.operator.dtype))[:, 0])
+        self._to_units(row)
+        known = self.coupling.nonzero()
+        near = int(known[0]) if len(known) else self.size - 1
+        inner, left = orthogonalise(row, self._filled(), near)
+        self._grow(inner)
+        noise = NEGLIGIBLE * self._eps * float(self.projection.abs().max())
+        ended = left <= noise or self.complete
+        self.coupling = torch.zeros(self.size, dtype=torch.float64)
+        if not ended:
+            row /= left
+            self.coupling[-1] = left
+        else:  # a Krylov space has ended
+            self._lost[-1, -1] += left**2
+            self._draw()
 
     def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
         """Compute ‖A v − θ v‖ of the Ritz vectors V · rotation; no product is made for it."""
-        coupled = (self._coupling @ rotation).square().sum(0)
-        lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0)
-        return (coupled + lost).sqrt()
+        coupled = (self.coupling @ rotation).abs()
+        lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0).sqrt()
+        # what was put aside need not be orthogonal to the next vector
+        return coupled + lost if self._renewed else torch.hypot(coupled, lost)
 
     def restart(self, rotation: Float[Tensor, "k kept"], values: Float[Tensor, " kept"]) -> None:
         """Keep the Ritz vectors V · rotation alone, with their Ritz values (thick restart)."""
         rotate(self._filled(), rotation)
+        self._row(rotation.shape[1]).copy_(self._row(self.size))
         self.size = rotation.shape[1]
+        self.restarts += 1
         self.projection = torch.diag(values)
-        self._coupling = self._coupling @ rotation
+        self.coupling = self.coupling @ rotation
         self._lost = rotation.T @ self._lost @ rotation
+
+    def renew(self) -> None:
+        """Put a random vector, orthogonal to the basis, in the place of the next one.
+
+        The basis' coupling to that one stays in the residuals.
+        """
+        self._renewed = True
+        self._lost += torch.outer(self.coupling, self.coupling)
+        self.coupling = torch.zeros_like(self.coupling)
+        self._draw()
 
     def combine(self, rotation: Float[Tensor, "k results"]) -> Float[Tensor, "N results"]:
         """Compute V · rotation in the memory of the basis, which ends here."""
@@ -146,74 +169,36 @@ class KrylovBasis:
         self._stacks = []
         return head[: rotation.shape[1]].T
 
-    def _to_units(self, products: Float[Tensor, "b N"]) -> None:
-        """Divide products by the unit in place; larger ones than before make the unit grow."""
-        unit = unit_of(products) if products.any() else 0.0
+    def _to_units(self, product: Float[Tensor, " N"]) -> None:
+        """Divide a product by the unit in place; a larger one than before makes the unit grow."""
+        unit = unit_of(product) if product.any() else 0.0
         if unit > self.unit:
             share = self.unit / unit
             self.projection *= share
-            self._coupling *= share
+            self.coupling *= share
             self._lost *= share**2
             self.unit = unit
-        products /= self.unit or 1.0
+        product /= self.unit or 1.0
 
-    def _find_next(self) -> None:
-        """Orthogonalise A V' column by column to the next block; T and C take the coefficients."""
-        block, old = self._next, self.size - len(self._next)
-        width = min(len(block), self._length - self.size)
-        coupled = self._coupling.any(0).nonzero()
-        near = int(coupled[0]) if len(coupled) else old
-        inner = torch.zeros(self.size, len(block), dtype=torch.float64)
-        outer = torch.zeros(len(block), self.size, dtype=torch.float64)
-        lost = torch.zeros(len(block), dtype=torch.float64)
-        known = float(self.projection.abs().max()) if old else 0.0
-        alive = 0
-        for number, row in enumerate(block):
-            found, left = orthogonalise(row, [*self._filled(), block[:alive]], near)
-            inner[:, number] = found[: self.size]
-            outer[:alive, old + number] = found[self.size :]
-            scale = max(float(inner.abs().max()), known)
-            noise = NEGLIGIBLE * torch.finfo(self._dtype).eps * scale
-            if alive < width and left > noise:
-                torch.div(row, left, out=block[alive])
-                outer[alive, old + number] = left
-                alive += 1
-            else:
-                lost[number] = left
-        self._next = block[:width]
-        for number in range(alive, width):  # a Krylov space has ended
-            self._draw(number)
-        self._grow(inner, lost)
-        self._coupling = outer[:width]
+    def _grow(self, inner: Float[Tensor, " k"]) -> None:
+        """Border T with VᵀA v; note what the symmetric T leaves out where A is not."""
+        self._lost = F.pad(self._lost, (0, 1, 0, 1))
+        if not self._renewed:  # else T has something of what was put aside
+            uneven = F.pad(self.coupling - inner[:-1], (0, 1))
+            self._lost += torch.outer(uneven, uneven)
+        self.projection = F.pad(self.projection, (0, 1, 0, 1))
+        self.projection[-1] = self.projection[:, -1] = inner
 
-    def _grow(self, inner: Float[Tensor, "k b"], lost: Float[Tensor, " b"]) -> None:
-        """Border T with the new block's coefficients; note what the symmetric T leaves out."""
-        old = self.size - len(lost)
-        projection = torch.zeros(self.size, self.size, dtype=torch.float64)
-        projection[:old, :old] = self.projection
-        projection[:, old:], projection[old:, :old] = inner, inner[:old].T
-        corner = inner[old:]  # symmetric but for rounding, or for an operator that is not
-        projection[old:, old:] = (corner + corner.T) / 2
-        self.projection = projection
-        uneven = torch.cat([self._coupling - inner[:old].T, (corner - corner.T) / 2], dim=1)
-        self._lost = torch.block_diag(self._lost, lost.square().diag()) + uneven.T @ uneven
-
-    def _draw(self, number: int, start: Float[Tensor, " N"] | None = None) -> None:
-        """Put a random vector, or a start with a little of one, into the next block.
-
-        It is made orthogonal to all before it.
-        """
-        row = self._next[number]
+    def _draw(self, start: Float[Tensor, " N"] | None = None) -> None:
+        """Make a random vector the next one, or a start with a little of one."""
+        row = self._row(self.size)
         row.copy_(self._source.draw(1)[:, 0])
         if start is not None:
-            row *= NOISE / self._length**0.5
+            row *= NOISE / self.length**0.5
             row += start
-        for _ in range(2):  # what is left of a vector in the span is rounding
-            _, left = orthogonalise(row, [*self._filled(), self._next[:number]], 0)
+        for _ in range(0 if self.complete else 2):  # what is left in the span is rounding
+            _, left = orthogonalise(row, self._filled(), 0)
             row /= left
-
-    def _empty(self, rows: int) -> Tensor:
-        return torch.empty(rows, self._length, dtype=self._dtype, device=self._operator.device)
 
     def _filled(self) -> list[Tensor]:
         head, tail = self._stacks

@@ -27,58 +27,26 @@ A diagonal matrix with entries 1, 2, …, 99 and 150, after 20 matvecs:
 [1.06, 98.92, 150.0]
 
 The largest eigenvalue stands apart and is exact by then. The crowded ones take longer. The code
-below adds four things. Blocks of vectors find multiple eigenvalues. A thick restart keeps the best
-Ritz vectors when the basis is full. Residuals ‖A v − θ v‖ say how far each value has come, without
-a further matvec. A unit keeps squares in the range of the dtype.
+adds four things. A thick restart keeps the best Ritz vectors when the basis is full. Residuals
+‖A v − θ v‖ say how far each value has come, without a further matvec. A second chain looks for
+copies of a multiple eigenvalue, of which one vector sees one. A unit keeps squares in the range of
+the dtype.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg.estimators import Eigenvalues, check_probes, check_square
 from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, working_dtype
-from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
-
-Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
-SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
-"""scipy's words for ends of a spectrum."""
-
-Allowed = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
-SAFETY = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Eigenvalues that are looked for: how many, at which ends."""
-
-    count: int
-    """Eigenvalues at each end named."""
-    which: Which
-    """`largest`, `smallest`, `both` or `magnitude`."""
-
-    @property
-    def ends(self) -> int:
-        """Number of ends: 1 or 2."""
-        return 2 if self.which == "both" else 1
-
-    def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
-        """Find the wanted ones among rising values, with up to `more` further ones at each end."""
-        size, count = len(values), self.count + more
-        if self.which == "magnitude":
-            return values.abs().sort(stable=True).indices[-count:].sort().values
-        top = 0 if self.which == "smallest" else min(count, size)
-        bottom = 0 if self.which == "largest" else min(count, size - top)
-        return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
+from hessblocks.linalg.spectra.search import SAME, Wanted, Which, find_extremes
 
 
 def extreme_eigenvalues(
@@ -89,15 +57,23 @@ def extreme_eigenvalues(
     tolerance: float | None = None,
     max_products: int = 1000,
     basis_size: int = 64,
+    memory_limit: int | None = None,
     seed: int = 0,
     probe_chunk: int | None = None,
+    copies: bool = True,
     start: Eigenvalues | Float[Tensor, "N ..."] | None = None,
 ) -> Eigenvalues:
-    """Find extreme eigenvalues of a symmetric operator by block Lanczos with thick restarts.
+    """Find extreme eigenvalues of a symmetric operator by Lanczos with thick restarts.
 
-    Blocks are as wide as the eigenvalues asked for at one end, so that eigenvalues up to that
-    multiplicity are all found. Each new vector is orthogonalised against the whole basis. A full
-    basis is restarted with its best Ritz vectors.
+    One vector is multiplied at a time, and orthogonalised against the whole basis. A full basis is
+    restarted with its best Ritz vectors. Where several values are asked for at an end, a random
+    vector that is orthogonal to the basis is multiplied once they have converged, until a missed
+    eigenvalue or a further copy of one would have shown with a probability of 99.9 %, by at most as
+    many products as were made before. What it finds converges too, and the next random vector looks
+    for more.
+
+    A matrix with no more rows than a search takes products, 32 and 8 for each value, is assembled:
+    its eigenvalues are exact.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
@@ -107,34 +83,43 @@ def extreme_eigenvalues(
         tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: the
             root of the dtype's rounding (1.5e-8 in float64, 3e-4 in float32).
         max_products: products with single vectors after which the search ends, with a warning.
-        basis_size: vectors held at most, besides two more; memory is that times N numbers.
-        seed: of the random start.
-        probe_chunk: vectors multiplied at once; bounds the operator's memory.
-        start: vectors, or the result of a call, that was found for an operator near this one. They
-            are shared out among the vectors of the first block, with 1 % of a random vector each.
-            An eigenvalue that they have no part in is found late, or not before the search ends.
+        basis_size: vectors held at most.
+        memory_limit: bytes that the vectors may take, a product of the operator included; fewer are
+            held where it is less than `basis_size` vectors. None: a quarter of the device's memory.
+        seed: of the random vectors.
+        probe_chunk: vectors multiplied at once where the matrix is assembled.
+        copies: False: no random vector follows, which spares up to half of the products; further
+            copies of an eigenvalue then are missed.
+        start: vectors, or the result of a call, that was found for an operator near this one. The
+            search begins with their sum and 1 % of a random vector. A single eigenvalue (`count`
+            1) that they have no part in is found late, or not before the search ends.
 
     Returns:
         Values in falling order, their residuals, and whether all are within the tolerance.
         Residuals follow from the products that were made. Each bounds the distance to the nearest
-        eigenvalue.
+        eigenvalue. Where random vectors followed, what earlier chains left and what the last one
+        leaves are added, so that residuals are mostly too large.
 
     Raises:
         ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is
-            not; the basis is too small for what is asked, a tolerance below 0, or a start that does
-            not fit.
+            not; more eigenvalues than the matrix has, a basis or a memory limit that is too small
+            for what is asked, a tolerance below 0, or a start that does not fit.
         RunError: a product is not finite.
 
-    Cost: as many products as the gaps need, at most `max_products` and a block. For each product
-    the basis is read twice.
+    Cost: as many products as the gaps need, at most `max_products`. For each product the basis is
+    read twice.
 
-    Source: Golub and Underwood (1977), block Lanczos; Wu and Simon (2000), thick restart.
+    Source: Wu and Simon (2000), thick restart; Cullum and Donath (1974), restarts with random
+    vectors that are orthogonal to what has converged.
     """
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    if count < 1:
-        raise ArgumentError(f"count: expected at least 1 eigenvalue at each end, got {count}")
+    if not 1 <= count <= op.shape[0]:
+        raise ArgumentError(
+            f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "
+            f"matrix with so many rows, got {count}"
+        )
     if tolerance is not None and not tolerance >= 0:
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance}")
     check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk)
@@ -145,114 +130,28 @@ def extreme_eigenvalues(
         allowed=lambda chosen, scale: torch.full_like(chosen, share * scale),
         max_products=max_products,
         basis_size=basis_size,
+        memory_limit=memory_limit,
         seed=seed,
         probe_chunk=probe_chunk,
+        copies=copies,
         start=_start(op, start),
     )
     if not found.converged:
         warnings.warn(
             f"extreme_eigenvalues: not converged after {found.products} products: largest residual "
-            f"{float(found.residuals.max()):.2g}, wanted {share:.2g} of the largest |eigenvalue|; "
-            "raise max_products, basis_size or tolerance",
+            f"{float(found.residuals.max()):.2g}, wanted {share:.2g} of the largest |eigenvalue|, "
+            "and a random vector that shows no further one; raise max_products, basis_size, "
+            "memory_limit or tolerance",
             stacklevel=2,
         )
     return found
 
 
-def find_extremes(
-    op: LinearOperator,
-    wanted: Wanted,
-    *,
-    allowed: Allowed,
-    max_products: int,
-    basis_size: int,
-    seed: int,
-    probe_chunk: int | None,
-    start: Float[Tensor, "N some"] | None = None,
-) -> Eigenvalues:
-    """Run Lanczos until the residuals are allowed, without a warning where they are not.
-
-    Args:
-        op: symmetric operator.
-        wanted: which eigenvalues.
-        allowed: the largest residual of each value, from the values and the largest |θ|.
-        max_products: products with single vectors after which the search ends.
-        basis_size: basis vectors held at most.
-        seed: of the random start.
-        probe_chunk: vectors multiplied at once; None: all.
-        start: vectors of length 1 to begin with.
+def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
+    """Add the vectors to begin with.
 
     Returns:
-        Values in falling order; `converged` says whether the residuals are allowed.
-
-    Raises:
-        ArgumentError: the basis is too small for what is asked, or the operator is declared
-            positive semi-definite and is not.
-    """
-    size = op.shape[0]
-    block, total = min(wanted.count, size), min(wanted.ends * wanted.count, size)
-    least = min(total + 2 * block, size)
-    if basis_size < least:
-        raise ArgumentError(
-            f"basis_size: expected at least {least} for {total} "
-            f"eigenvalues in blocks of {block}, got {basis_size}"
-        )
-    held = max(basis_size - 2 * (block - 1), least)  # two blocks are held beside the basis
-    basis = KrylovBasis(
-        op,
-        block=block,
-        room=min(held, size, max(max_products, total) + block),
-        seed=seed,
-        results=total,
-        probe_chunk=probe_chunk,
-        start=start,
-    )
-    values, rotation, scale = _iterate(op, basis, wanted, allowed, max_products)
-    values, rotation = values.flip(0), rotation.flip(1)
-    residuals = basis.residuals(rotation)
-    return Eigenvalues(
-        values=values * basis.unit,
-        residuals=residuals * basis.unit,
-        vectors=basis.combine(rotation).to(op.dtype),
-        converged=bool((residuals <= allowed(values, scale)).all()),
-        products=basis.products,
-    )
-
-
-def _iterate(
-    op: LinearOperator,
-    basis: KrylovBasis,
-    wanted: Wanted,
-    allowed: Allowed,
-    max_products: int,
-) -> tuple[Float[Tensor, " wanted"], Float[Tensor, "k wanted"], float]:
-    """Grow the basis until the wanted values are settled.
-
-    Returns:
-        The values, their rotation and the largest |θ|, all in the basis' unit.
-    """
-    ends, total = wanted.ends, wanted.ends * wanted.count
-    while True:
-        basis.extend()
-        values, rotation = torch.linalg.eigh(basis.projection)
-        scale = float(values.abs().max())
-        check_definite(op, values, basis.unit)
-        if basis.size >= total or basis.complete:
-            chosen = wanted.among(values)
-            residuals = basis.residuals(rotation[:, chosen])
-            settled = bool((residuals <= SAFETY * allowed(values[chosen], scale)).all())
-            if settled or basis.complete or basis.products >= max_products:
-                return values[chosen], rotation[:, chosen], scale
-        if basis.full:
-            kept = wanted.among(values, max((basis.size // 2 - total) // ends, 0))
-            basis.restart(rotation[:, kept], values[kept])
-
-
-def _start(op: LinearOperator, start: Any) -> Float[Tensor, "N some"] | None:
-    """Scale the vectors to begin with to length 1.
-
-    Returns:
-        Columns on the operator's device; None where none were given.
+        A vector of length 1 on the operator's device; None where none were given.
 
     Raises:
         ArgumentError: they do not fit the operator, or one of them has no direction.
@@ -271,5 +170,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, "N some"] | None:
     lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)
     if not columns.shape[1] or not bool(((lengths > 0) & lengths.isfinite()).all()):
         raise ArgumentError("start: expected vectors with a length above 0, all of them finite")
-    found: Tensor = columns / lengths.to(columns)
+    weights = torch.linspace(1, 2, len(lengths), dtype=torch.float64, device=lengths.device)
+    total = columns @ (weights / lengths).to(columns)  # weighted: v and −v do not cancel
+    found: Tensor = total / torch.linalg.vector_norm(total)
     return found
