@@ -22,7 +22,7 @@ from torch import Tensor
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.bill.changes import Change
 from hessblocks.curvature.losses import BatchLoss, CrossEntropy, Differentiated
-from hessblocks.curvature.products import Problem, default_limit
+from hessblocks.curvature.products import Problem
 from hessblocks.curvature.sampled import (
     Gradients,
     SampledPass,
@@ -31,7 +31,7 @@ from hessblocks.curvature.sampled import (
     sampled_passes,
 )
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import working_dtype
+from hessblocks.linalg import default_limit, working_dtype
 
 HELD = 4, 8
 """Gradients that are held, fewest and most, while each change is made once for all of them."""
