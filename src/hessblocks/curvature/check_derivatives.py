@@ -12,27 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hessblocks.curvature import products, witness
 from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
-from hessblocks.curvature.products import (
-    Block,
-    Evaluated,
-    Problem,
-    groups_of,
-    in_float64,
-    readable_errors,
-    total_products,
-)
-from hessblocks.curvature.witness import (
-    Comparison,
-    Differences,
-    Tensors,
-    Verdict,
-    compare_at_steps,
-    compare_rows,
-    compare_slopes,
-    direction,
-    inner,
-)
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import Tabular
 
@@ -43,13 +24,13 @@ class GroupDerivatives:
 
     group: str
     """Its name."""
-    first: Comparison
+    first: witness.Comparison
     """⟨g, z⟩ with z in this group alone, against differences of the loss."""
-    second: Comparison
+    second: witness.Comparison
     """The group's rows of H z, with z in all parameters, against differences of the gradient."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> witness.Verdict:
         """Say `wrong` where either is, `right` where both are, else `unclear`."""
         verdicts = self.first.verdict, self.second.verdict
         return next((one for one in ("wrong", "unclear") if one in verdicts), "right")
@@ -65,7 +46,7 @@ class DerivativeCheck(Tabular):
     """What was computed in: the model's own, or float64 where its own was too rough."""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> witness.Verdict:
         """Say `wrong` where any group is; `right` where none is and one is known to be right."""
         verdicts = [group.verdict for group in self.groups]
         return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
@@ -99,7 +80,7 @@ class DerivativeCheck(Tabular):
 
 
 def check_derivatives(
-    problem: Problem, groups: Mapping[str, ParameterGroup] | None = None, *, seed: int = 0
+    problem: products.Problem, groups: Mapping[str, ParameterGroup] | None = None, *, seed: int = 0
 ) -> DerivativeCheck:
     """Compare gradient and Hessian-vector product with central differences, group by group.
 
@@ -130,17 +111,17 @@ def check_derivatives(
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
     """
-    groups = groups_of(problem, groups)
+    groups = products.groups_of(problem, groups)
     if problem.processes.shard is not None:
         raise ArgumentError(
             "problem: derivatives are checked in one process; give a problem without shard, of a "
             "model that is whole"
         )
-    with readable_errors():
+    with products.readable_errors():
         passes = list(problem.plan.passes)
         found = _checked(problem, passes, groups, seed)
         rough = any(group.verdict != "right" for group in found.groups)
-        wider = in_float64(problem, passes) if rough else None
+        wider = products.in_float64(problem, passes) if rough else None
         if wider is None:
             return found
         try:
@@ -150,28 +131,33 @@ def check_derivatives(
 
 
 def _checked(
-    problem: Problem, passes: Sequence[Any], groups: Mapping[str, ParameterGroup], seed: int
+    problem: products.Problem,
+    passes: Sequence[Any],
+    groups: Mapping[str, ParameterGroup],
+    seed: int,
 ) -> DerivativeCheck:
     parameters = problem.parameters
-    along = direction(parameters, parameters, seed)
-    function = Evaluated(problem, passes, tuple(parameters))
+    along = witness.direction(parameters, parameters, seed)
+    function = products.Evaluated(problem, passes, tuple(parameters))
     gradient = function.at(parameters, True)[1]
     product = _product(problem, passes, along)
 
-    def rows(seen: Differences) -> list[Comparison]:
+    def rows(seen: witness.Differences) -> list[witness.Comparison]:
         each = (partial(_entries, group) for group in groups.values())
-        return [compare_rows(entries, product, gradient, seen) for entries in each]
+        return [witness.compare_rows(entries, product, gradient, seen) for entries in each]
 
-    def slope(group: ParameterGroup) -> Comparison:
+    def slope(group: ParameterGroup) -> witness.Comparison:
         inside = _within(group, along)
-        found = inner(gradient, inside)
+        found = witness.inner(gradient, inside)
 
-        def compare(seen: Differences) -> list[Comparison]:
-            return [compare_slopes(found, seen)]
+        def compare(seen: witness.Differences) -> list[witness.Comparison]:
+            return [witness.compare_slopes(found, seen)]
 
-        return compare_at_steps(function.at, parameters, inside, compare, gradients=False)[0]
+        return witness.compare_at_steps(function.at, parameters, inside, compare, gradients=False)[
+            0
+        ]
 
-    second = compare_at_steps(function.at, parameters, along, rows, gradients=True)
+    second = witness.compare_at_steps(function.at, parameters, along, rows, gradients=True)
     found = [
         GroupDerivatives(group=name, first=slope(group), second=one)
         for (name, group), one in zip(groups.items(), second, strict=True)
@@ -180,18 +166,20 @@ def _checked(
     return DerivativeCheck(groups=tuple(found), dtype=dtype)
 
 
-def _product(problem: Problem, passes: Sequence[Any], along: Tensors) -> Tensors:
+def _product(
+    problem: products.Problem, passes: Sequence[Any], along: witness.Tensors
+) -> witness.Tensors:
     """H z as every operator gives it, by parameter, though a guard would refuse it."""
     free = copy.copy(problem)
     vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
     everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
     z = _entries(everything, along)[None]
-    block = Block(rows=everything, columns=everything, parts=["full"])
-    found = total_products(free, z, block)["full"]
+    block = products.Block(rows=everything, columns=everything, parts=["full"])
+    found = products.total_products(free, z, block)["full"]
     return {name: one[0] for name, one in everything.scatter(found, along).items()}
 
 
-def _entries(group: ParameterGroup, tensors: Tensors) -> Float[Tensor, " size"]:
+def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, " size"]:
     """The group's entries in one line."""
     like = tensors[group.parameters[0]]
     into = like.new_empty(1, group.size)
@@ -199,7 +187,7 @@ def _entries(group: ParameterGroup, tensors: Tensors) -> Float[Tensor, " size"]:
     return into[0]
 
 
-def _within(group: ParameterGroup, tensors: Tensors) -> dict[str, Tensor]:
+def _within(group: ParameterGroup, tensors: witness.Tensors) -> dict[str, Tensor]:
     """The tensors of the group's parameters, zero outside of it."""
     vectors = _entries(group, tensors)[None]
     return {name: one[0] for name, one in group.scatter(vectors, tensors).items()}

@@ -17,19 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from hessblocks.figures import (
-    MARKS,
-    MATPLOTLIB,
-    Figure,
-    Heatmap,
-    Mark,
-    Panel,
-    Scaling,
-    Series,
-    marks,
-    number,
-    plain_math,
-)
+from hessblocks import figures
 
 NARROW = 4.0
 """Width of a panel, in inches, below which its axis has few numbers."""
@@ -43,7 +31,7 @@ LINE = 0.2
 """Height of a line of the caption, in inches."""
 LEGEND_INCHES = 2.2
 """Width of an entry of the legend, in inches."""
-ALONE = MARKS["parallel"]
+ALONE = figures.MARKS["parallel"]
 """Mark of bars that stand alone: black would be heavy."""
 MARKERS = 7
 """Markers along a curve of more than `MANY` points."""
@@ -58,13 +46,13 @@ SIZE = (6.4, 4.0)
 """Size of a panel that stands alone, in inches."""
 OF_FILES = ("title", "caption")
 """Texts, by their identifier, that a picture has as a file and lacks on a page."""
-Looks = Mapping[str, Mark]
+Looks = Mapping[str, figures.Mark]
 
 
-@mpl.rc_context(dict(MATPLOTLIB))
-def draw(figure: Figure) -> Drawn:
+@mpl.rc_context(dict(figures.MATPLOTLIB))
+def draw(figure: figures.Figure) -> Drawn:
     """Draw the figure for `write_picture`; each name has its mark in all panels."""
-    panels, looks = figure.panels, marks(figure.names)
+    panels, looks = figure.panels, figures.marks(figure.names)
     columns = min(figure.columns or MOST_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     width = max(figure.size[0] * columns, NARROWEST)
@@ -102,7 +90,7 @@ def draw(figure: Figure) -> Drawn:
     return drawn
 
 
-def plot(panel: Panel, ax: Axes | None = None) -> Drawn:
+def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
     """Draw one panel, without the title and the caption of a study's figure.
 
     Args:
@@ -112,19 +100,19 @@ def plot(panel: Panel, ax: Axes | None = None) -> Drawn:
     Returns:
         The figure.
     """
-    looks = marks(series.name for series in panel.shown if not series.guide)
-    with mpl.rc_context(dict(MATPLOTLIB)):
+    looks = figures.marks(series.name for series in panel.shown if not series.guide)
+    with mpl.rc_context(dict(figures.MATPLOTLIB)):
         if ax is None:
             ax = Drawn(figsize=SIZE, layout="constrained").subplots()
         _draw_panel(ax, panel, looks, SIZE[0])
-        if handles := _legend(Figure(title="", caption="", panels=(panel,)), looks):
+        if handles := _legend(figures.Figure(title="", caption="", panels=(panel,)), looks):
             ax.legend(handles=handles, fontsize=9)
     found = ax.get_figure(root=True)
     assert isinstance(found, Drawn)
     return found
 
 
-def _legend(figure: Figure, looks: Looks) -> list[Artist]:
+def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
     """Draw a sample of each entry; none for a single one, which the title names."""
     entries = figure.legend
     if len(entries) < 2 and not any(panel.by_tick for panel in figure.plots):
@@ -134,16 +122,18 @@ def _legend(figure: Figure, looks: Looks) -> list[Artist]:
         panel = next(panel for panel in figure.plots if any(one is series for one in panel.series))
         if panel.kind == "bars":
             colour = GREY if panel.by_tick else looks[series.name].colour
-            found.append(Patch(label=plain_math(text), color=colour, **_bar(panel, series)))
+            found.append(Patch(label=figures.plain_math(text), color=colour, **_bar(panel, series)))
         else:
             style = _line(series, looks[series.name])
-            found.append(Line2D([], [], label=plain_math(text), **style))
+            found.append(Line2D([], [], label=figures.plain_math(text), **style))
     return found
 
 
-def _draw_panel(axis: Axes, panel: Panel | Heatmap, looks: Looks, width: float) -> None:
+def _draw_panel(
+    axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
+) -> None:
     axis.set_title(panel.title, loc="left", fontsize=10.5)
-    if isinstance(panel, Heatmap):
+    if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
     axis.set_xlabel(textwrap.fill(panel.x_label, 50))
@@ -178,7 +168,7 @@ def _few_ticks(axis: Axes) -> None:
 
 
 def set_scale(
-    axis: Axes, which: str, scale: Scaling, limits: tuple[float, float] | None = None
+    axis: Axes, which: str, scale: figures.Scaling, limits: tuple[float, float] | None = None
 ) -> None:
     """Scale the x or the y axis, between its limits where it has them; small ticks have no numbers.
 
@@ -195,13 +185,13 @@ def set_scale(
         getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
 
 
-def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
+def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     """Name the ticks, slanted where they need room; of numbers only a few.
 
     Lines stand between categories of many points.
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    names = [plain_math(name) for name in panel.ticks]
+    names = [figures.plain_math(name) for name in panel.ticks]
     counted = all(name.isdecimal() for name in names[1:])
     step = math.ceil(len(names) / NUMBERS) if counted else 1
     names = names[::step]
@@ -214,7 +204,7 @@ def _name_ticks(axis: Axes, panel: Panel, width: float) -> None:
             axis.axvline(edge + 0.5, color="#CCCCCC", linewidth=0.7, zorder=0)
 
 
-def _line(series: Series, look: Mark) -> dict[str, Any]:
+def _line(series: figures.Series, look: figures.Mark) -> dict[str, Any]:
     """Choose the look of a row of points; published ones are hollow and not joined."""
     loose = series.published or not series.line
     dashes = (0, look.dashes) if look.dashes else "solid"
@@ -231,7 +221,9 @@ def _line(series: Series, look: Mark) -> dict[str, Any]:
     }
 
 
-def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
+def _draw_series(
+    axis: Axes, panel: figures.Panel, series: figures.Series, order: int, looks: Looks
+) -> None:
     """Draw one row of points, joined or not, with bars or with a band."""
     look, alone = looks[series.name], len(looks) == 1
     style = _line(series, look)
@@ -251,20 +243,22 @@ def _draw_series(axis: Axes, panel: Panel, series: Series, order: int, looks: Lo
     )
 
 
-def _draw_guide(axis: Axes, series: Series) -> None:
+def _draw_guide(axis: Axes, series: figures.Series) -> None:
     axis.plot(series.x, series.y, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
     end = (series.x[-1], series.y[-1])
     beside: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-    axis.annotate(plain_math(series.name), end, color=GREY, fontsize=9.5, **beside)
+    axis.annotate(figures.plain_math(series.name), end, color=GREY, fontsize=9.5, **beside)
 
 
-def _bar(panel: Panel, series: Series) -> dict[str, Any]:
+def _bar(panel: figures.Panel, series: figures.Series) -> dict[str, Any]:
     """Choose the look of bars; of a pair the first is hatched, told apart without colours."""
     hatched = len(panel.shown) == 2 and series is panel.shown[0]
     return {"fill": not hatched and not series.published, "hatch": "////" if hatched else None}
 
 
-def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Looks) -> None:
+def _draw_bars(
+    axis: Axes, panel: figures.Panel, series: figures.Series, order: int, looks: Looks
+) -> None:
     together = len(panel.shown)
     width = 0.8 / together
     own = ALONE if together == 1 else looks.get(series.name, ALONE)
@@ -282,10 +276,10 @@ def _draw_bars(axis: Axes, panel: Panel, series: Series, order: int, looks: Look
         **_bar(panel, series),
     )
     if panel.by_tick:
-        axis.bar_label(bars, [number(y) for y in series.y], padding=0.6, fontsize=10)
+        axis.bar_label(bars, [figures.number(y) for y in series.y], padding=0.6, fontsize=10)
 
 
-def _lengths(series: Series) -> list[list[float]] | None:
+def _lengths(series: figures.Series) -> list[list[float]] | None:
     """Measure error bars, down and up; one without a length is left out, cap and all."""
     if not series.error:
         return None
@@ -293,7 +287,7 @@ def _lengths(series: Series) -> list[list[float]] | None:
     return [[length or math.nan for length in side] for side in sides]
 
 
-def _draw_map(axis: Axes, panel: Heatmap) -> None:
+def _draw_map(axis: Axes, panel: figures.Heatmap) -> None:
     """Draw a matrix as colours, lines between blocks."""
     values = np.asarray(panel.values)
     low = float(np.quantile(values, 0.02))
@@ -304,7 +298,7 @@ def _draw_map(axis: Axes, panel: Heatmap) -> None:
         axis.set_aspect("auto")
         axis.set_yticks(range(len(panel.rows)), panel.rows, fontsize=9)
         if panel.columns:
-            names = [plain_math(name) for name in panel.columns]
+            names = [figures.plain_math(name) for name in panel.columns]
             axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
         return
     for edge in panel.edges:

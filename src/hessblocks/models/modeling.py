@@ -23,13 +23,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hessblocks.blocks import Block, Context, LearnedPosition
 from hessblocks.errors import ArgumentError
-from hessblocks.models.attention_functions import (
-    attention_kernel,
-    check_mask,
-    has_own_mask,
-    padding,
-    starts_again,
-)
+from hessblocks.models import attention_functions
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
@@ -106,7 +100,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         heads = self.config.num_attention_heads
-        check_mask(attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values)
+        attention_functions.check_mask(
+            attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values
+        )
         given = (x, attention_mask, position_ids, past_key_values)
         self._refuse_packing(given)
         places = self._places(given, past)
@@ -122,10 +118,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
             causal=self.config.causal,
             mask=self._mask(given),
             windows={window: self._mask_of(window, past, given) for window in self.windows},
-            allowed=padding(attention_mask),
-            aligned=not has_own_mask(attention_mask, position_ids),
+            allowed=attention_functions.padding(attention_mask),
+            aligned=not attention_functions.has_own_mask(attention_mask, position_ids),
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
-            kernel=attention_kernel(self.config._attn_implementation),
+            kernel=attention_functions.attention_kernel(self.config._attn_implementation),
         )
         keep = None if past_key_values is None else past_key_values.update
         states = [x]
@@ -147,7 +143,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             positions is not None
             and (not self.config.causal or mask is not None or cache is not None)
             and not torch.compiler.is_compiling()
-            and starts_again(positions, mask)
+            and attention_functions.starts_again(positions, mask)
         ):
             raise ArgumentError(
                 "position_ids: sequences packed into one row are told apart by causal models "
@@ -157,7 +153,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if (
             "flash" in str(self.config._attn_implementation)
             and cache is None
-            and has_own_mask(mask, positions)
+            and attention_functions.has_own_mask(mask, positions)
         ):
             raise ArgumentError(
                 "position_ids: flash attention would mix sequences packed into one row; use "
@@ -180,7 +176,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Positions (sequences, tokens), by default counted over the unpadded tokens."""
         x, mask, positions, _ = given
         tokens = x.shape[1]
-        real = padding(mask)
+        real = attention_functions.padding(mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             first = isinstance(past, int) and past == 0

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.settings.field_marks import (
-    ByOptimiser,
-    NoOption,
-    OneOf,
-    Range,
-    above_0,
-    at_least,
-    check_ranges,
-)
+from hessblocks.settings import field_marks
 
 OPTIMISERS = ("adamw", "sgd")
 RATES = {"adamw": 1e-3, "sgd": 0.3}
@@ -25,9 +17,9 @@ DECAYS = {"adamw": 0.1, "sgd": 0.0}
 is added to the gradient, where 0.1 would outweigh a clipped one."""
 MOMENTA = {"sgd": 0.9}
 """Momentum of each that has one."""
-SHARE = Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
-BELOW_1 = Range(lambda value: 0 <= value < 1, "0 or more, below 1")
-NOT_NEGATIVE = Range(lambda value: 0 <= value < math.inf, "0 or more")
+SHARE = field_marks.Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
+BELOW_1 = field_marks.Range(lambda value: 0 <= value < 1, "0 or more, below 1")
+NOT_NEGATIVE = field_marks.Range(lambda value: 0 <= value < math.inf, "0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,42 +31,44 @@ class TrainingSettings:
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
 
-    steps: Annotated[int, at_least(1)] = 400
+    steps: Annotated[int, field_marks.at_least(1)] = 400
     """Optimiser updates."""
-    batch_size: Annotated[int, at_least(1)] = 8
+    batch_size: Annotated[int, field_marks.at_least(1)] = 8
     """Sequences of each update, over all devices and accumulated passes."""
-    learning_rate: Annotated[float, ByOptimiser(RATES), above_0("a number")] = RATES["adamw"]
+    learning_rate: Annotated[
+        float, field_marks.ByOptimiser(RATES), field_marks.above_0("a number")
+    ] = RATES["adamw"]
     """Peak learning rate."""
-    optimiser: Annotated[str, OneOf(OPTIMISERS)] = "adamw"
+    optimiser: Annotated[str, field_marks.OneOf(OPTIMISERS)] = "adamw"
     """adamw, or sgd with momentum."""
-    momentum: Annotated[float, ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
+    momentum: Annotated[float, field_marks.ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
     """Momentum of sgd."""
-    schedule: Annotated[str, OneOf(("linear", "cosine"))] = "linear"
+    schedule: Annotated[str, field_marks.OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: Annotated[float, SHARE] = 0.05
     """Share of the steps in which the learning rate grows from 0."""
-    weight_decay: Annotated[float, ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
+    weight_decay: Annotated[float, field_marks.ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
-    betas: Annotated[tuple[float, float], NoOption()] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], field_marks.NoOption()] = (0.9, 0.999)
     """AdamW's averages of the gradient and of its square."""
-    clip: Annotated[float, NoOption(), above_0("a number")] = 1.0
+    clip: Annotated[float, field_marks.NoOption(), field_marks.above_0("a number")] = 1.0
     """Largest norm of the gradient."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
-    accumulate: Annotated[int, at_least(1)] = 1
+    accumulate: Annotated[int, field_marks.at_least(1)] = 1
     """Passes in which a device works through its part of an update."""
-    log_every: Annotated[int, at_least(1), NoOption()] = 10
+    log_every: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 10
     """Steps over which each recorded training loss is averaged."""
-    evaluate_every: Annotated[int, at_least(1)] = 50
+    evaluate_every: Annotated[int, field_marks.at_least(1)] = 50
     """Steps between validation losses."""
-    evaluation_sequences: Annotated[int, at_least(1), NoOption()] = 64
+    evaluation_sequences: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 64
     """Held-out windows of each validation loss, spread evenly over the split."""
-    checkpoint_every: Annotated[int, at_least(1)] = 100
+    checkpoint_every: Annotated[int, field_marks.at_least(1)] = 100
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        field_marks.check_ranges(self)
 
     @classmethod
     def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> TrainingSettings:

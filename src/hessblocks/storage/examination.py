@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.storage import manifest
 from hessblocks.storage.config import read_settings, run_path
 from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
 from hessblocks.storage.files import read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
-from hessblocks.storage.manifest import (
-    MANIFEST,
-    Finding,
-    check_in_place,
-    check_manifest,
-    identity_in,
-)
 from hessblocks.storage.rows import STEPS, ResultRow, SignalRow, read_results, steps_done
 from hessblocks.storage.store import POINTS, read_store
 from hessblocks.storage.tables import read_table
@@ -39,7 +33,7 @@ READERS: Mapping[str, Read] = {
 }
 
 
-def check_folder(folder: Path) -> tuple[Finding, ...]:
+def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
     """Check every file of a run, a comparison, a curvature or signal run, or a saved model.
 
     Nothing is written. Models and checkpoints are compared with the SHA-256 of their files. Tables
@@ -62,8 +56,8 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
         raise ArgumentError(
             f"DIR: {folder} has no config.json; give a folder that a command wrote."
         )
-    if (folder / MANIFEST).is_file():
-        return (check_in_place(folder),)
+    if (folder / manifest.MANIFEST).is_file():
+        return (manifest.check_in_place(folder),)
     config = read_object(folder / "config.json")
     kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
     for name, look in kinds.items():
@@ -72,7 +66,7 @@ def check_folder(folder: Path) -> tuple[Finding, ...]:
     raise ArgumentError(f"DIR: {folder} is of no command that is known; give a run folder.")
 
 
-def _run(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _run(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     rows: list[ResultRow] = []
 
     def lacking(path: Path) -> str:
@@ -80,14 +74,14 @@ def _run(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
         return _lacking(rows, config)
 
     yield _file(folder / "results.csv", lacking)
-    of = identity_in(folder)
+    of = manifest.identity_in(folder)
     if (folder / "model").exists() or ("trained" in steps_done(rows) and not _diverged(rows)):
-        yield check_manifest(folder / "model", of)
+        yield manifest.check_manifest(folder / "model", of)
     for path in (folder / name for name in KINDS):
         if path.name == "metrics.jsonl" or path.exists():
             yield _file(path)
     for path in sorted(folder.glob("checkpoints/checkpoint-*")):
-        yield check_manifest(path, of, path.name)
+        yield manifest.check_manifest(path, of, path.name)
 
 
 def _lacking(rows: list[ResultRow], config: Mapping[str, Any]) -> str:
@@ -102,7 +96,7 @@ def _diverged(rows: list[ResultRow]) -> bool:
     return any(row.quantity == "loss" and math.isnan(row.value) for row in rows)
 
 
-def _comparison(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _comparison(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     yield _file(folder / "results.csv")
     yield _file(folder / "metrics.jsonl", partial(fault_in_lines, torn=True))
     if config.get("match", "steps") != "steps":
@@ -111,18 +105,18 @@ def _comparison(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
     for preset, seed in itertools.product(asked.presets, asked.seeds):
         run = run_path(folder, preset, seed)
         if not (run / "config.json").is_file():
-            yield Finding(path=run, state="missing", words=ABSENT)
+            yield manifest.Finding(path=run, state="missing", words=ABSENT)
             continue
         yield from (about := _about(run))
         if about[0].usable:
             yield from _run(run, read_object(run / "config.json"))
 
 
-def _curvature(folder: Path, _: Mapping[str, Any]) -> Iterator[Finding]:
+def _curvature(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     config = curvature_config(folder)
 
     def lacking(_: Path) -> str:
-        store, of = read_store(folder), identity_in(folder)
+        store, of = read_store(folder), manifest.identity_in(folder)
         missing = [name for name in config["groups"] if store.get(group_key(of, name)) is None]
         if store.damaged:
             return f"a line of it {DAMAGED}"
@@ -135,22 +129,24 @@ def _curvature(folder: Path, _: Mapping[str, Any]) -> Iterator[Finding]:
             yield _file(folder / name)
 
 
-def _signal(folder: Path, _: Mapping[str, Any]) -> Iterator[Finding]:
+def _signal(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     yield _file(folder / "results.csv", partial(read_table, SignalRow))
 
 
-def _about(folder: Path) -> list[Finding]:
+def _about(folder: Path) -> list[manifest.Finding]:
     return [_file(folder / name) for name in ("config.json", "environment.json")]
 
 
-def _file(path: Path, read: Read | None = None) -> Finding:
+def _file(path: Path, read: Read | None = None) -> manifest.Finding:
     """Read a file, by the reader of its name where no other is given."""
     if not path.exists():
-        return Finding(path=path, state="missing", words=ABSENT)
+        return manifest.Finding(path=path, state="missing", words=ABSENT)
     try:
         said = (read or READERS[path.name])(path)
     except RunError:
-        return Finding(path=path, state="edited", words=DAMAGED)
+        return manifest.Finding(path=path, state="edited", words=DAMAGED)
     if not isinstance(said, str) or not said:
-        return Finding(path=path, state="whole")
-    return Finding(path=path, state="edited" if said.endswith(DAMAGED) else "missing", words=said)
+        return manifest.Finding(path=path, state="whole")
+    return manifest.Finding(
+        path=path, state="edited" if said.endswith(DAMAGED) else "missing", words=said
+    )

@@ -8,15 +8,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
-from hessblocks.cli.terminal import (
-    NARROWEST,
-    WIDE,
-    comparison_table,
-    make_progress,
-    show,
-    time_line,
-)
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
 from hessblocks.report import Comparison, compare_results, summary, write_report, zero_groups
@@ -47,7 +40,7 @@ def carry_out(
     Raises:
         RunError: every run diverged.
     """
-    start, progress = time.perf_counter(), make_progress()
+    start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
@@ -57,12 +50,12 @@ def carry_out(
     found = compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in found.rows)
     seconds = time.perf_counter() - start
-    show(
+    terminal.show(
         summary(found, seconds=seconds),
-        [*_lines(found), time_line(progress.seconds, seconds)],
+        [*_lines(found), terminal.time_line(progress.seconds, seconds)],
         ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint}"])],
         as_json=as_json,
-        width=WIDE if found.budget_columns else NARROWEST,
+        width=terminal.WIDE if found.budget_columns else terminal.NARROWEST,
     )
     if lost:
         where = (
@@ -75,7 +68,7 @@ def carry_out(
 
 
 def _lines(found: Comparison) -> Iterator[Table | str]:
-    yield comparison_table(found)
+    yield terminal.comparison_table(found)
     yield (
         "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
         "over threads"

@@ -18,19 +18,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature import last_layer
 from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_derivatives
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
 from hessblocks.curvature.exact.tail import TokenTail
 from hessblocks.curvature.exact.unembedding import SeenLoss, Unembedding
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.last_layer import (
-    LastAttention,
-    check_model,
-    last_attention,
-    output_layer,
-    undisturbed,
-)
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError, check_memory_limit, check_name
@@ -150,7 +144,7 @@ def exact_last_block(
         )
         behind = behind_cross_entropy(found, targets, valid, memory_limit)
     tail.note_state()
-    weight = output_layer(model).weight
+    weight = last_layer.output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     attention = hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
     norm = None
@@ -171,18 +165,18 @@ def exact_last_block(
 @contextmanager
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
-) -> Iterator[tuple[LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
+) -> Iterator[tuple[last_layer.LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
     """Take the last attention of a model, undisturbed inside, with targets and where they count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
-        check_model(model)
+        last_layer.check_model(model)
     unpacked = unpack(batch, next(model.parameters()).device)
     _check_inputs(unpacked, loss)
     check_task(model, loss)
     targets = _TARGETS[loss](unpacked).long()
-    with undisturbed(model):
-        found = last_attention(model, unpacked)
+    with last_layer.undisturbed(model):
+        found = last_layer.last_attention(model, unpacked)
         _check_targets(targets, unpacked, len(found.output_layer.weight))
         if found.seen.pooled != (loss == "classification"):
             raise ArgumentError(
@@ -274,7 +268,7 @@ def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
 
 
 def behind_cross_entropy(
-    found: LastAttention,
+    found: last_layer.LastAttention,
     targets: Int[Tensor, "B L"],
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,

@@ -21,23 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hessblocks.curvature import witness
 from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.products.evaluation import PAIRING, Evaluated, in_float64
-from hessblocks.curvature.witness import (
-    ROUNDED,
-    Comparison,
-    Differences,
-    Gradient,
-    Tensors,
-    compare_at_steps,
-    compare_rows,
-    compare_slopes,
-    direction,
-    epsilon,
-    inner,
-    moved,
-    walk_graph,
-)
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
 
 WAY_OUT = (
@@ -120,19 +106,21 @@ class Guard:
         parameters = problem.parameters
         plain = problem.without_lazy_logits()
 
-        def logits(at: Tensors) -> Tensor:
+        def logits(at: witness.Tensors) -> Tensor:
             with torch.no_grad():
                 found: Tensor = plain.forward(self.row, at, twice=twice)[0].hidden.detach()
             return found
 
         _check_finite([base := logits(parameters)])
         noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
-        short = epsilon(parameters) ** 0.5 / 2  # so short that hardly a choice falls otherwise
+        short = (
+            witness.epsilon(parameters) ** 0.5 / 2
+        )  # so short that hardly a choice falls otherwise
 
         def change(some: Sequence[str]) -> bool:
-            along = direction(parameters, dict.fromkeys(some), seed=0)
-            moves = logits(moved(parameters, along, short)) - base
-            return float(moves.abs().max()) > ROUNDED * noise
+            along = witness.direction(parameters, dict.fromkeys(some), seed=0)
+            moves = logits(witness.moved(parameters, along, short)) - base
+            return float(moves.abs().max()) > witness.ROUNDED * noise
 
         if not change(names) or not (hidden := [name for name in names if change([name])]):
             return
@@ -151,7 +139,7 @@ class Guard:
             return
         function = Evaluated(problem, [], names, loss=PAIRING, twice=twice)
         graph = function.graph(self.row, problem.parameters, names)
-        functions = walk_graph([graph[0].hidden]).functions
+        functions = witness.walk_graph([graph[0].hidden]).functions
         if not functions:
             return
         what = f"the autograd Function {', '.join(functions)}"
@@ -183,8 +171,8 @@ class Guard:
 
 
 def _second(
-    function: Evaluated, row: Batch, parameters: Tensors, along: Tensors
-) -> tuple[Gradient, Gradient]:
+    function: Evaluated, row: Batch, parameters: witness.Tensors, along: witness.Tensors
+) -> tuple[witness.Gradient, witness.Gradient]:
     """Differentiate φ twice, into g and H z."""
     _, leaves, found = function.pulled(row, parameters, list(along), create_graph=True)
     pairs = [(g, along[name]) for name, g in found.items() if g.requires_grad]
@@ -202,20 +190,22 @@ def _second(
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
     """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
     parameters = problem.parameters
-    along = direction(parameters, dict.fromkeys(names), seed=1)
+    along = witness.direction(parameters, dict.fromkeys(names), seed=1)
     function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
     if twice:
         gradient, rows = _second(function, row, parameters, along)
     else:
         gradient, rows = function.at(parameters, True)[1], {}
     _check_finite([*gradient.values(), *rows.values()])
-    slope = inner(gradient, along)
+    slope = witness.inner(gradient, along)
 
-    def compare(seen: Differences) -> list[Comparison]:
-        second = [compare_rows(itemgetter(name), rows, gradient, seen) for name in rows]
-        return [compare_slopes(slope, seen), *second]
+    def compare(seen: witness.Differences) -> list[witness.Comparison]:
+        second = [witness.compare_rows(itemgetter(name), rows, gradient, seen) for name in rows]
+        return [witness.compare_slopes(slope, seen), *second]
 
-    first, *second = compare_at_steps(function.at, parameters, along, compare, gradients=twice)
+    first, *second = witness.compare_at_steps(
+        function.at, parameters, along, compare, gradients=twice
+    )
     if first.verdict == "wrong":
         return "wrong", FIRST.format(first.found, first.expected) + WAY_OUT
     for name, one in zip(rows, second, strict=True):

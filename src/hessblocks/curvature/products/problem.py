@@ -18,31 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessblocks.curvature import losses, model_state
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.losses import (
-    IDLE,
-    Batch,
-    Batches,
-    BatchLoss,
-    CrossEntropy,
-    LossFunction,
-    Readout,
-    TextPositions,
-    callable_loss,
-    check_task,
-    loss_of,
-    make_loss_node,
-    readout_of,
-)
-from hessblocks.curvature.model_state import (
-    Fingerprint,
-    check_contexts,
-    check_parameters,
-    checksums,
-    exclusive,
-    fingerprint_of,
-    forget_writes,
-)
 from hessblocks.curvature.products.calling import logits_of
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
@@ -61,7 +38,7 @@ class Problem(Operand):
         self,
         model: nn.Module,
         batches: Iterable[Any],
-        loss: str | LossFunction = "causal-lm",
+        loss: str | losses.LossFunction = "causal-lm",
         *,
         memory_limit: int | None = None,
         shard: str | None = None,
@@ -104,24 +81,24 @@ class Problem(Operand):
                 processes that were given different weights, or different batches where they should
                 be the same.
         """
-        loss, self._loss_of = loss_of(loss)
+        loss, self._loss_of = losses.loss_of(loss)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
             )
         self.model = plain_model(model, sharded=True)
-        check_task(self.model, loss)
+        losses.check_task(self.model, loss)
         self.cuts: Mapping[str, Cut] = cuts_of(self.model)
         self.loss = loss
         self.processes = processes(shard, sharded=bool(self.cuts))
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
-        with exclusive(self.model):
-            check_parameters(self.model)
+        with model_state.exclusive(self.model):
+            model_state.check_parameters(self.model)
         self.device = next(iter(self.parameters.values())).device
         notice_randomness(model, batches)
-        self.batches = Batches(
+        self.batches = losses.Batches(
             batches,
             self.device,
             limit=memory_limit or default_limit(torch.device("cpu")),
@@ -129,7 +106,7 @@ class Problem(Operand):
         )
         self._counted = self.batches.versions
         check_all_alike(self.model, self.batches, self.processes)
-        with exclusive(self.model):
+        with model_state.exclusive(self.model):
             self.note_form()
             self._forget()
 
@@ -148,14 +125,14 @@ class Problem(Operand):
 
         Of a sharded model these are the rows that this process holds.
         """
-        with exclusive(self.model):
+        with model_state.exclusive(self.model):
             named = self.model.named_parameters()
             return {name: self._held(name, p) for name, p in named if p.requires_grad}
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
         """All parameters by name, frozen ones included."""
-        with exclusive(self.model):
+        with model_state.exclusive(self.model):
             return {name: self._held(name, p) for name, p in self.model.named_parameters()}
 
     def _held(self, name: str, parameter: Tensor) -> Tensor:
@@ -164,7 +141,7 @@ class Problem(Operand):
     @property
     def entries(self) -> dict[str, int]:
         """Number of entries of each trainable parameter, those of other processes included."""
-        with exclusive(self.model):
+        with model_state.exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
@@ -177,7 +154,7 @@ class Problem(Operand):
         # an optimiser counts up those that are sharded, and not the rows of them
         counted = [*self.model.parameters()] if self.cuts else []
         kept = tuple((t.data_ptr(), t._version) for t in held)
-        sums = () if self.cuts else checksums(held)
+        sums = () if self.cuts else model_state.checksums(held)
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow(self) -> None:
@@ -186,7 +163,7 @@ class Problem(Operand):
         Raises:
             ArgumentError: what is switched on around would change the numbers.
         """
-        check_contexts(self.model, self.device)
+        model_state.check_contexts(self.model, self.device)
         if (versions := self.batches.versions) != self._counted:
             vars(self).pop("valid", None)
             self._counted = versions
@@ -197,13 +174,15 @@ class Problem(Operand):
 
     def note_form(self) -> None:
         """Fingerprint the model besides its weights, and the loss."""
-        self._fingerprint: Fingerprint = fingerprint_of(self.model, self.loss)
+        self._fingerprint: model_state.Fingerprint = model_state.fingerprint_of(
+            self.model, self.loss
+        )
 
     def _forget(self) -> None:
         """Nothing is known of the model: neither how it is called, nor what its passes need."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
-        forget_writes(self.model)
+        model_state.forget_writes(self.model)
         self.precision_known = False
         self.move_to(self.model)
 
@@ -212,13 +191,13 @@ class Problem(Operand):
         self.model = model
         self.held: tuple[Any, list[Any]] | None = None
         self._run = Forward(model, self.loss, self.cuts)
-        self._positions = TextPositions(model)
+        self._positions = losses.TextPositions(model)
         self.note_form()
 
     @cached_property
     def plan(self) -> Plan:
         """Cut of the batches into passes; measured on one row when first needed."""
-        with exclusive(self.model), readable_errors():
+        with model_state.exclusive(self.model), readable_errors():
             return make_plan(self)
 
     @cached_property
@@ -240,7 +219,9 @@ class Problem(Operand):
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
 
-    def with_losses(self, change: Callable[[BatchLoss, Batch], BatchLoss]) -> Problem:
+    def with_losses(
+        self, change: Callable[[losses.BatchLoss, losses.Batch], losses.BatchLoss]
+    ) -> Problem:
         """Copy the problem, with another second derivative of its losses, or another way to it.
 
         Args:
@@ -272,7 +253,7 @@ class Problem(Operand):
     @cached_property
     def gradient_plan(self) -> Plan:
         """Cut of the batches where no second derivative is asked for."""
-        with exclusive(self.model), readable_errors():
+        with model_state.exclusive(self.model), readable_errors():
             return make_plan(self, twice=False)
 
     def value(
@@ -293,18 +274,22 @@ class Problem(Operand):
             RunError: it is not finite.
         """
         own = 0.0
-        with exclusive(self.model), torch.no_grad(), readable_errors():
+        with model_state.exclusive(self.model), torch.no_grad(), readable_errors():
             self.follow()
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
-                end = make_loss_node(*found, 1 / self.valid)
+                end = losses.make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
             self.note_form()  # a pass may have changed what it keeps of itself, as a hook's list
         return self.processes.summed(own, self.device, of=("batches", "own"))
 
     def forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool = True
-    ) -> tuple[Readout, BatchLoss]:
+        self,
+        batch: losses.Batch,
+        parameters: Mapping[str, Float[Tensor, "..."]],
+        *,
+        twice: bool = True,
+    ) -> tuple[losses.Readout, losses.BatchLoss]:
         """Compute the logits of one batch at other parameters, and its loss as their function.
 
         Args:
@@ -327,32 +312,32 @@ class Problem(Operand):
         return self._forward(told, parameters, twice=twice)
 
     def _forward(
-        self, batch: Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
-    ) -> tuple[Readout, BatchLoss]:
+        self, batch: losses.Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
+    ) -> tuple[losses.Readout, losses.BatchLoss]:
         """As `forward`, with the batch as it is."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
                 "torch.no_grad() there"
             )
-        loss: BatchLoss | None = None
+        loss: losses.BatchLoss | None = None
         if batch.idle:
-            loss = IDLE
+            loss = losses.IDLE
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        by_rows = isinstance(loss, CrossEntropy)
+        by_rows = isinstance(loss, losses.CrossEntropy)
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:
             assert callable(self.loss)
-            loss = callable_loss(self.loss, batch, outputs, logits)
-        return readout_of(logits), loss
+            loss = losses.callable_loss(self.loss, batch, outputs, logits)
+        return losses.readout_of(logits), loss
 
     def backward(self) -> AbstractContextManager[object]:
         """Differentiate a graph of `forward` inside; recomputed parts meet the same state."""
         return self._run.backward()
 
-    def check_finite(self, total: float, batch: Batch) -> float:
+    def check_finite(self, total: float, batch: losses.Batch) -> float:
         """Require a finite loss; where processes wait for each other, on all of them.
 
         Returns:
@@ -369,7 +354,7 @@ class Problem(Operand):
                 )
         return total
 
-    def _count(self, batch: Batch) -> float:
+    def _count(self, batch: losses.Batch) -> float:
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid

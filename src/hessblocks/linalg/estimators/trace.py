@@ -51,6 +51,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
+from hessblocks.linalg import operators
 from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.hutchinson import EntryMoments
 from hessblocks.linalg.estimators.probes import (
@@ -61,21 +62,12 @@ from hessblocks.linalg.estimators.probes import (
     check_square,
     multiply,
 )
-from hessblocks.linalg.operators import (
-    LinearOperator,
-    Operand,
-    column_products,
-    inner_products,
-    operator_of,
-    unit_of,
-    working_dtype,
-)
 
 
-class DeflatedOperator(LinearOperator):
+class DeflatedOperator(operators.LinearOperator):
     """Deflated operator (I − QQᵀ) A (I − QQᵀ): the span of Q is taken out on both sides."""
 
-    def __init__(self, of: LinearOperator, basis: Float[Tensor, "size count"]) -> None:
+    def __init__(self, of: operators.LinearOperator, basis: Float[Tensor, "size count"]) -> None:
         """Wrap `of`; nothing is computed."""
         super().__init__(of.shape, dtype=of.dtype, device=of.device, symmetric=of.symmetric)
         self._of = of
@@ -95,7 +87,7 @@ FEWEST_PROBES: dict[str, int] = {"hutchinson": 2, "hutch++": 6, "xtrace": 8}
 
 
 def trace(
-    op: LinearOperator | Operand,
+    op: operators.LinearOperator | operators.Operand,
     probes: int = 48,
     seed: int = 0,
     method: TraceMethod = "hutchinson",
@@ -146,7 +138,7 @@ def trace(
     >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
     3 (exact)
     """
-    op = operator_of(op)
+    op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
     check_probes("trace", probes, at_least=FEWEST_PROBES[method], probe_chunk=probe_chunk)
@@ -171,10 +163,10 @@ def trace(
     source, captured, rest = Probes(op, seed=seed), 0.0, op
     if sketched:  # tr(QᵀA Q), then Hutchinson on (I − QQᵀ) A (I − QQᵀ)
         columns = multiply(op, source.draw(sketched), probe_chunk)
-        wide = columns.to(working_dtype(columns.dtype))
-        basis: Tensor = torch.linalg.qr(wide / unit_of(wide))[0]
+        wide = columns.to(operators.working_dtype(columns.dtype))
+        basis: Tensor = torch.linalg.qr(wide / operators.unit_of(wide))[0]
         products = multiply(op, basis.to(op.dtype), probe_chunk)
-        captured = float(column_products(basis, products).sum())
+        captured = float(operators.column_products(basis, products).sum())
         rest = DeflatedOperator(op, basis)
     moments = EntryMoments(rest, source, probe_chunk)
 
@@ -190,7 +182,9 @@ def trace(
     return stopping.run("trace", add_block)
 
 
-def _xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | None) -> Estimate:
+def _xtrace(
+    op: operators.LinearOperator, source: Probes, count: int, probe_chunk: int | None
+) -> Estimate:
     """Estimate the trace from `count` Gaussian probes, each left out of the sketch in turn.
 
         tr_i = tr(Q_iᵀA Q_i) + (N − r_i) / ‖P_i ω_i‖² · ω_iᵀ P_i A P_i ω_i,   P_i = I − Q_i Q_iᵀ
@@ -217,17 +211,17 @@ def _xtrace(op: LinearOperator, source: Probes, count: int, probe_chunk: int | N
     """
     probes = source.draw(count)
     products = multiply(op, probes, probe_chunk)
-    unit = unit_of(products)  # all below is of A / unit
+    unit = operators.unit_of(products)  # all below is of A / unit
     products = products / unit
-    basis, triangle = torch.linalg.qr(products.to(working_dtype(op.dtype)))
+    basis, triangle = torch.linalg.qr(products.to(operators.working_dtype(op.dtype)))
     basis_products = multiply(op, basis.to(op.dtype), probe_chunk) / unit
     factor = triangle.double().cpu()
     rounding = 10 * torch.finfo(triangle.dtype).eps
-    whole = inner_products(basis, basis_products).cpu()  # H = QᵀA Q
+    whole = operators.inner_products(basis, basis_products).cpu()  # H = QᵀA Q
     pairs = ((basis, probes), (basis, products), (basis_products, probes))  # QᵀΩ, QᵀAΩ, (AQ)ᵀΩ
-    coordinates = [inner_products(left, right).cpu() for left, right in pairs]
-    quadratic = column_products(probes, products).cpu()  # ω_iᵀ A ω_i
-    square_norms = column_products(probes, probes).cpu()
+    coordinates = [operators.inner_products(left, right).cpu() for left, right in pairs]
+    quadratic = operators.column_products(probes, products).cpu()  # ω_iᵀ A ω_i
+    square_norms = operators.column_products(probes, probes).cpu()
 
     def traces(chosen: Int[Tensor, "sets k"]) -> Float[Tensor, "sets k"]:
         """Compute tr_i of the chosen probes, as if there were no others; several sets at once."""
