@@ -16,23 +16,9 @@ from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, Token
 
+from hessblocks import settings
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
-from hessblocks.settings import (
-    ROLES,
-    SEED,
-    ByOptimiser,
-    Kind,
-    NoOption,
-    OneOf,
-    Range,
-    Repeated,
-    kinds,
-    make,
-    option,
-    prefix,
-    words,
-)
 
 NAMES = "pre-ln post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
@@ -44,7 +30,7 @@ KNOWN = {
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
     "position": ("learned", "sinusoidal", "rotary", "no"),
     "parts": PARTS,
-    "curvature_groups": ROLES,
+    "curvature_groups": settings.ROLES,
 }
 """By field or parameter; other names may be right too, so these are offered and not required."""
 
@@ -69,7 +55,7 @@ def completer(name: str) -> Names | None:
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
     """Read words with commas; of options typed the last counts, of a file all entries of a list."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
-    return tuple(word for token in counted for word in words(token.value))
+    return tuple(word for token in counted for word in settings.words(token.value))
 
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
@@ -77,7 +63,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
     return int(tokens[-1].value)
 
 
-def within(help_text: str, *ranges: Range) -> Parameter:
+def within(help_text: str, *ranges: settings.Range) -> Parameter:
     """Describe a whole number that is no field of settings."""
 
     def check(_: Any, value: int) -> None:
@@ -113,7 +99,7 @@ OF_OURS = ("python-code", "random")
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, Parameter(help=GOES_ON)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
-Seed = Annotated[int, within("Random seed of weights and data order.", *SEED)]
+Seed = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
 Tracker = Annotated[
     str,
     Parameter(
@@ -148,30 +134,30 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
-    settings: Any = parameter.annotation
-    described = _described(settings, place)
+    record: Any = parameter.annotation
+    described = _described(record, place)
     taken: Any = Annotated[described, Parameter(name="*")]
-    return parameter.replace(annotation=taken, default=make(settings, {}))
+    return parameter.replace(annotation=taken, default=settings.make(record, {}))
 
 
-def _described(settings: Any, place: float) -> Any:
+def _described(record: Any, place: float) -> Any:
     """Make a class that has the fields of settings with their `Parameter` and makes settings."""
     fields = {}
-    for name, kind in kinds(settings).items():
+    for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
             inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            fields[name] = Annotated[kind.type, _parameter(settings, name, kind, place)]
+            fields[name] = Annotated[kind.type, _parameter(record, name, kind, place)]
 
     def from_options(_: type, **given: Any) -> Any:
-        return make(settings, given)
+        return settings.make(record, given)
 
     def unused(self: Any, **_: Any) -> None:
         """Hide the settings' own, whose annotations cyclopts cannot resolve from here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
-    return _Described(settings.__name__, (settings,), body)
+    return _Described(record.__name__, (record,), body)
 
 
 class _Described(type):
@@ -182,31 +168,32 @@ class _Described(type):
         return isinstance(instance, cls.__mro__[1])
 
 
-def _parameter(settings: Any, name: str, kind: Kind, place: float) -> Parameter:
+def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Parameter:
     """Tell what type, default and line of a field do not say."""
-    if kind.mark(NoOption):
+    if kind.mark(settings.NoOption):
         return Parameter(parse=False)
-    repeated, choices, default = kind.mark(Repeated), kind.mark(OneOf), getattr(settings, name)
+    repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)
+    default = getattr(record, name)
     told = several(name) if kind.several else Parameter(completer=completer(name))
     if kind.type in (int, int | None):
         told = Parameter(converter=whole)
-    elif own := kind.mark(ByOptimiser):
+    elif own := kind.mark(settings.ByOptimiser):
         told = Parameter(show_default=lambda _: own.text)
     elif default is False or default == ():
         told = Parameter(show_default=False)
     return Parameter.combine(
         told,
         Parameter(
-            name=option(repeated.name if repeated else prefix(settings) + name),
-            group=_group(settings, name, place),
+            name=settings.option(repeated.name if repeated else settings.prefix(record) + name),
+            group=_group(record, name, place),
             choices=choices.names if choices else None,
         ),
     )
 
 
-def _group(settings: Any, name: str, place: float) -> Group:
+def _group(record: Any, name: str, place: float) -> Group:
     """Make the panel of a field, titled by the first line of the class that declares it first."""
-    bases = settings.__mro__[-2::-1]
+    bases = record.__mro__[-2::-1]
     number = next(i for i, base in enumerate(bases) if name in inspect.get_annotations(base))
     title = str(bases[number].__doc__).partition("\n")[0].rstrip(".")
     return Group(title, sort_key=place + number / 10)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from hessblocks import settings
 from hessblocks.conventions import AnyPath
 from hessblocks.escape import shell_line
 from hessblocks.figures import Figure, page_text
@@ -23,14 +24,6 @@ from hessblocks.report.templates import (
     inlined,
     setting_rows,
     write_page,
-)
-from hessblocks.settings import (
-    ComparisonSettings,
-    DataSettings,
-    ModelSettings,
-    ObservationSettings,
-    TrainingSettings,
-    said_again,
 )
 from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
@@ -145,37 +138,39 @@ def _shown(figure: Figure, folder: Path) -> dict[str, str]:
     }
 
 
-def command_line(settings: Settings) -> str:
+def command_line(config: Settings) -> str:
     """Write the command with every option that is not the default, quoted for a POSIX shell."""
-    names = list(settings.presets if settings.command == "train" else ())
-    options = [*_options(settings), "--out", "DIR"]
+    names = list(config.presets if config.command == "train" else ())
+    options = [*_options(config), "--out", "DIR"]
     if any(name.startswith("-") for name in names):  # no options of ours: another's config.json
         options, names = [], [*options, "--", *names]
-    return shell_line(["hessblocks", settings.command, *names, *options])
+    return shell_line(["hessblocks", config.command, *names, *options])
 
 
-def _options(settings: Settings) -> Iterator[str]:
-    if settings.command not in ("train", "demo"):
-        yield from ("--presets", ",".join(settings.presets), "--seeds", str(len(settings.seeds)))
-        yield from said_again(ComparisonSettings, {"match": settings.values.get("match")})
-    if settings.command != "demo":
-        yield from _chosen(settings)
-    if settings.seeds:
-        yield from ("--seed", str(min(settings.seeds)))
-    if "device" in settings.values:
-        yield from ("--device", str(settings.values["device"]))
+def _options(config: Settings) -> Iterator[str]:
+    if config.command not in ("train", "demo"):
+        yield from ("--presets", ",".join(config.presets), "--seeds", str(len(config.seeds)))
+        yield from settings.said_again(
+            settings.ComparisonSettings, {"match": config.values.get("match")}
+        )
+    if config.command != "demo":
+        yield from _chosen(config)
+    if config.seeds:
+        yield from ("--seed", str(min(config.seeds)))
+    if "device" in config.values:
+        yield from ("--device", str(config.values["device"]))
 
 
-def _chosen(settings: Settings) -> Iterator[str]:
+def _chosen(config: Settings) -> Iterator[str]:
     """Write the options of data, sizes, training and what is measured on the way."""
-    model, observation = settings.section("model"), settings.section("observation")
-    own = settings.section("data").get("name", STANDARD_DATA) != STANDARD_DATA
+    model, observation = config.section("model"), config.section("observation")
+    own = config.section("data").get("name", STANDARD_DATA) != STANDARD_DATA
     data = {**model, "data": OWN_DATA if own else None}
-    sample = settings.section("curvature") or observation.get("sample")
+    sample = config.section("curvature") or observation.get("sample")
     for one, values in (
-        (DataSettings, data),
-        (ModelSettings, model),
-        (TrainingSettings, settings.section("training")),
-        (ObservationSettings, {**observation, "sample": sample}),
+        (settings.DataSettings, data),
+        (settings.ModelSettings, model),
+        (settings.TrainingSettings, config.section("training")),
+        (settings.ObservationSettings, {**observation, "sample": sample}),
     ):
-        yield from said_again(one, values)
+        yield from settings.said_again(one, values)

@@ -8,19 +8,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hessblocks import settings
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.escape import shell_line
-from hessblocks.settings import (
-    MATCHES,
-    ComparisonSettings,
-    DataSettings,
-    ModelSettings,
-    ObservationSettings,
-    TrainingSettings,
-    at_least,
-    said_again,
-)
 
 
 @options.taking
@@ -31,18 +22,20 @@ def compare(
         Parameter(help="Names of blocks, with commas; `hessblocks presets` lists them."),
         options.several("presets"),
     ] = ("pre-ln", "sas", "sas-p"),
-    seeds: Annotated[int, options.within("How many seeds, counted from --seed.", at_least(1))] = 1,
+    seeds: Annotated[
+        int, options.within("How many seeds, counted from --seed.", settings.at_least(1))
+    ] = 1,
     match: Annotated[
         str,
         Parameter(
             help="What every block gets as much of as the first; --steps are those of the first.",
-            choices=MATCHES,
+            choices=settings.MATCHES,
         ),
     ] = "steps",
-    text: DataSettings,
-    model: ModelSettings,
-    training: TrainingSettings,
-    observation: ObservationSettings,
+    text: settings.DataSettings,
+    model: settings.ModelSettings,
+    training: settings.TrainingSettings,
+    observation: settings.ObservationSettings,
     out: options.Out = Path("runs/compare"),
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -57,7 +50,7 @@ def compare(
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
 
-    settings = ComparisonSettings(
+    comparison = settings.ComparisonSettings(
         presets=_known(presets),
         seeds=tuple(range(seed, seed + seeds)),
         match=match,
@@ -68,15 +61,15 @@ def compare(
         device=runs.resolve_device(device),
         report_to=runs.check_tracker(report_to),
     )
-    for name in settings.presets:
+    for name in comparison.presets:
         runs.model_without_weights(model, name, text.vocab_size)
     carry_out(
         runs.compare,
-        settings,
+        comparison,
         out,
         text=text,
         as_json=screen.json,
-        hint=_next(settings, text),
+        hint=_next(comparison, text),
     )
 
 
@@ -91,10 +84,10 @@ def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
     return presets
 
 
-def _next(settings: ComparisonSettings, text: DataSettings) -> str:
+def _next(comparison: settings.ComparisonSettings, text: settings.DataSettings) -> str:
     """A longer run of the last block with the same settings."""
-    last = settings.presets[-1]
-    longer = replace(settings.training, steps=4 * settings.training.steps)
-    given = (text, settings.model, longer)
-    said = [word for one in given for word in said_again(type(one), vars(one))]
+    last = comparison.presets[-1]
+    longer = replace(comparison.training, steps=4 * comparison.training.steps)
+    given = (text, comparison.model, longer)
+    said = [word for one in given for word in settings.said_again(type(one), vars(one))]
     return shell_line(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])

@@ -5,14 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from hessblocks import settings
 from hessblocks.cli import options
-from hessblocks.settings import (
-    ComparisonSettings,
-    CurvatureSettings,
-    DataSettings,
-    ModelSettings,
-    TrainingSettings,
-)
 
 PRESETS = ("pre-ln", "sas", "sas-p")
 ZERO_QUERIES = "attention.query.init=zeros"
@@ -34,21 +28,21 @@ def demo(
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
 
-    settings = ComparisonSettings(
+    comparison = settings.ComparisonSettings(
         presets=PRESETS,
         seeds=(seed,),
-        model=ModelSettings(
+        model=settings.ModelSettings(
             depth=4, width=64, heads=4, context=64, embedding_std=START, slots=(ZERO_QUERIES,)
         ),
-        training=TrainingSettings(steps=1500, batch_size=16, learning_rate=RATE),
-        curvature=CurvatureSettings(sequences=8, tokens=32, probes=8),
+        training=settings.TrainingSettings(steps=1500, batch_size=16, learning_rate=RATE),
+        curvature=settings.CurvatureSettings(sequences=8, tokens=32, probes=8),
         device=runs.resolve_device(device),
     )
     carry_out(
         partial(runs.compare, command="demo"),
-        settings,
+        comparison,
         out,
-        text=DataSettings(vocab_size=1024),
+        text=settings.DataSettings(vocab_size=1024),
         as_json=screen.json,
         hint="hessblocks train sas-p --steps 2000 --data FILE_OR_FOLDER --out runs/mine",
     )

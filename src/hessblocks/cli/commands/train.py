@@ -7,15 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hessblocks import settings
 from hessblocks.cli import options
 from hessblocks.escape import shell_line
-from hessblocks.settings import (
-    DataSettings,
-    ModelSettings,
-    ObservationSettings,
-    RunSettings,
-    TrainingSettings,
-)
 
 _LOAD = (
     "import sys, hessblocks, transformers; "
@@ -35,10 +29,10 @@ def train(
     ],
     /,
     *,
-    text: DataSettings,
-    model: ModelSettings,
-    training: TrainingSettings,
-    observation: ObservationSettings,
+    text: settings.DataSettings,
+    model: settings.ModelSettings,
+    training: settings.TrainingSettings,
+    observation: settings.ObservationSettings,
     out: Annotated[Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/PRESET]")] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -51,7 +45,7 @@ def train(
     from hessblocks.cli.commands.work import carry_out
 
     folder = out or Path("runs", preset)
-    settings = RunSettings(
+    run = settings.RunSettings(
         preset=preset,
         seed=seed,
         model=model,
@@ -63,7 +57,7 @@ def train(
     runs.model_without_weights(model, preset, text.vocab_size)
     carry_out(
         runs.train,
-        settings,
+        run,
         folder,
         text=text,
         as_json=screen.json,
