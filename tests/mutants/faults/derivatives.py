@@ -18,7 +18,7 @@ FAULTS = (
           "sorted(self.unreached & $names) => []",
           "test_what_is_used_without_a_graph_is_refused"),
     fault("a choice that falls otherwise counts as a derivative",
-          "epsilon($parameters) ** 0.5 / 2 => 50 * epsilon($parameters) ** 0.01",
+          "witness.epsilon($parameters) ** 0.5 / 2 => 50 * witness.epsilon($parameters) ** 0.01",
           "test_parameters_without_influence_stay_fine"),
     fault("a group above a wrong Function is refused too",
           "self._outcome(problem, frozenset($names), twice=twice)"
