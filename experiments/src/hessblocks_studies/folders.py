@@ -9,18 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hessblocks import storage
 from hessblocks.cli import FolderKind
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage import (
-    ABSENT,
-    Finding,
-    held,
-    parse_json,
-    read_text,
-    stays_inside,
-    write_json,
-)
 from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names
 
@@ -38,7 +30,7 @@ def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -
     """
     before = _asked_before(out)
     now = {name: {"scale": scale, "seeds": seeds} for name in studies}
-    write_json(out / CONFIG, {"command": "reproduce", "studies": {**before, **now}})
+    storage.write_json(out / CONFIG, {"command": "reproduce", "studies": {**before, **now}})
 
 
 def _asked_before(out: Path) -> dict[str, Any]:
@@ -103,7 +95,7 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
             _refresh(folder, store)
             yield
         return
-    with held(folder):
+    with storage.held(folder):
         for path in filter(_is_one_study, _inside(folder)):
             with engine.opened(path) as store:
                 _refresh(path, store)
@@ -127,12 +119,14 @@ def _of_older_revisions(
     """Describe a store whose points are all of another revision of the study; empty for others."""
     if not len(store) or len(store.of(points).missing) < len(points):
         return ""
-    keys = [parse_json(key) for key in store]
+    keys = [storage.parse_json(key) for key in store]
     found = {key.get("revision") for key in keys if key["study"] == study.name}
     if not found or study.revision in found:
         return ""
-    held = ", ".join(map(str, sorted(found, key=str)))
-    return f"is of revision {held} of {study.name}, this version measures revision {study.revision}"
+    others = ", ".join(map(str, sorted(found, key=str)))
+    return (
+        f"is of revision {others} of {study.name}, this version measures revision {study.revision}"
+    )
 
 
 def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
@@ -149,7 +143,7 @@ def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
         ) from error
 
 
-def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
+def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
     """Look over the stores and tables of studies; nothing is written.
 
     Args:
@@ -170,15 +164,15 @@ def check_studies(folder: AnyPath) -> tuple[Finding, ...]:
     asked = _config(folder).get("studies", {})
     own = {path.name: path for path in _inside(folder) if _is_one_study(path)}
     lost = [
-        Finding(path=folder / name, state="missing", words=ABSENT)
+        storage.Finding(path=folder / name, state="missing", words=storage.ABSENT)
         for name in asked
-        if name not in own and stays_inside(name)
+        if name not in own and storage.stays_inside(name)
     ]
     found = [finding for path in own.values() for finding in _findings(path, asked.get(path.name))]
     return (*lost, *found)
 
 
-def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[storage.Finding]:
     """List findings of a study's files; `request` is what the folder around it was asked for."""
     config = _config(folder)
     if request and any(config.get(name) != request[name] for name in request):
@@ -186,39 +180,41 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
             f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked "
             "for"
         )
-        yield Finding(path=folder / CONFIG, state="foreign", words=words)
+        yield storage.Finding(path=folder / CONFIG, state="foreign", words=words)
     store = engine.read(folder)
     points = folder / engine.POINTS
     name, asked = _config(folder)["study"], _asked(folder)
     if asked and (older := _of_older_revisions(store, *asked)):
-        yield Finding(path=points, state="foreign", words=older)
+        yield storage.Finding(path=points, state="foreign", words=older)
         return
-    foreign = [key for key in store if parse_json(key)["study"] != name]
+    foreign = [key for key in store if storage.parse_json(key)["study"] != name]
     missing = store.of(asked[1]).missing if asked else []
     if store.damaged:
         words = f"has {store.damaged} damaged line(s)"
-        yield Finding(path=points, state="edited", words=words)
+        yield storage.Finding(path=points, state="edited", words=words)
     elif foreign:
-        yield Finding(path=points, state="foreign", words=f"has {len(foreign)} line(s) of others")
+        yield storage.Finding(
+            path=points, state="foreign", words=f"has {len(foreign)} line(s) of others"
+        )
     elif missing:
-        yield Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
+        yield storage.Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
     else:
-        yield Finding(path=points, state="whole")
+        yield storage.Finding(path=points, state="whole")
     texts = engine.outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
     for path in (folder / name for name in OUTPUTS):
         if not path.exists():
-            yield Finding(path=path, state="missing", words=ABSENT)
+            yield storage.Finding(path=path, state="missing", words=storage.ABSENT)
         elif (text := texts[path.name]) and not _alike(path, text):
             words = "is not what its points give; `hessblocks report` writes it anew"
-            yield Finding(path=path, state="edited", words=words)
+            yield storage.Finding(path=path, state="edited", words=words)
         else:
-            yield Finding(path=path, state="whole")
+            yield storage.Finding(path=path, state="whole")
 
 
 def _alike(path: Path, text: str) -> bool:
     """Whether a file holds the text; of fits, which differ between machines, six digits count."""
     try:
-        found = read_text(path)
+        found = storage.read_text(path)
         if path.suffix != ".json":
             return found == text
         one, other = (
@@ -243,7 +239,7 @@ def _config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = storage.parse_json(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     except ValueError as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error

@@ -78,7 +78,7 @@ def test_the_split_of_a_package_does_not_hang_on_other_packages_or_on_order() ->
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = write_library(tmp_path / "library")
-    monkeypatch.setattr(docstrings, "standard_library", lambda: source)
+    monkeypatch.setattr(docstrings.data, "standard_library", lambda: source)
     return tmp_path / "library"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -225,7 +224,8 @@ def _config(source: str, place: str) -> Any:
             f"MODEL: {source!r} is no folder, and no model of that name is in the local Hugging "
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
-    _check_alone(source, place, config)
+    storage.check_own_code(f"MODEL: {source}", config)
+    _check_alone(source, place)
     return config
 
 
@@ -237,15 +237,8 @@ def _folder_of(place: str) -> Path:
     return Path(found).parent if isinstance(found, str) else Path(place)
 
 
-def _check_alone(source: str, place: str, config: Any) -> None:
-    """Refuse a model with a part elsewhere: compiled code of the hub, an adapter's model."""
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
-        if "/" in (found := str(getattr(part, f"_{kind}", None))):
-            raise ArgumentError(
-                f"MODEL: {source} asks for code from elsewhere ({kind} {found}), which is never "
-                "executed; take that line out of its config.json."
-            )
+def _check_alone(source: str, place: str) -> None:
+    """Refuse an adapter of a model that is elsewhere."""
     if find_adapter_config_file(place, local_files_only=True):
         raise ArgumentError(
             f"MODEL: {source} holds an adapter of another model; merge both and give the merged "

@@ -57,7 +57,7 @@ from hessblocks.storage.manifest import (
     sha256,
     write_manifest,
 )
-from hessblocks.storage.model_folder import check_model_folder, weight_files
+from hessblocks.storage.model_folder import check_model_folder, check_own_code, weight_files
 from hessblocks.storage.rows import (
     NORM,
     STAGES,

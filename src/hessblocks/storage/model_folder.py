@@ -6,12 +6,13 @@ full.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import damaged, read_object, stays_inside
 
 _COUNT = re.compile(r"layers?$|depths?$|experts$|blocks$|repeats$")
@@ -41,6 +42,25 @@ def weight_files(folder: Path) -> list[Path]:
     if not names or not all(map(stays_inside, names)):
         raise damaged(index, None, "expected files of this folder under `weight_map`")
     return [folder / name for name in names]
+
+
+def check_own_code(model: str, config: Any) -> None:
+    """Refuse compiled code of the hub, which transformers would fetch and run.
+
+    Args:
+        model: what the configuration is of, for the message.
+        config: of transformers, as it was read.
+
+    Raises:
+        ArgumentError: it asks for such code.
+    """
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
+        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+            raise ArgumentError(
+                f"{model} asks for code from elsewhere ({kind} {found}), which is never executed; "
+                "take that line out of its config.json."
+            )
 
 
 def check_model_folder(folder: Path) -> None:

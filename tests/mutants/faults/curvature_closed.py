@@ -61,7 +61,7 @@ FAULTS = (
           "$found.check_behind($hidden, $valid) =>", "test_another_network_behind_is_noticed",
           within="attention_moments"),
     fault("the likeliest class loses its digits", "$others.sum(-1, keepdim=True) => 1 - most",
-          "test_almost_certain_tokens_keep_their_digits", within="Unembedding._curvature"),
+          "test_almost_certain_tokens_keep_their_digits", within="SeenLoss._curvature"),
     fault("an adapter passes for a linear layer",
           "$module is None or not $plain or 'weight' not in $a => $module is None",
           "test_what_outputs_do_not_show_is_refused"),

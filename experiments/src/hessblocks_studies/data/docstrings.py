@@ -18,17 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hessblocks.data import (
-    END_OF_TEXT,
-    Corpus,
-    Entry,
-    Source,
-    cached,
-    cached_corpus,
-    check_vocabulary,
-    standard_library,
-    write_corpus,
-)
+from hessblocks import data
 from hessblocks.storage import parse_json
 
 DOCSTRINGS_VERSION = 2
@@ -36,7 +26,7 @@ DOCSTRINGS_VERSION = 2
 ENTRY = f"docstrings-{sys.implementation.cache_tag}"
 """Of the cache: one an interpreter."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
-SPECIAL = (END_OF_TEXT, MASK, PADDING)
+SPECIAL = (data.END_OF_TEXT, MASK, PADDING)
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.15, "validation": 0.1}
 """Share of each package's docstrings that these splits take at least, where its files allow it."""
@@ -84,7 +74,7 @@ def load_docstrings() -> tuple[Docstring, ...]:
     return tuple(Docstring(**parse_json(line)) for line in lines)
 
 
-def load_docstring_corpus(vocabulary: int) -> Corpus:
+def load_docstring_corpus(vocabulary: int) -> data.Corpus:
     """The docstrings as tokens, each ended by the end of text; splits train, validation and test.
 
     Args:
@@ -98,13 +88,13 @@ def load_docstring_corpus(vocabulary: int) -> Corpus:
         ArgumentError: `vocabulary` is too small.
         RunError: as `load_docstrings`.
     """
-    check_vocabulary(vocabulary)
+    data.check_vocabulary(vocabulary)
     key = {
         "docstrings": _records().manifest["files"]["records.jsonl"]["sha256"],
         "vocabulary": vocabulary,
         "data version": DOCSTRINGS_VERSION,
     }
-    return cached_corpus("docstrings", ENTRY, key, partial(_encode, vocabulary))
+    return data.cached_corpus("docstrings", ENTRY, key, partial(_encode, vocabulary))
 
 
 def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
@@ -171,17 +161,17 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"{node.name}({', '.join(names)})"
 
 
-def _records() -> Entry:
-    source = standard_library()
+def _records() -> data.Entry:
+    source = data.standard_library()
     key = {
         "docstrings version": DOCSTRINGS_VERSION,
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
         "files": source.fingerprint,
     }
-    return cached(ENTRY, key, partial(_collect, source))
+    return data.cached(ENTRY, key, partial(_collect, source))
 
 
-def _collect(source: Source, folder: Path) -> Mapping[str, Any]:
+def _collect(source: data.Source, folder: Path) -> Mapping[str, Any]:
     found = {
         path: list(docstrings_of(text))
         for split in ("train", "validation")
@@ -220,5 +210,5 @@ def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
     held = {record.text for record in records if record.split != "train"}
     texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
     texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
-    made = write_corpus(folder, texts, vocabulary, SPECIAL)
+    made = data.write_corpus(folder, texts, vocabulary, SPECIAL)
     return {"split": "by file within each package", **made}

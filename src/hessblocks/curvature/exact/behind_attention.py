@@ -83,7 +83,7 @@ def _first(
     """
     few, width = loss.few_classes, attended.shape[-1]
     # W or the identity, the same for all tokens: linear layers at the end are passed once
-    rows = loss.unembedding.weight if few else torch.eye(width).to(attended)
+    rows = loss.weight if few else torch.eye(width).to(attended)
     slopes = loss.residual if few else loss.gradient
     outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
 

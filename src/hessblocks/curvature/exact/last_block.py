@@ -23,7 +23,7 @@ from hessblocks.curvature.exact.behind_attention import TokenDerivatives, token_
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.exact.input_norm import InputNorm, widened
 from hessblocks.curvature.exact.tail import TokenTail
-from hessblocks.curvature.exact.unembedding import SeenLoss, Unembedding
+from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.losses import Batch, causal_targets, check_task, given_labels, unpack
 from hessblocks.curvature.model_state import exclusive
@@ -136,7 +136,7 @@ def exact_last_block(
         labelled = valid[:, positions].flatten()
         tail = TokenTail(model, found, positions, memory_limit)
         seen = SeenLoss(
-            Unembedding.of(found.output_layer),
+            found.output_layer,
             tail.hidden,
             targets[:, positions].flatten().masked_fill(~labelled, 0),
             labelled.to(tail.hidden) / int(valid.sum()),
@@ -289,7 +289,7 @@ def behind_cross_entropy(
     """
     labelled = int(valid.sum())
     loss = SeenLoss(
-        Unembedding.of(found.output_layer),
+        found.output_layer,
         found.seen.hidden[valid],
         targets[valid],
         found.seen.x.new_full((labelled,), 1 / labelled),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from hessblocks.curvature.exact.last_block import taken
-from hessblocks.curvature.exact.unembedding import Unembedding
+from hessblocks.curvature.exact.unembedding import SeenLoss
 from hessblocks.curvature.groups import plain_model
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import MEMORY_LIMIT
@@ -56,8 +56,8 @@ def attention_moments(
         hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, x), attended)
         found.check_behind(hidden, valid)
         share = hidden.new_full((len(hidden),), 1 / len(hidden))
-        unembedding = Unembedding.of(found.output_layer)
-        (seen,) = pull(unembedding.gradient(hidden, targets[valid], share, memory_limit))
+        told = SeenLoss(found.output_layer, hidden, targets[valid], share, memory_limit)
+        (seen,) = pull(told.gradient)
     gradient = torch.zeros_like(found.seen.attended)
     gradient[valid] = seen
     return AttentionMoments(layer=found.layer, gradient=gradient)

@@ -18,109 +18,19 @@ than D with a bias), S, T and K columns, F rows of a factor, M rows whose produc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks.linalg import MEMORY_LIMIT, ExactOperator, chunks, unit_of
+from hessblocks.linalg import ExactOperator, chunks, unit_of
 
 FEW = 16
 """Tokens up to which each token's sum is one product of matrices."""
 _ROWS, _COLUMNS = 1024, 4
 """Rows and left columns whose products are made together, so that they stay in the cache."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Unembedding:
-    """Linear map from the final hidden state to the logits."""
-
-    weight: Float[Tensor, "C D"]
-    """W."""
-    bias: Float[Tensor, " C"] | None = None
-    """b."""
-
-    @classmethod
-    def of(cls, head: nn.Linear) -> Unembedding:
-        """Read that of a model's output layer, as it is now."""
-        bias = None if head.bias is None else head.bias.detach().clone()
-        return cls(weight=head.weight.detach().clone(), bias=bias)
-
-    @property
-    def classes(self) -> int:
-        """C."""
-        return self.weight.shape[0]
-
-    def logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... C"]:
-        """Compute W h + b."""
-        return nn.functional.linear(hidden, self.weight, self.bias)
-
-    def gradient(
-        self,
-        hidden: Float[Tensor, "N D"],
-        labels: Int[Tensor, " N"],
-        weights: Float[Tensor, " N"],
-        memory_limit: int,
-    ) -> Float[Tensor, "N D"]:
-        """Compute Wᵀ r of each token; the logits of some tokens at a time."""
-        parts = [
-            self.residual(hidden[some], labels[some], weights[some]) @ self.weight
-            for some in chunks(len(hidden), self._together(hidden, 4, memory_limit))
-        ]
-        return torch.cat(parts)
-
-    def residual(
-        self,
-        hidden: Float[Tensor, "N D"],
-        labels: Int[Tensor, " N"],
-        weights: Float[Tensor, " N"],
-    ) -> Float[Tensor, "N C"]:
-        """Compute residuals r; the label's is minus the sum of the others, which rounds least."""
-        label = labels[:, None]
-        residual = self.logits(hidden).softmax(-1).scatter_(-1, label, 0.0)
-        residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
-        return residual.mul_(weights[:, None])
-
-    def curvature(
-        self,
-        hidden: Float[Tensor, "N D"],
-        weights: Float[Tensor, " N"],
-        memory_limit: int = MEMORY_LIMIT,
-    ) -> Float[Tensor, "N D D"]:
-        """Compute Λ_h of each token, some tokens at a time.
-
-        Returns:
-            Symmetric positive semi-definite matrices.
-
-        Cost: N C D² multiplications; 2 N C numbers, at most the limit, besides the result.
-        """
-        width = hidden.shape[-1]
-        out = hidden.new_empty(len(hidden), width, width)
-        for some in chunks(len(hidden), self._together(hidden, 2, memory_limit)):
-            out[some] = self._curvature(hidden[some], weights[some])
-        return out
-
-    def _curvature(self, hidden: Tensor, weights: Tensor) -> Tensor:
-        p = self.logits(hidden).softmax(-1)
-        likeliest = p.argmax(-1, keepdim=True)
-        most = p.gather(-1, likeliest)
-        others = p.scatter_(-1, likeliest, 0.0)
-        rest = others.sum(-1, keepdim=True)
-        row, sums = self._centred[likeliest[:, 0]], others @ self._centred
-        left = torch.stack([most * rest * row, -sums, -most * sums, -row], dim=-1)
-        right = torch.stack([row, sums, row, most * sums], dim=1)
-        out = summed_squares(others, self._centred).baddbmm_(left, right)
-        return out.mul_(weights[:, None, None])
-
-    def _together(self, hidden: Tensor, copies: int, memory_limit: int) -> int:
-        """Count tokens whose logits fit so many times into the limit."""
-        return max(1, memory_limit // (copies * self.classes * hidden.element_size()))
-
-    @cached_property
-    def _centred(self) -> Float[Tensor, "C D"]:
-        return self.weight - self.weight.mean(0)
 
 
 class SoftmaxBlock(ExactOperator):
@@ -146,7 +56,6 @@ class SoftmaxBlock(ExactOperator):
             (size, size),
             dtype=inputs.dtype,
             device=inputs.device,
-            symmetric=True,
             positive_semidefinite=True,
         )
         self._inputs = inputs * weights.sqrt()[:, None]
@@ -204,7 +113,7 @@ class SeenLoss:
 
     def __init__(
         self,
-        unembedding: Unembedding,
+        head: nn.Linear,
         hidden: Float[Tensor, "N D"],
         labels: Int[Tensor, " N"],
         weights: Float[Tensor, " N"],
@@ -213,14 +122,15 @@ class SeenLoss:
         """Hold the tokens; what is derived is computed once, when asked for.
 
         Args:
-            unembedding: from hidden states to logits.
+            head: the model's output layer, from hidden states to logits, taken as it is now.
             hidden: h of each token.
             labels: the right class of each token; any where the weight is 0.
             weights: ω, the share of each token in the loss.
             memory_limit: bytes of intermediate results.
         """
-        self.unembedding = unembedding
-        """From hidden states to logits."""
+        self.weight: Float[Tensor, "C D"] = head.weight.detach().clone()
+        """W."""
+        self._bias = None if head.bias is None else head.bias.detach().clone()
         self._hidden = hidden
         self._labels = labels
         self._weights = weights
@@ -230,36 +140,40 @@ class SeenLoss:
     @property
     def few_classes(self) -> bool:
         """True where there are fewer classes than coordinates."""
-        return self.unembedding.classes < self._hidden.shape[1]
+        return len(self.weight) < self._hidden.shape[1]
 
     @property
     def shape(self) -> tuple[int, int]:
         """(inputs, classes) of the unembedding, a bias as one input more."""
-        return self.inputs.shape[1], self.unembedding.classes
+        return self.inputs.shape[1], len(self.weight)
 
     @cached_property
     def inputs(self) -> Float[Tensor, "N P"]:
         """Hidden states h, with a last column of ones for a bias."""
-        biased = self.unembedding.bias is not None
-        ones = self._hidden.new_ones(len(self._hidden), int(biased))
+        ones = self._hidden.new_ones(len(self._hidden), int(self._bias is not None))
         return torch.cat([self._hidden, ones], dim=-1)
 
     @cached_property
     def gradient(self) -> Float[Tensor, "N D"]:
-        """∂ℓ/∂h."""
-        return self.unembedding.gradient(
-            self._hidden, self._labels, self._weights, self.memory_limit
-        )
+        """∂ℓ/∂h = Wᵀ r; the logits of some tokens at a time."""
+        return torch.cat([self._residual(some) @ self.weight for some in self._cut(4)])
 
     @cached_property
     def residual(self) -> Float[Tensor, "N C"]:
-        """∂ℓ/∂f."""
-        return self.unembedding.residual(self._hidden, self._labels, self._weights)
+        """∂ℓ/∂f = r."""
+        return self._residual(slice(None))
+
+    def _residual(self, some: slice) -> Tensor:
+        """Compute r of some tokens; the label's is minus the others' sum, which rounds least."""
+        label = self._labels[some, None]
+        residual = self._shares(some).scatter_(-1, label, 0.0)
+        residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
+        return residual.mul_(self._weights[some, None])
 
     @cached_property
     def through(self) -> Float[Tensor, "N D C"]:
         """((∂²ℓ/∂f²) W)ᵀ."""
-        p, weight = self._probabilities, self.unembedding.weight
+        p, weight = self._probabilities, self.weight
         scaled: Tensor = p[:, None] * (weight.T - (p @ weight)[:, :, None])
         return self._weights[:, None, None] * scaled
 
@@ -279,9 +193,13 @@ class SeenLoss:
         """Gauss-Newton block of the unembedding's own weight."""
         return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self.memory_limit)
 
+    def _shares(self, some: slice) -> Tensor:
+        """Compute p of some tokens, anew."""
+        return nn.functional.linear(self._hidden[some], self.weight, self._bias).softmax(-1)
+
     @cached_property
     def _probabilities(self) -> Float[Tensor, "N C"]:
-        return self.unembedding.logits(self._hidden).softmax(-1)
+        return self._shares(slice(None))
 
     def root(
         self, rows: Float[Tensor, "*N C S"], tokens: slice = slice(None)
@@ -292,12 +210,39 @@ class SeenLoss:
         return (rows - p[:, None] @ rows).mul_(factor)
 
     def curvature(self) -> Float[Tensor, "N D D"]:
-        """Compute Λ_h of each token."""
-        return self.unembedding.curvature(self._hidden, self._weights, self.memory_limit)
+        """Compute Λ_h of each token, some tokens at a time.
+
+        Returns:
+            Symmetric positive semi-definite matrices.
+
+        Cost: N C D² multiplications; 2 N C numbers, at most the limit, besides the result.
+        """
+        out = self._hidden.new_empty(*self._hidden.shape, self._hidden.shape[-1])
+        centred = self.weight - self.weight.mean(0)
+        for some in self._cut(2):
+            out[some] = self._curvature(some, centred)
+        return out
+
+    def _curvature(self, some: slice, centred: Tensor) -> Tensor:
+        p = self._shares(some)
+        likeliest = p.argmax(-1, keepdim=True)
+        most = p.gather(-1, likeliest)
+        others = p.scatter_(-1, likeliest, 0.0)
+        rest = others.sum(-1, keepdim=True)
+        row, sums = centred[likeliest[:, 0]], others @ centred
+        left = torch.stack([most * rest * row, -sums, -most * sums, -row], dim=-1)
+        right = torch.stack([row, sums, row, most * sums], dim=1)
+        out = summed_squares(others, centred).baddbmm_(left, right)
+        return out.mul_(self._weights[some, None, None])
+
+    def _cut(self, copies: int) -> Iterator[slice]:
+        """Cut the tokens so that so many times the logits of a piece fit into the limit."""
+        one = copies * len(self.weight) * self._hidden.element_size()
+        return chunks(len(self._hidden), max(1, self.memory_limit // one))
 
     @cached_property
     def _half(self) -> Float[Tensor, "N _ D"]:
-        return self.root(self.unembedding.weight) if self.few_classes else self.curvature()
+        return self.root(self.weight) if self.few_classes else self.curvature()
 
 
 def summed_squares(

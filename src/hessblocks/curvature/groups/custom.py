@@ -9,21 +9,15 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
+from hessblocks.curvature.groups import views
 from hessblocks.curvature.groups.roles import merge
-from hessblocks.curvature.groups.views import (
-    ParameterGroup,
-    ParameterView,
-    check_disjoint,
-    plain_model,
-    whole,
-)
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError
 
 
 def select_groups(
-    groups: Mapping[str, ParameterGroup], patterns: Iterable[str]
-) -> dict[str, ParameterGroup]:
+    groups: Mapping[str, views.ParameterGroup], patterns: Iterable[str]
+) -> dict[str, views.ParameterGroup]:
     """Pick the groups whose names match a shell-style pattern (`layers.*.attention.query`).
 
     Returns:
@@ -44,7 +38,7 @@ def select_groups(
 
 def custom_groups(
     model: nn.Module, specifications: Mapping[str, str | Sequence[str]]
-) -> dict[str, ParameterGroup]:
+) -> dict[str, views.ParameterGroup]:
     """Define groups of your own, from patterns on parameter names with or without a slice.
 
     Args:
@@ -60,20 +54,20 @@ def custom_groups(
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
     """
-    model = plain_model(model, sharded=True)
+    model = views.plain_model(model, sharded=True)
     with exclusive(model):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     groups = {}
     for name, given in specifications.items():
         texts = [given] if isinstance(given, str) else given
-        views = [view for text in texts for view in _views(text, parameters)]
-        parts = [ParameterGroup(name=name, role="other", layer=None, views=(v,)) for v in views]
+        own = [view for text in texts for view in _views(text, parameters)]
+        parts = [views.ParameterGroup(name=name, role="other", layer=None, views=(v,)) for v in own]
         groups[name] = merge(name, parts)
-    check_disjoint(groups.values(), parameters)
+    views.check_disjoint(groups.values(), parameters)
     return groups
 
 
-def _views(text: str, parameters: Mapping[str, Tensor]) -> list[ParameterView]:
+def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterView]:
     pattern, cut = text, None
     if text.endswith("]"):
         pattern, _, cut = text[:-1].rpartition("[")
@@ -90,8 +84,8 @@ def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _sliced(name: str, parameter: Tensor, cut: str | None) -> ParameterView:
-    view = whole(name, parameter)
+def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterView:
+    view = views.whole(name, parameter)
     if cut is None:
         return view
     texts = cut.split(",")
@@ -103,7 +97,7 @@ def _sliced(name: str, parameter: Tensor, cut: str | None) -> ParameterView:
     forward = all(one.step is None or one.step > 0 for one in slices)
     if not forward or not (found := torch.empty(view.shape, device="meta")[slices]).numel():
         raise ArgumentError(f"groups: [{cut}] selects nothing, or backwards, of {name!r}")
-    return ParameterView(
+    return views.ParameterView(
         parameter=name,
         shape=tuple(found.shape),
         stride=found.stride(),

@@ -24,16 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed import (
-    ClosedForms,
-    Shared,
-    Watch,
-    differentiable_checkpoints,
-    spell_weight_norms,
-    swap_activations,
-    swap_eager,
-    watching,
-)
+from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
 from hessblocks.curvature.model_state import evaluation_mode, exclusive, writes_of
 from hessblocks.curvature.products.calling import Call
@@ -41,8 +32,8 @@ from hessblocks.curvature.sharding import Cut, Way, own_rows, run_in_parts
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
-_plain_attention = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
-_eager = Shared(lambda: torch.compiler.set_stance("force_eager"))
+_plain_attention = closed.Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_eager = closed.Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
 class AttentionBackendWarning(UserWarning):
@@ -53,7 +44,7 @@ class AttentionBackendWarning(UserWarning):
 
 
 @contextmanager
-def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[Watch]:
+def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[closed.Watch]:
     """Enter evaluation mode with twice differentiable attention; warn where that costs memory.
 
     Args:
@@ -65,11 +56,11 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
         What the model was seen to do.
     """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
-    with backward_pass(model), watching() as watch:
+    with backward_pass(model), closed.watching() as watch:
         if closed_forms:
-            swap_activations(model, watch)
-        eager = swap_eager(watch) if closed_forms else nullcontext()
-        with ClosedForms(watch, swap=closed_forms), eager:
+            closed.swap_activations(model, watch)
+        eager = closed.swap_eager(watch) if closed_forms else nullcontext()
+        with closed.ClosedForms(watch, swap=closed_forms), eager:
             yield watch
     if watch.attention and fused_allowed:
         warnings.warn(
@@ -82,7 +73,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[W
 
 
 @contextmanager
-def differentiable_once(model: nn.Module) -> Iterator[Watch]:
+def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
     """Enter evaluation mode with the model's own kernels, which are enough for gradients.
 
     Args:
@@ -91,7 +82,7 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
     Yields:
         What the model was seen to do.
     """
-    with _settled(model), watching() as watch:
+    with _settled(model), closed.watching() as watch:
         yield watch
 
 
@@ -99,14 +90,14 @@ def differentiable_once(model: nn.Module) -> Iterator[Watch]:
 def backward_pass(model: nn.Module) -> Iterator[None]:
     """Build a graph inside, where parts of `model` may be recomputed while it is differentiated."""
     with _settled(model), _plain_attention:
-        spell_weight_norms(model)
+        closed.spell_weight_norms(model)
         yield
 
 
 @contextmanager
 def _settled(model: nn.Module) -> Iterator[None]:
     """Enter evaluation mode, with modules and checkpoints that can be differentiated."""
-    with evaluation_mode(model), uncompiled(), differentiable_checkpoints:
+    with evaluation_mode(model), uncompiled(), closed.differentiable_checkpoints:
         yield
 
 
@@ -190,10 +181,10 @@ class Forward:
     ) -> tuple[Any] | None:
         """Call the model once; None where that has to be done again."""
         mode, written = self._mode, len(writes_of(self._model).written)
-        closed = mode is not Mode.AUTOGRAD
+        swap = mode is not Mode.AUTOGRAD
         try:
-            with exclusive(self._model), self._state(closed, twice=twice)(self._model) as seen:
-                self._put_in(parameters, closed, twice=twice)
+            with exclusive(self._model), self._state(swap, twice=twice)(self._model) as seen:
+                self._put_in(parameters, swap, twice=twice)
                 if twice and by_rows and mode is Mode.LAZY_LOGITS and not self._cuts:
                     defer_logits(self._model, seen)
                 outputs = self._call(batch)
@@ -203,7 +194,7 @@ class Forward:
         self._recomputed |= seen.recomputed
         if len(writes_of(self._model).written) > written:
             return None  # the graph may hold values that are put back
-        if twice and seen.differentiated and closed:
+        if twice and seen.differentiated and swap:
             self._raise_mode(Mode.AUTOGRAD)  # one of two derivatives is used up
             return None
         return (outputs,)
@@ -213,12 +204,12 @@ class Forward:
 
     @staticmethod
     def _state(
-        closed: bool, *, twice: bool
-    ) -> Callable[[nn.Module], AbstractContextManager[Watch]]:
+        swap: bool, *, twice: bool
+    ) -> Callable[[nn.Module], AbstractContextManager[closed.Watch]]:
         """State of a module in which a pass runs."""
-        return partial(differentiable, closed_forms=closed) if twice else differentiable_once
+        return partial(differentiable, closed_forms=swap) if twice else differentiable_once
 
-    def _put_in(self, parameters: Parameters, closed: bool, *, twice: bool) -> None:
+    def _put_in(self, parameters: Parameters, swap: bool, *, twice: bool) -> None:
         """Put the parameters into the model; those of a sharded one layer by layer."""
         if not self._cuts:
             put_in(self._model, parameters)
@@ -229,7 +220,7 @@ class Forward:
             shards={id(p): own[name] for name, p in named.items()},
             cuts={id(p): self._cuts[name] for name, p in named.items()},
             settled=backward_pass if twice else differentiable_once,
-            again=self._state(closed, twice=twice),
+            again=self._state(swap, twice=twice),
         )
         run_in_parts(self._model, way)
 

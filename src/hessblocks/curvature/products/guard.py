@@ -113,9 +113,8 @@ class Guard:
 
         _check_finite([base := logits(parameters)])
         noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
-        short = (
-            witness.epsilon(parameters) ** 0.5 / 2
-        )  # so short that hardly a choice falls otherwise
+        # so short that hardly a choice falls otherwise
+        short = witness.epsilon(parameters) ** 0.5 / 2
 
         def change(some: Sequence[str]) -> bool:
             along = witness.direction(parameters, dict.fromkeys(some), seed=0)

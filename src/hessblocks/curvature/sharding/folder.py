@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.errors import ArgumentError
-from hessblocks.storage import check_model_folder, weight_files
+from hessblocks.storage import check_model_folder, check_own_code, weight_files
 
 
 class WeightsFolder:
@@ -72,7 +71,7 @@ class WeightsFolder:
                 f"model: {self._folder} holds no model that transformers knows ({said}); code that "
                 "a folder brings along is never executed"
             ) from error
-        _check_alone(self._folder, config)
+        check_own_code(f"model: {self._folder}", config)
         kind = _class_of(config)
         with init_empty_weights(include_buffers=False):
             model: Any = kind._from_config(config)
@@ -134,17 +133,6 @@ class WeightsFolder:
             f"model: {self._folder} has no tensor {names[0]!r}; convert it: load it once with "
             "from_pretrained and save it with save_pretrained"
         )
-
-
-def _check_alone(folder: Path, config: Any) -> None:
-    """Refuse compiled code of the hub, which transformers would fetch and run."""
-    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
-    for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
-        if "/" in (found := str(getattr(part, f"_{kind}", None))):
-            raise ArgumentError(
-                f"model: {folder} asks for code from elsewhere ({kind} {found}), which is never "
-                "executed; take that line out of its config.json"
-            )
 
 
 def _class_of(config: Any) -> Any:

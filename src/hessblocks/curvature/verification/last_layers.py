@@ -23,12 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
 from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
-from hessblocks.curvature.verification.tiny_models import (
-    FAMILY_MODELS,
-    batch_of,
-    stirred,
-    without_casts,
-)
+from hessblocks.curvature.verification import tiny_models
 from hessblocks.theory import GAINS, NORMS, Check
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
@@ -41,7 +36,7 @@ is over it."""
 
 
 def verify_last_blocks(
-    models: Mapping[str, Callable[[], nn.Module]] = FAMILY_MODELS,
+    models: Mapping[str, Callable[[], nn.Module]] = tiny_models.FAMILY_MODELS,
     *,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -64,9 +59,9 @@ def verify_last_blocks(
             progress(name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = stirred(make())
-            batch, loss = batch_of(model)
-        with without_casts(model):
+            model = tiny_models.stirred(make())
+            batch, loss = tiny_models.batch_of(model)
+        with tiny_models.without_casts(model):
             rows += compare(name, model, batch, loss)
     return rows
 
