@@ -13,9 +13,9 @@ import pytest
 from experiments.tests import toy
 from hessblocks.errors import RunError
 from hessblocks.storage.store import DAMAGED, POINTS, canonical
-from hessblocks.storage.store import open_store as opened
 from hessblocks.storage.store import read_store as read
 from hessblocks.storage.tables import Row
+from hessblocks_studies.engine import Stored, opened
 from tests.synced import synced_files
 
 TOY_POINTS = [toy.point(toy.ToySettings(number=number)) for number in range(4)]
@@ -31,7 +31,7 @@ def test_what_was_added_is_read_back(tmp_path: Path) -> None:
     fill(tmp_path)
     store = read(tmp_path)
     assert len(store) == 3
-    stored = store.of(TOY_POINTS)
+    stored = Stored.of(store, TOY_POINTS)
     assert stored.missing == [TOY_POINTS[3]]
     assert stored.rows == [row for p in TOY_POINTS[:3] for row in toy.measure(p.settings)]
     assert stored.seconds == 3.0
@@ -53,7 +53,7 @@ def test_what_rows_have_in_common_stands_once(tmp_path: Path, count: int) -> Non
     record = json.loads((tmp_path / POINTS).read_bytes())["record"]
     same = {"variant": "a", "value": 0.5, "start": None}
     assert record["common"] == (same if count > 1 else {})
-    found = read(tmp_path).of(TOY_POINTS[:1]).rows
+    found = Stored.of(read(tmp_path), TOY_POINTS[:1]).rows
     assert [json.dumps(row, sort_keys=True) for row in found] == [
         json.dumps(row, sort_keys=True) for row in rows
     ]
@@ -68,14 +68,14 @@ def test_lines_with_a_checksum_are_read_beside_others(tmp_path: Path) -> None:
     with (tmp_path / POINTS).open("a") as file:
         file.write(canonical({"version": 2, "checksum": checksum, "record": record}) + "\n")
     fill_one = toy.measure(TOY_POINTS[0].settings)
-    stored = read(tmp_path).of(TOY_POINTS[:2])
+    stored = Stored.of(read(tmp_path), TOY_POINTS[:2])
     assert stored.rows == [*fill_one, {"seed": 1, "a": 1}, {"seed": 1, "a": 2}]
     assert (stored.seconds, stored.retried) == (2.5, 1)
 
 
 def test_rows_come_in_the_order_of_the_points_asked_for(tmp_path: Path) -> None:
     fill(tmp_path)
-    assert [row["number"] for row in read(tmp_path).of(TOY_POINTS[::-1]).rows] == [2, 1, 0]
+    assert [row["number"] for row in Stored.of(read(tmp_path), TOY_POINTS[::-1]).rows] == [2, 1, 0]
 
 
 def test_of_two_records_of_a_point_the_first_counts(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_of_two_records_of_a_point_the_first_counts(tmp_path: Path) -> None:
             store.add(TOY_POINTS[0].key, (), seconds)
     first, second = ((tmp_path / name / POINTS).read_bytes() for name in ("1.0", "2.0"))
     (tmp_path / POINTS).write_bytes(first + second)
-    assert read(tmp_path).of(TOY_POINTS[:1]).seconds == 1.0
+    assert Stored.of(read(tmp_path), TOY_POINTS[:1]).seconds == 1.0
 
 
 def test_a_point_is_on_the_disk_before_it_counts_as_stored(tmp_path: Path, monkeypatch) -> None:
@@ -150,7 +150,7 @@ def test_a_damaged_line_is_kept_aside_and_its_point_redone(tmp_path: Path, damag
     with pytest.warns(UserWarning, match="1 damaged line"), opened(tmp_path) as store:
         assert len(store) == 2
     assert (tmp_path / DAMAGED).read_bytes().splitlines() == bad
-    missing = read(tmp_path).of(TOY_POINTS[:3]).missing
+    missing = Stored.of(read(tmp_path), TOY_POINTS[:3]).missing
     assert len(missing) == 1
     with opened(tmp_path) as store:  # no second warning: the store is clean
         rows = tuple(toy.measure(missing[0].settings))

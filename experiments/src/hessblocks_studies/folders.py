@@ -117,7 +117,7 @@ def _of_older_revisions(
     store: engine.Store, study: engine.Study[Any], points: list[engine.Point]
 ) -> str:
     """Describe a store whose points are all of another revision of the study; empty for others."""
-    if not len(store) or len(store.of(points).missing) < len(points):
+    if not len(store) or len(engine.Stored.of(store, points).missing) < len(points):
         return ""
     keys = [storage.parse_json(key) for key in store]
     found = {key.get("revision") for key in keys if key["study"] == study.name}
@@ -188,7 +188,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
         yield storage.Finding(path=points, state="foreign", words=older)
         return
     foreign = [key for key in store if storage.parse_json(key)["study"] != name]
-    missing = store.of(asked[1]).missing if asked else []
+    missing = engine.Stored.of(store, asked[1]).missing if asked else []
     if store.damaged:
         words = f"has {store.damaged} damaged line(s)"
         yield storage.Finding(path=points, state="edited", words=words)

@@ -145,7 +145,7 @@ def measure_study(
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
     with engine.opened(folder) as store:
-        missing = store.of(points).missing
+        missing = engine.Stored.of(store, points).missing
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
         keep_environment(folder / "environment.json")
@@ -170,7 +170,7 @@ def measure_study(
             f"{study.name}: {len(failures)} point(s) failed, the first ({first.point.label}) with: "
             f"{first.error} All others are stored; the same command tries these again."
         )
-    stored = store.of(points)
+    stored = engine.Stored.of(store, points)
     return StudyResult(
         name=study.name,
         folder=folder,

@@ -139,6 +139,7 @@ def _checked(
     parameters = problem.parameters
     along = witness.direction(parameters, parameters, seed)
     function = products.Evaluated(problem, passes, tuple(parameters))
+    compared = partial(witness.compare_at_steps, function.at, parameters)
     gradient = function.at(parameters, True)[1]
     product = _product(problem, passes, along)
 
@@ -153,11 +154,9 @@ def _checked(
         def compare(seen: witness.Differences) -> list[witness.Comparison]:
             return [witness.compare_slopes(found, seen)]
 
-        return witness.compare_at_steps(function.at, parameters, inside, compare, gradients=False)[
-            0
-        ]
+        return compared(inside, compare, gradients=False)[0]
 
-    second = witness.compare_at_steps(function.at, parameters, along, rows, gradients=True)
+    second = compared(along, rows, gradients=True)
     found = [
         GroupDerivatives(group=name, first=slope(group), second=one)
         for (name, group), one in zip(groups.items(), second, strict=True)

@@ -71,6 +71,6 @@ from hessblocks.storage.rows import (
     steps_done,
     write_results,
 )
-from hessblocks.storage.store import POINTS, Store, canonical, mended_store, open_store, read_store
+from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import Row, Scalar, table_text, write_table
 from hessblocks.storage.tabular import Tabular

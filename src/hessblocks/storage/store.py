@@ -6,18 +6,15 @@ under "common". Lines are only ever appended, and forced to disk before the next
 
 from __future__ import annotations
 
-import contextlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from hessblocks.errors import RunError
 from hessblocks.storage.files import append, atomic_path, numbered, parse_json
-from hessblocks.storage.locks import held
-from hessblocks.storage.tables import Row
 
 VERSION = 3
 """Of a line; one of version 2, which has a checksum beside its record, is read too."""
@@ -25,23 +22,12 @@ POINTS = "points.jsonl"
 DAMAGED = "points.damaged"
 
 
-class Keyed(Protocol):
-    """A piece of work."""
-
-    @property
-    def key(self) -> str:
-        """A text that two pieces share only if they are the same."""
-
-
-Piece = TypeVar("Piece", bound=Keyed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """A finished point as it is stored."""
 
     key: str
-    """`Keyed.key`."""
+    """A text that two points share only if they are the same."""
     rows: tuple[Mapping[str, Any], ...]
     """Its measurements."""
     seconds: float
@@ -56,33 +42,8 @@ class Record:
         return canonical({"version": VERSION, "record": record}).encode() + b"\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored(Generic[Piece]):
-    """What a store holds of some points."""
-
-    finished: Sequence[Record]
-    """Of those that are measured, in their order."""
-    missing: Sequence[Piece]
-    """Those that are not, in their order."""
-
-    @property
-    def rows(self) -> list[Row]:
-        """List all measurements."""
-        return [dict(row) for record in self.finished for row in record.rows]
-
-    @property
-    def seconds(self) -> float:
-        """Sum the time that the finished points took."""
-        return sum(record.seconds for record in self.finished)
-
-    @property
-    def retried(self) -> int:
-        """Count how often a point was started again after its worker died."""
-        return sum(record.attempts - 1 for record in self.finished)
-
-
 class Store:
-    """Finished points of a folder, by key; `open_store` makes it to write, `read_store` to look."""
+    """Finished points of a folder, by key; `mended_store` makes it to write, `read_store` to look."""
 
     def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder
@@ -99,14 +60,6 @@ class Store:
     def get(self, key: str) -> Record | None:
         """Find what was stored under a key."""
         return self._records.get(key)
-
-    def of(self, points: Sequence[Piece]) -> Stored[Piece]:
-        """Tell which of `points` are finished, and what they gave."""
-        known = self._records
-        return Stored(
-            finished=[known[point.key] for point in points if point.key in known],
-            missing=[point for point in points if point.key not in known],
-        )
 
     def add(
         self, key: str, rows: Iterable[Mapping[str, Any]], seconds: float = 0.0, attempts: int = 1
@@ -140,25 +93,18 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-@contextlib.contextmanager
-def open_store(folder: Path) -> Iterator[Store]:
-    """Hold `folder` and give its store; damaged lines are put aside first.
+def mended_store(folder: Path) -> Store:
+    """Open the store of a folder that this process holds; damaged lines are put aside first.
 
-    Args:
-        folder: made when missing.
+    Returns:
+        The store, to read and to add to.
 
     Raises:
-        RunError: another process holds the folder, another version wrote it, or it cannot be read.
+        RunError: another version wrote it, or it cannot be read.
 
     Warns:
-        UserWarning: lines were damaged; they are kept in `points.damaged`, their points are redone.
+        UserWarning: lines were damaged; they are kept in `points.damaged`.
     """
-    with held(folder):
-        yield mended_store(folder)
-
-
-def mended_store(folder: Path) -> Store:
-    """Open the store of a folder that this process holds already; as `open_store`."""
     records, damaged = _load(folder / POINTS)
     if damaged:
         append(folder / DAMAGED, b"".join(line.rstrip(b"\n") + b"\n" for line in damaged))

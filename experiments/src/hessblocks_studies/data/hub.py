@@ -45,15 +45,12 @@ VALIDATION = {"mnli": "validation_matched"}
 """Where the labelled held-out split has another name than `validation`."""
 
 
-def load_hub_corpus(
-    name: str, vocabulary: int, *, column: str | None = None, characters: int = CHARACTERS
-) -> Corpus:
+def load_hub_corpus(name: str, vocabulary: int, *, characters: int = CHARACTERS) -> Corpus:
     """A text dataset as tokens, each document ended by the end of text; built once, then cached.
 
     Args:
         name: one of `TEXTS`, a dataset's name, or a local folder of json, csv or parquet files.
         vocabulary: entries of the encoding, learnt from the training split.
-        column: that holds the text; by default `COLUMN`, or what `TEXTS` says.
         characters: most characters that are taken.
 
     Returns:
@@ -67,8 +64,7 @@ def load_hub_corpus(
         Memory for all of the text while it is encoded, once.
     """
     check_vocabulary(vocabulary)
-    path, configuration, own_column = TEXTS.get(name, (name, None, COLUMN))
-    column = column or own_column
+    path, configuration, column = TEXTS.get(name, (name, None, COLUMN))
     local = Path(path)
     files = [str(p.relative_to(local)) for p in sorted(local.rglob("*")) if p.is_file()]
     key = {

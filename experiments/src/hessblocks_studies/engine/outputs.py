@@ -7,6 +7,7 @@ from typing import Any
 
 from hessblocks.storage import Scalar, Store, json_text, table_text, write_text
 from hessblocks_studies.engine.point import Point, plain
+from hessblocks_studies.engine.stored import Stored
 from hessblocks_studies.engine.study import Check, Study
 
 
@@ -34,7 +35,7 @@ def outputs_of(
     study: Study[Any], points: Sequence[Point], store: Store
 ) -> tuple[dict[str, str], tuple[Check, ...]]:
     """The text of each file, by its name, and the published facts next to ours."""
-    stored = store.of(points)
+    stored = Stored.of(store, points)
     rows = stored.rows
     summary = study.summarise(rows)
     settings: dict[str, dict[Scalar, None]] = {}

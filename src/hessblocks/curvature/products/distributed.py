@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.losses import Batches
-from hessblocks.curvature.sharding import code_of, is_whole, parts_of
+from hessblocks.curvature.sharding import check_alike, code_of, is_whole, parts_of
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 SHARDS = ("batches", "vectors", "own")
@@ -80,25 +80,6 @@ class Processes:
             return share
         return float(self.total(torch.tensor(share, dtype=torch.float64, device=device)))
 
-    def check_alike(self, what: str, digest: str, advice: str) -> None:
-        """Require that all processes were given the same.
-
-        Args:
-            what: was given, for the sentence.
-            digest: of what this process was given.
-            advice: what to do where they differ.
-
-        Raises:
-            ArgumentError: they were not; in every process.
-        """
-        if self.shard is None:
-            return
-        digests: list[str] = [""] * self.count
-        dist.all_gather_object(digests, digest)
-        other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
-        if other is not None:
-            raise ArgumentError(f"shard: processes 0 and {other} hold different {what}; {advice}")
-
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """All-reduce the shares of all processes, in place.
 
@@ -135,14 +116,13 @@ def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) ->
         return
     if processes.sharded:
         parts_of(model)
-        processes.check_alike("code", code_of(model), "start all of them with the same")
+        check_alike("shard", "code", code_of(model), "start all of them with the same")
     named = [(n, p.detach()) for n, p in model.named_parameters() if p.requires_grad]
     sums = [(name, float(p.double().sum())) for name, p in named if is_whole(p)]
-    processes.check_alike("weights", repr(sums), "load the same model in each")
+    check_alike("shard", "weights", repr(sums), "load the same model in each")
     if processes.shard != "own":
-        processes.check_alike(
-            "batches", batches.digest(), "give all of them the same ones, or use shard='own'"
-        )
+        advice = "give all of them the same ones, or use shard='own'"
+        check_alike("shard", "batches", batches.digest(), advice)
 
 
 def processes(shard: str | None, *, sharded: bool = False) -> Processes:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import working_dtype
 
 
@@ -132,6 +132,25 @@ class Scatter(torch.autograd.Function):
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
         """All-gather the processes' rows."""
         return None, None, *Gather.apply(ctx.cuts, Sums(), *directions)
+
+
+def check_alike(name: str, what: str, digest: str, advice: str) -> None:
+    """Require that all processes give the same digest.
+
+    Args:
+        name: of the argument, for the message.
+        what: was digested ("weights").
+        digest: of it, as this process has it.
+        advice: what to do.
+
+    Raises:
+        ArgumentError: they do not; in every process.
+    """
+    digests: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
+    if other is not None:
+        raise ArgumentError(f"{name}: processes 0 and {other} hold different {what}; {advice}")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hessblocks.curvature.sharding.exchange import Cut
+from hessblocks.curvature.sharding.exchange import Cut, check_alike
 from hessblocks.curvature.sharding.folder import WeightsFolder, names_of
 from hessblocks.curvature.sharding.layerwise import parts_of
 from hessblocks.errors import ArgumentError
@@ -62,7 +62,8 @@ def sharded(
         device = next(iter(named.values())).device
     nccl = dist.get_backend() == "nccl"
     place = torch.device(device or (f"cuda:{torch.cuda.current_device()}" if nccl else "cpu"))
-    _check_alike(folder.digest() if folder else _sums(named))
+    digest = folder.digest() if folder else _sums(named)
+    check_alike("model", "weights", digest, "load the same model in each")
     mesh = init_device_mesh(place.type, (count,))
     names = names_of(whole)
     new = {}
@@ -109,17 +110,6 @@ def _parameter(rows: Tensor, parameter: Tensor, mesh: Any) -> nn.Parameter:
 
 def _sums(named: dict[str, Tensor]) -> str:
     return repr([(name, float(p.detach().double().sum())) for name, p in named.items()])
-
-
-def _check_alike(digest: str) -> None:
-    """Make sure that all processes were given the same weights."""
-    digests: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, digest)
-    other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
-    if other is not None:
-        raise ArgumentError(
-            f"model: processes 0 and {other} hold different weights; load the same model in each"
-        )
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
