@@ -14,7 +14,7 @@ from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
 from hessblocks.blocks.kernels import Context, Kernel, fused_kernel
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, Norm, RMSNorm
-from hessblocks.blocks.parts import BlockPart, Resettable
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import (
     LearnedPosition,
     NoPosition,

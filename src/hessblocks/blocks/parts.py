@@ -10,19 +10,11 @@ import functools
 import math
 import typing
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, TypeVar
 
 from hessblocks.errors import ArgumentError, check_name, unknown_name
 
 Self = TypeVar("Self", bound="BlockPart")
-
-
-@runtime_checkable
-class Resettable(Protocol):
-    """Module that knows its initial values."""
-
-    def reset_parameters(self) -> None:
-        """Set the initial values again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

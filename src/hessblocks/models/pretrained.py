@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hessblocks.blocks import Resettable
 from hessblocks.errors import ArgumentError, RunError, unknown_name
 from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
@@ -147,8 +146,8 @@ class HessblocksPreTrainedModel(PreTrainedModel):
             isinstance(module, nn.Linear) and not hasattr(module, "_part")
         ):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
-        elif isinstance(module, Resettable):
-            module.reset_parameters()
+        elif reset := getattr(module, "reset_parameters", None):
+            reset()
 
 
 HARMLESS = ("cache_position", "use_cache")

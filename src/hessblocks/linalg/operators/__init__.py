@@ -11,11 +11,12 @@ from hessblocks.linalg.operators.inner import (
     unit_of,
     working_dtype,
 )
-from hessblocks.linalg.operators.operand import Operand, operator_of
 from hessblocks.linalg.operators.operator import (
     AdjointOperator,
     DenseOperator,
     LinearOperator,
+    Operand,
     identity_like,
+    operator_of,
 )
 from hessblocks.linalg.operators.solving import Solution, inverse, solve

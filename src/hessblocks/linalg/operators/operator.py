@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import partial, singledispatch
 from numbers import Real
 from typing import TYPE_CHECKING, Any, overload
 
@@ -384,3 +384,28 @@ class DenseOperator(LinearOperator):
     def dense(self) -> Float[Tensor, "M N"]:
         """Return the matrix itself."""
         return self._matrix
+
+
+class Operand:
+    """Base class of what stands for an operator; `operator_of.register` says for which one."""
+
+
+@singledispatch
+def operator_of(given: LinearOperator | Operand) -> LinearOperator:
+    """Return the operator that an operand stands for.
+
+    Args:
+        given: an operator, or what stands for one.
+
+    Returns:
+        The operator.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if isinstance(given, LinearOperator):
+        return given
+    raise ArgumentError(
+        "expected an operator, such as hb.Hessian(problem), or a problem, got "
+        f"{type(given).__name__}"
+    )

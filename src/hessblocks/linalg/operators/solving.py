@@ -16,8 +16,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.operators.inner import column_products, unit_of
-from hessblocks.linalg.operators.operand import Operand, operator_of
-from hessblocks.linalg.operators.operator import LinearOperator, identity_like
+from hessblocks.linalg.operators.operator import LinearOperator, Operand, identity_like, operator_of
 from hessblocks.storage import Tabular
 
 Reason = Literal["converged", "negative curvature", "limit", "rounding"]
