@@ -53,7 +53,8 @@ class Stored:
     @property
     def seconds(self) -> float:
         """Sum the time that the finished points took."""
-        return sum(record.seconds for record in self.finished)
+        seconds: float = sum(record.seconds for record in self.finished)
+        return seconds
 
     @property
     def retried(self) -> int:
