@@ -9,8 +9,6 @@ loads that module half-way through its own import.)
 are.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -5,8 +5,6 @@ status 2 on the command line; `RunError` is for what went wrong on the way (a fu
 file) and becomes exit status 1. Anything else that escapes is a fault of ours.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Iterable

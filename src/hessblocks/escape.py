@@ -1,7 +1,5 @@
 """Escape untrusted text for terminals and shells."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Iterable

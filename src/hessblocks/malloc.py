@@ -1,7 +1,5 @@
 """Set glibc's malloc to keep freed memory; for the commands, never for the library."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

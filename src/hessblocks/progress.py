@@ -1,7 +1,5 @@
 """Progress of a long computation: stages with their time, steps, and notes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

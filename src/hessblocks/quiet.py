@@ -1,7 +1,5 @@
 """Silence Hugging Face libraries and keep them offline; their errors still show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Find studies by name, in the order of the papers."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Remember what a folder of studies was asked for; bring its files up to date without measuring."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Run studies: measure what is missing, write what it amounts to."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence

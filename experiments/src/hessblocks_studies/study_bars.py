@@ -1,7 +1,5 @@
 """Show how far studies are, on standard error: bars on a terminal, a line a minute elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

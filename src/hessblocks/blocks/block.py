@@ -1,7 +1,5 @@
 """Transformer block: attention and MLP, their norms, skips and gains."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor, nn
 

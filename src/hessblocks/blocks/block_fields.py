@@ -1,7 +1,5 @@
 """Fields of a block: the choices that describe it, before they are checked with each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hessblocks.blocks.attention import Attention

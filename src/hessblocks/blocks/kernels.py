@@ -3,8 +3,6 @@
 Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head width, V value width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Norm slot: LayerNorm, RMSNorm, DyT or none."""
 
-from __future__ import annotations
-
 import abc
 from dataclasses import dataclass
 from typing import ClassVar

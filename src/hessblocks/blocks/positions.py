@@ -3,8 +3,6 @@
 Letters: B sequences, H heads, T tokens, K head width, D width.
 """
 
-from __future__ import annotations
-
 import abc
 from dataclasses import dataclass
 

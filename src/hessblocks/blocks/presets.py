@@ -3,8 +3,6 @@
 Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 2405.19279.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

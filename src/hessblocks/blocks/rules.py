@@ -3,8 +3,6 @@
 A reason names both parts, by the fields of the block, and says what to do instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 from hessblocks.blocks.attention import Attention

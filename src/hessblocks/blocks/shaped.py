@@ -9,8 +9,6 @@ attention kernel.
 Source: Noci et al. (2023); He & Hofmann (2024), eq. 5.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor

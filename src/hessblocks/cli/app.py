@@ -1,7 +1,5 @@
 """The `hessblocks` command: its sub-commands, and how errors and warnings reach the user."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

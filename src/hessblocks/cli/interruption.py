@@ -1,7 +1,5 @@
 """End a command by SIGINT, SIGTERM or SIGHUP: clean-up, one sentence, status 128 + number."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -5,8 +5,6 @@ each field an option with the field's type, default and line. `_parameter` adds 
 say.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Say in one sentence what is wrong with a command line."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args

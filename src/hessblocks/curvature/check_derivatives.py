@@ -1,7 +1,5 @@
 """Check first and second derivatives against central differences, group by group."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

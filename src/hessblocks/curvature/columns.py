@@ -5,8 +5,6 @@ E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z
 blocks are asked for, i = j alone is multiplied.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

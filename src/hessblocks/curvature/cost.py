@@ -4,8 +4,6 @@ Letters: K probes, G groups. A group's K products cost about a gradient each; 4 
 two thirds of one each, give the same error for all groups together (docs/products.md).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """Forward a public name that went to the experiments, with a DeprecationWarning."""
 
-from __future__ import annotations
-
 import warnings
 from importlib import import_module
 from typing import Any

@@ -5,8 +5,6 @@ eigenvalues are those of D⁻¹H, N entries, η learning rate, β momentum, v se
 t steps.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Per-user cache: folders with a manifest, built once and verified at each use."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

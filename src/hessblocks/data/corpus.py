@@ -1,7 +1,5 @@
 """Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and see it as equal windows."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence

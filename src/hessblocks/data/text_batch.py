@@ -1,7 +1,5 @@
 """Draw windows of a text in the tokens of a model that is already trained."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

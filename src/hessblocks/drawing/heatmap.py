@@ -3,8 +3,6 @@
 A map in memory (`CurvatureMap.plot`) and the report of a stored one are drawn alike by it.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Write figures as png and svg, the same bytes for the same numbers."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from pathlib import Path
 

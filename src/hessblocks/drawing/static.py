@@ -1,7 +1,5 @@
 """Draw a figure with matplotlib: panels, and below them legend and caption."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import textwrap

@@ -3,8 +3,6 @@
 Titles, labels and captions may hold $mathematics$. Names of series and of ticks are plain text.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ yellow, too faint on white, is exchanged. The others are from Paul Tol's muted s
 line style differ too, so that the figures can be read in grey.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Texts of figures: numbers in words, and $mathematics$ for matplotlib and for the page."""
 
-from __future__ import annotations
-
 import math
 import re
 from html import escape

@@ -1,7 +1,5 @@
 """Measure curvature in its folder: one group after the other, each recorded once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

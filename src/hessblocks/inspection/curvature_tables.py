@@ -1,7 +1,5 @@
 """Write the tables of a curvature run, from what is recorded of each group."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure curvature or signal of a model, as `hessblocks curvature` and `signal` do."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

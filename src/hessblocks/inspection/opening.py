@@ -1,7 +1,5 @@
 """Open a preset, a saved folder, a cached hub model or a model object, and draw its tokens."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

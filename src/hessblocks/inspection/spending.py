@@ -1,7 +1,5 @@
 """Choose what is spent on norms and map: as asked, by a budget, or as an unfinished run did."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load a causal language model with what is needed to feed it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

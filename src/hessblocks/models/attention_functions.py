@@ -4,8 +4,6 @@ Letters: B sequences, H heads, T queries, S keys, G key-value heads, K head widt
 V value width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Build a model from the name of a preset and sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

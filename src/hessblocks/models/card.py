@@ -1,7 +1,5 @@
 """Write a model card: a README.md that says what the model is and how it is loaded."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Draw blocks: what each keeps, drops (dashed) and starts from a special value (blue)."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,6 @@ multiplies. What remains is an ordinary model of the library, with a configurati
 Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ weight.T.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Open a GGUF file, the format of llama.cpp: its header is checked before transformers reads it."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Letters: B sequences, T tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import abc
 import inspect
 from typing import Any, ClassVar, NoReturn

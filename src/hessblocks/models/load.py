@@ -1,7 +1,5 @@
 """Load a saved model with its tokeniser: a folder, a GGUF file, or a name in the local cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import (

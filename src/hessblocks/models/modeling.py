@@ -1,7 +1,5 @@
 """Trunk of Hugging Face models made of blocks: embeddings, layers, final norm."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from functools import partial

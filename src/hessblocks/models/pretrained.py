@@ -1,7 +1,5 @@
 """Base class of all models made of blocks: initial values, loading, saving."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from pathlib import Path

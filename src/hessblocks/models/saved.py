@@ -1,7 +1,5 @@
 """Open a saved model without a network, and execute nothing that came with it."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from contextlib import nullcontext

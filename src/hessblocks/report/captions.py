@@ -1,7 +1,5 @@
 """Write numbers with their errors, names of groups, and the sentences that captions share."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

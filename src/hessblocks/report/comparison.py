@@ -1,7 +1,5 @@
 """Compare blocks, computed once from a folder, for page, JSON, headline, figures, terminal."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of a curvature run: norms group by group, maps, spectra."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl

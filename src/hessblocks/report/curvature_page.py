@@ -1,7 +1,5 @@
 """Write the page of a curvature run: figures, tables, settings, without network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hessblocks.conventions import AnyPath

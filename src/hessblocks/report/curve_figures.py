@@ -1,7 +1,5 @@
 """Figures along training: loss, gains, signal and curvature of each preset."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of curvature before and after training: of each parameter group, and how uneven it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

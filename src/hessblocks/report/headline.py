@@ -1,7 +1,5 @@
 """The answer in a few sentences, computed from the numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Write the report: figures, and one HTML file that needs nothing else and no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

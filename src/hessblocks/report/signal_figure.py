@@ -1,7 +1,5 @@
 """Figures of `hessblocks signal` over depth, drawn from results.csv."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The comparison as one JSON object."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Mark what a field of settings may be, beside its type, and hold values to it."""
 
-from __future__ import annotations
-
 import math
 import typing
 from collections.abc import Callable, Mapping

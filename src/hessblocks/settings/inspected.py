@@ -1,7 +1,5 @@
 """Choose how a model is looked at: on which tokens, at which sizes, and what is measured."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Choose what is measured of a model besides its loss: where, and how often."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, ClassVar

@@ -1,7 +1,5 @@
 """Settings of a run or comparison: sizes, training, curvature; checked when they are made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gradient norms of a layer's parameters, by the role that they play."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

@@ -4,8 +4,6 @@ Letters: J the Jacobian (N × N) of all output entries of one sequence in all it
 N = tokens · width; T tokens, D width; V orthonormal columns, k of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

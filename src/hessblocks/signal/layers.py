@@ -1,7 +1,5 @@
 """Forward hooks: one pass of any model, seen at its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

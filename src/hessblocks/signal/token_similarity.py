@@ -7,8 +7,6 @@ absolute weights.
 Letters: B sequences, H heads, T tokens, D width; x are the vectors, real is False at padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -11,8 +11,6 @@ true end, F the logistic distribution of variance 1. Its tails are about those o
 degrees of freedom (Mudholkar and George 1978), since few probes know their own error badly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Means and their standard errors s / √n, with s the sample standard deviation of n values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Read the config.json of a run, and say how two of them differ."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

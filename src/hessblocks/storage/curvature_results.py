@@ -1,7 +1,5 @@
 """Read a run folder of `hessblocks curvature`, from its files alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Record versions and hardware of a run, nothing that names the machine or its user."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

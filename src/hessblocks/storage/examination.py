@@ -1,7 +1,5 @@
 """Check the files of a folder: which are missing, changed since written, or unreadable."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Write files and folders whole: to a temporary neighbour, then renamed."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import itertools

@@ -1,7 +1,5 @@
 """Read a run folder as typed, frozen objects; what is not there yet is listed, not guessed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

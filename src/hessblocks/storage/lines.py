@@ -1,7 +1,5 @@
 """Append and read metrics.jsonl and observations.jsonl: one measured value a line."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

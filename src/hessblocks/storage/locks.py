@@ -1,7 +1,5 @@
 """Lock a folder, which one command at a time may write."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

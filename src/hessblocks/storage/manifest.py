@@ -3,8 +3,6 @@
 The list is written last, so that a folder with one is whole; `seal.json` is its name.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

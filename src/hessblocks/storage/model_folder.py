@@ -4,8 +4,6 @@ transformers makes as many layers as config.json says; 10⁹ of them are made un
 full.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

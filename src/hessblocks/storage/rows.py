@@ -1,7 +1,5 @@
 """Read and write results.csv of a run, and that of `hessblocks signal`: one value a row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ A line is {"version", "record"}. In a record, what all rows of a point have in c
 under "common". Lines are only ever appended, and forced to disk before the next point is taken.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Write rows of measurements as csv, and read them as objects by the types of their fields."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import io

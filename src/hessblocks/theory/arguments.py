@@ -4,8 +4,6 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 width, O output width, C rank of a curvature factor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

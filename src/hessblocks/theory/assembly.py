@@ -11,8 +11,6 @@ One large matrix product, with both of its factors symmetric, then stands in for
 Letters: D width of the input, K query-key width, X parameters of any other group, P all parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from jaxtyping import Float

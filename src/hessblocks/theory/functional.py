@@ -34,8 +34,6 @@ query-key width, V value width, R and W rows and columns of matrices, E and U an
 of a query or key and of its norm's parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -7,8 +7,6 @@ Letters: B sequences, L tokens, D width, H heads, G key-value heads, K query-key
 width, O width of the output, Q positions whose output is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any

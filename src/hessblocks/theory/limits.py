@@ -19,8 +19,6 @@ H_f of query and key is a sum of two with powers of their own (`ScoreSplit`). It
 Letters: B sequences, L tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 

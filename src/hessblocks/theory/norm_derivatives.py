@@ -11,8 +11,6 @@ its Hessian with the data (Hessian paper, section 4.3). A gain γ multiplies bot
 Letters: D entries of a vector.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -18,8 +18,6 @@ Letters: N tokens, D width of the input, V value width, O width of the output, C
 Λ (V where Λ is whole), V and U widths of two heads' values, P entries of a Jacobian's vector, R columns of its matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Letters: P all parameters.
 """
 
-from __future__ import annotations
-
 import abc
 from dataclasses import dataclass
 from itertools import combinations_with_replacement, product

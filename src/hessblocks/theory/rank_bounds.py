@@ -12,8 +12,6 @@ Where all tokens share D it is exactly rank(Σ_n row columnᵀ) · rank D. The b
 Letters: N tokens, R and W rows and columns of a matrix, P and T lengths of the vectors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -19,8 +19,6 @@ the norms' parameters too.
 Source: Ormaniec et al. 2025, Remark D.1.
 """
 
-from __future__ import annotations
-
 from hessblocks.conventions import Part
 from hessblocks.linalg import KroneckerTerm
 from hessblocks.theory.hessian import AttentionHessian

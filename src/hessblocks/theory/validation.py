@@ -3,8 +3,6 @@
 Letters: B sequences, L tokens, D width, H heads, K query-key width, O output width, N = B·L.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Compare presets and seeds in one folder: the same data in the same order, for one budget."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Measure what an update costs: seconds, floating-point operations, bytes of memory."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import time

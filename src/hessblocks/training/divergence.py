@@ -4,8 +4,6 @@ One more forward and backward pass over the same sequences, with a hook on every
 looked at before, so an undisturbed run pays nothing.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

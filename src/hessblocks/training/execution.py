@@ -1,7 +1,5 @@
 """Carry out an order of training: the same in every process."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ what they measure stands in their rows, and `attach` also hands it to the Traine
 Whoever looks changes nothing of the model: an observed run has the digits of one that is not.
 """
 
-from __future__ import annotations
-
 import abc
 import math
 import warnings

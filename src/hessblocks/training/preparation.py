@@ -1,7 +1,5 @@
 """Prepare a run: its device, its model, and the checks before anything is written."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ that works alone for long still beats, from a thread. One that is stopped or gon
 others would wait for it in a collective, where Python cannot interrupt them.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import re

@@ -1,7 +1,5 @@
 """Record losses along a training, and end it where it diverges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

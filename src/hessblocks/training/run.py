@@ -1,7 +1,5 @@
 """Complete a run: initial curvature, training, final curvature; nothing is done twice."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import warnings

@@ -1,7 +1,5 @@
 """List a model's trained gains: of shaped attention (α, β, γ), branches and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Train with transformers: stop at a loss that is no number, go on digit for digit."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sized

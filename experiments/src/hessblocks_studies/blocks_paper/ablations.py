@@ -1,7 +1,5 @@
 """Train with one detail changed: decay, attention, MLP gain, initial values, skip (appendix)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hessblocks.storage import Row

@@ -1,7 +1,5 @@
 """Train at two depths, one four times the other (Figure 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

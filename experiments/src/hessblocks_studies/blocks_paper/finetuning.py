@@ -3,8 +3,6 @@
 At smoke and laptop scale the tasks are stand-ins with labels true by construction, not GLUE.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Track the trained gains α and β of values and projections (Figures 4 and 16 to 22)."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Train on three times the tokens (Figure 8)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hessblocks_studies import shared

@@ -3,8 +3,6 @@
 The models stay in the cache, where the study `downstream` finds them.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 
 import torch

@@ -1,7 +1,5 @@
 """Train with values and projections kept near their initial value (Figures 3, 9 and 15)."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Mapping

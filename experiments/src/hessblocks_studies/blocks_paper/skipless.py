@@ -1,7 +1,5 @@
 """Train without the attention skip (Figure 2)."""
 
-from __future__ import annotations
-
 from hessblocks_studies.engine import Rows, Summary
 from hessblocks_studies.shared import RATES, REFERENCES, SIZES, Runs, Sweep, trained_study
 

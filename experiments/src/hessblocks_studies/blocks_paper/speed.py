@@ -4,8 +4,6 @@ All blocks take turns, a step each, so that whatever else the machine does strik
 alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

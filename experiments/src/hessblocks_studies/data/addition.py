@@ -6,8 +6,6 @@ loss is taken on the 6 digits of the answer.
 Source: Ormaniec, Dangel & Singh (2025), section 4 and the authors' notebook.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Int
 from torch import Tensor

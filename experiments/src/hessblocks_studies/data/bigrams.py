@@ -3,8 +3,6 @@
 Letters: B sequences, T tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A file's split is decided within its package, so that every package of several f
 each split. No text of a test file is seen in pretraining.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

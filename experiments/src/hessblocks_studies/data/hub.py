@@ -4,8 +4,6 @@ A name is one of `TEXTS`, a dataset of the hub, or a local folder in the same la
 network.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping

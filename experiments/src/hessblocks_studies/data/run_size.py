@@ -1,7 +1,5 @@
 """Size of a training run as plain values: what a study varies, stores and names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -9,8 +9,6 @@ topic: a docstring; its package, one of the largest, by the file that it stands 
 Every task is split by file as the docstrings are; the classes are equally frequent in each split.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Load the text that the points of a study train on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

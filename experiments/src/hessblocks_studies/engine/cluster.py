@@ -1,7 +1,5 @@
 """Points measured on a Ray cluster, placed by the cores and accelerators they need."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Generator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Where points are measured: in this process here, in others in `workers.py` and `cluster.py`."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import math

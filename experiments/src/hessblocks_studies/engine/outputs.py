@@ -1,7 +1,5 @@
 """The files of a study that are made from its store: results.csv, summary.json, figure.json."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One independent piece of a study: what is measured, and what came out."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass

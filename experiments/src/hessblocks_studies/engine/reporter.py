@@ -1,7 +1,5 @@
 """How far a study is, for whoever shows it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import Protocol

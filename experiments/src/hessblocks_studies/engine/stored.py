@@ -1,7 +1,5 @@
 """What a store holds of the points of a study."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

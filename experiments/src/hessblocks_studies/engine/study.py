@@ -1,7 +1,5 @@
 """What a study is: points to measure, and what their rows amount to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Points measured by processes of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 The rule: PLAN.md beside this file, section `baseline`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 The rule and its amendments: PLAN.md beside this file, section `trial`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

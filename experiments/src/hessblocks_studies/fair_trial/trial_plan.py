@@ -4,8 +4,6 @@ Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `R
 longer.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Judge the study `trial` at one width."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

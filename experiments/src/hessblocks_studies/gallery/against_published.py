@@ -1,7 +1,5 @@
 """Compare our curves with the published ones, point by point."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write one page for all studies of a folder, readable with no network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read one study from its folder, as its page shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ N(0, σ²), each model drawn afresh from its own seed.
 Source: Ormaniec, Dangel & Singh (2025), section 4, and the authors' notebook.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Compute exact Frobenius norms of the last attention's Hessian blocks, for both losses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ a group beyond the measurements' own errors.
     y = a + b x, weights 1 / (τ² + (standard error / value)²), b the slope.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

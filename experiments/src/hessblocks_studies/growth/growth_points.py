@@ -1,7 +1,5 @@
 """List and measure the points of studies of growth: Hessian blocks against the data's size σ."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Summarise growth: slopes against theory, curves on double logarithmic axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

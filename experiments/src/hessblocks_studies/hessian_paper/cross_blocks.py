@@ -10,8 +10,6 @@ r_i = 0, so that, with a ≫ b and means over i,
     M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement

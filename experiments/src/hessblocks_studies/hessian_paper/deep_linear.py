@@ -6,8 +6,6 @@ factor, which for small σ is the target: it grows as σ^(3^D), and so does H, i
 far smaller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

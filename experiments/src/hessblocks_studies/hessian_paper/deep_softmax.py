@@ -1,7 +1,5 @@
 """Softmax attention in 2 to 5 layers without norm: every layer's blocks."""
 
-from __future__ import annotations
-
 from hessblocks.conventions import SYMBOLS
 from hessblocks.figures import Panel
 from hessblocks_studies import growth

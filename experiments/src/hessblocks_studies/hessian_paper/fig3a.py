@@ -1,7 +1,5 @@
 """Fit the growth of one softmax layer's blocks, without norm (Figure 3a)."""
 
-from __future__ import annotations
-
 import csv
 from importlib.resources import files
 

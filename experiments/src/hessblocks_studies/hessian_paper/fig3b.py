@@ -4,8 +4,6 @@ The printed slopes hold from width 32 on, which the smoke scale therefore has; a
 and H of queries are 0.2 steeper.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

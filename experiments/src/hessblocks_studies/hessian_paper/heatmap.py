@@ -1,7 +1,5 @@
 """Map the Hessian of a whole model and of its block (Figure 1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

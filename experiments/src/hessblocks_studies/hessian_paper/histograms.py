@@ -1,7 +1,5 @@
 """Histogram the entries of value and query blocks, with softmax and without (Figures 1 and 4)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

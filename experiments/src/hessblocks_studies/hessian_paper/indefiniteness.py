@@ -7,8 +7,6 @@ layers it may be indefinite: H_f that is not 0 does not make H indefinite, since
 it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ layers is the output, weights are torch's default for linear layers (uniform, of
 width)) and the squares are summed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

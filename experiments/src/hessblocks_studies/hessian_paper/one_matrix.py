@@ -7,8 +7,6 @@ With two matrices H_f has the blocks ± G between W_Q and W_K, whose eigenvalues
 ±σ_j(G)/sqrt(K), each K times; with linear scores that is all of H_f.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

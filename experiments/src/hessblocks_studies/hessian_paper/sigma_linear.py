@@ -1,7 +1,5 @@
 """Fit one layer's growth on linear scales of σ, where it flattens on double logarithmic axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

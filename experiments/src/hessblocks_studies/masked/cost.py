@@ -3,8 +3,6 @@
 All blocks take turns, so that whatever else the machine does strikes all of them alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

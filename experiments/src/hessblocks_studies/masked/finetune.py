@@ -1,7 +1,5 @@
 """Fine-tune a pretrained model on a labelled task."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Sequence

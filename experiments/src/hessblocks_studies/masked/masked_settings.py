@@ -1,7 +1,5 @@
 """Settings of a masked-LM pretraining."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

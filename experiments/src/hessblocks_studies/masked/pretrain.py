@@ -1,7 +1,5 @@
 """Masked-LM pretraining, kept in the cache so that every study and task shares one model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

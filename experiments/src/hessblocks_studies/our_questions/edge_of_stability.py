@@ -5,8 +5,6 @@ is 38 / η (Cohen et al. 2022, arXiv 2207.14484). The rule: PLAN.md beside this 
 `edge-of-stability`.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping

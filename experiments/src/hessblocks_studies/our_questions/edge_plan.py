@@ -1,7 +1,5 @@
 """List the points of `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Judge the study `edge-of-stability`: its verdicts and their controls."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

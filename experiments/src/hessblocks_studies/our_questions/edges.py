@@ -1,7 +1,5 @@
 """Read tolerated rates, the need for warm-up and forecasts off the runs of `edge-of-stability`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

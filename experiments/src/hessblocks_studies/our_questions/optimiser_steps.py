@@ -1,7 +1,5 @@
 """Muon or SGD beside AdamW, and AdamW with a rate for each role, in the Trainer."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Judge the study `optimisers`: what each block needs, and whether uneven curvature says so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The rule and its amendments: PLAN.md beside this file, section `optimisers`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

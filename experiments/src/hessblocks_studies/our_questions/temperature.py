@@ -4,8 +4,6 @@ One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c c
 own; the powers of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Judge the study `temperature`: power laws and limits of its curves."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Choose the best learning rate of a grid, and say whether a better one may lie beyond it."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Letters: η_g rate of group g, n_g its entries, A_gg its own block of the curvat
 optimiser's step meets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from numbers import Real

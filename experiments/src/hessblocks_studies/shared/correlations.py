@@ -1,7 +1,5 @@
 """Spearman's rank correlation over dependent blocks, with a bootstrap interval."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plot how far blocks are above a base along the runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Make rows, and gather them over seeds: means, curves, panels, summaries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Measure Hessian norms of a model in training, and how uneven they are."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence

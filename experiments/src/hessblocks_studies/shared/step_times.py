@@ -1,7 +1,5 @@
 """Time training steps, as rows of a study, and compare them with pre-ln's."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Summarise training: loss curves, final losses, and who trains slower than whom."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Tune learning rates, then run at the best: the points, and what voids a verdict about them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Whatever else the machine does then strikes all of them alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

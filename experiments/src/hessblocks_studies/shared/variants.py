@@ -1,7 +1,5 @@
 """Name the blocks that the studies train: the presets and edits of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """`hessblocks check`: what of a folder is whole, foreign, edited or missing."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

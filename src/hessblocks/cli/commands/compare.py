@@ -1,7 +1,5 @@
 """`hessblocks compare`: blocks side by side with the user's sizes, data and budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated

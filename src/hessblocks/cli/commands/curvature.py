@@ -1,7 +1,5 @@
 """`hessblocks curvature`: norms, map and spectra of any causal language model, group by group."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from pathlib import Path

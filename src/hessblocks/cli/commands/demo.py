@@ -1,7 +1,5 @@
 """`hessblocks demo`: the whole story at laptop size, in a few minutes."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

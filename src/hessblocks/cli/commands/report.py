@@ -1,7 +1,5 @@
 """`hessblocks report`: the HTML page of runs and studies, finished or as far as they are."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

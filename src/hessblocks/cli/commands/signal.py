@@ -1,7 +1,5 @@
 """`hessblocks signal`: whether signal passes through the layers of a model, or of several."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

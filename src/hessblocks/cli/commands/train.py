@@ -1,7 +1,5 @@
 """`hessblocks train`: one run, and the trained model as Hugging Face reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

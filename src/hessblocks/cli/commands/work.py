@@ -1,7 +1,5 @@
 """Carry out a training command: data, the work itself, the report, what is shown at the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

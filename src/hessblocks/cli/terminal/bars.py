@@ -1,7 +1,5 @@
 """Show progress on standard error: a bar on a terminal, elsewhere a line a finished stage."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

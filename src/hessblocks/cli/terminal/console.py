@@ -1,7 +1,5 @@
 """Print tables and closing lines on the terminal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

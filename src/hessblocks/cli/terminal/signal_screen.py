@@ -1,7 +1,5 @@
 """Show the signal through layers on the terminal, and as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from numbers import Integral

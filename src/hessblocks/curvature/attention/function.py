@@ -5,8 +5,6 @@ vectors; L the log-sum-exp of a row's scores, from which sinks take their share;
 tangents of queries, keys and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters: B sequences, H heads, T queries, S keys, G key heads, D head width, V value width.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

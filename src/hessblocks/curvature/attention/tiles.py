@@ -9,8 +9,6 @@ of a tile (its queries of all R heads), J its keys, D head width, V value width.
 A softcap puts c tanh(S / c) between products and softmax; its slope multiplies Z.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries,
 width, I queries and J keys of a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 

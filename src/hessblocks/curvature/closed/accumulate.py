@@ -7,8 +7,6 @@ linear layer. Closed forms whose weight is a parameter add to the result itself.
 Letters: N rows that are added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -7,8 +7,6 @@ Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotange
 cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b; V rows of a table.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -8,8 +8,6 @@ Their first derivative is one symmetric matrix a row, A = s (C − n nᵀ / D):
 ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ passes.
 Letters: y = f(x), g a cotangent of y, v a cotangent of g f'(x).
 """
 
-from __future__ import annotations
-
 import abc
 import math
 from typing import Any

@@ -6,8 +6,6 @@ a graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. T
 `checkpoint`, by whatever name, ends at `CheckpointFunction.apply`.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Letters: S scores, P = softmax(S) row by row, dP a cotangent of P, dS = P ∘ (d
 gives for S, D a cotangent of dS; sums run along a row.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Fused kernels have no second derivative, and autodiff takes many small steps thr
 what is swapped has both derivatives in closed form. Models stay as they are.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ forward pass (a residual of a differential equation, a force field, a score) use
 them there.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

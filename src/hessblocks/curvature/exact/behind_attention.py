@@ -10,8 +10,6 @@ The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d: no second d
 vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

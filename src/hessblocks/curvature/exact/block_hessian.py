@@ -13,8 +13,6 @@ Letters: N tokens, P entries of a vector, S and T sizes of two sites, R columns 
 C classes, F rows of a factor, Q parameters of a group.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -10,8 +10,6 @@ Letters: B sequences, L tokens, N tokens that enter the loss, D width, K width o
 O width of the output, W columns of a token's matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property

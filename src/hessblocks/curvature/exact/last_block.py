@@ -6,8 +6,6 @@ through three quantities a token: g, Λ_o and Λ_f (see `behind_attention`).
 Letters: B sequences, L tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -11,8 +11,6 @@ Letters: N tokens, Q positions of a sequence, D width, P inputs of a linear laye
 sizes of two sites.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

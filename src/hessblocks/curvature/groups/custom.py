@@ -1,7 +1,5 @@
 """Select and define parameter groups by patterns on names, with or without slices."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Cut a model's parameters into groups: by role, by head, by parameter."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Letters: K vectors multiplied together.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Letters: D width, H heads, G key-value heads, K head width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Letters: B sequences, L tokens, D width, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

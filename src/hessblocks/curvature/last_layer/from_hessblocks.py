@@ -3,8 +3,6 @@
 Letters: D width.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Letters: B sequences, L tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

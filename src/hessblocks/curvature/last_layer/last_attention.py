@@ -1,7 +1,5 @@
 """Extract the last attention of a known model; those of hessblocks have a file of their own."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 Letters: B sequences, L tokens, D width, K query-key width.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

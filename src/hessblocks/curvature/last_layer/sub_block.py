@@ -6,8 +6,6 @@ exact.
 Letters: B sequences, L tokens, N tokens with a label, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

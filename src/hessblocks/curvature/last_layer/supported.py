@@ -4,8 +4,6 @@ The output of a layer shows what it computes, not what is trained: an adapter th
 pruned or reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

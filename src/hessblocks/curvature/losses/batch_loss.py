@@ -3,8 +3,6 @@
 Letters: f logits, H_ℓ = ∂²φ/∂f² the loss's curvature.
 """
 
-from __future__ import annotations
-
 import abc
 import copy
 from collections.abc import Callable

@@ -13,8 +13,6 @@ The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
 - outer: the terms with q; functional: the terms with r.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ the mask says. So a text that is padded on the left is another text to the model
 whether a model does this: a padded row as it is, with `position_ids`, and without its padding.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Everything is computed in the dtype of the logits; the model's own loss, which m
 is never used. Letters: p probabilities, u a direction in logit space, N rows, V classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Self

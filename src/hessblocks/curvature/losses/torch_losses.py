@@ -4,8 +4,6 @@ The options decide the mean: class weights and ignored classes count in it, and 
 takes none. Letters: B rows of a batch.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

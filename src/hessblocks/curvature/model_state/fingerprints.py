@@ -10,8 +10,6 @@ a weight of its own: a fixed list of random numbers for its place in a row of 4,
 its row. That reads a tensor once, as a sum does.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -1,7 +1,5 @@
 """Refuse models, and contexts around a measurement, that would give wrong curvature or none."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn.utils import parametrize

@@ -5,8 +5,6 @@ compared once a model; from then on those that were seen to be written are copie
 are watched by their versions.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections import OrderedDict, defaultdict, deque

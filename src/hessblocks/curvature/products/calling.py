@@ -1,7 +1,5 @@
 """Call a model with a batch, and find the logits in what it returns."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ Where the model itself is sharded, its gradients are summed as its weights are g
 must pass alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Nothing of the products is used here but the model's forward pass: logits are ma
 gradient is pulled back through them, so that it can witness for or against them.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -28,8 +28,6 @@ tensor([36.])
 tensor([54.])
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

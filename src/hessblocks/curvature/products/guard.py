@@ -9,8 +9,6 @@ anything. A model without such parts costs the walk through its graph, which a p
 Letters: f logits, c random numbers of their shape, g = ∇φ, H = ∇²φ, z a direction of parameters.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

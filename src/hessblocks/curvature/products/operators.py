@@ -3,8 +3,6 @@
 Letters: N columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

@@ -3,8 +3,6 @@
 The loss is a sum over rows, so the cut changes no answer, only where rounding happens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, repeat

@@ -8,8 +8,6 @@ distance (experts with room for some rows alone, a norm over the batch), and an 
 may be cut though its first axis only happens to be as long as the batch.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Letters: K vectors multiplied together.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext

@@ -14,8 +14,6 @@ of the loss's curvature, and its products are made as those of H_o are.
 Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

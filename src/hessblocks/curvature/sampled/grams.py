@@ -6,8 +6,6 @@ samples of a batch are held together, in the dtype of the parameters or float32;
 them are S × S inner products a group.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

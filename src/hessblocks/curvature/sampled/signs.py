@@ -1,7 +1,5 @@
 """Random numbers for the logits: the same for a row however batches are cut, on every device."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 

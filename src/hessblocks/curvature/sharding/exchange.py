@@ -5,8 +5,6 @@ the gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's der
 asked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Read rows of each tensor from a folder of safetensors, on each process its own."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Sequence

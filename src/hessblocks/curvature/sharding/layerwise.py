@@ -3,8 +3,6 @@
 Large embeddings and unembeddings are not gathered at all: they run some rows at a time.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ Non-reentrant checkpointing drops what the forward pass saves, but what a backwa
 node of the graph too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Shard a model by rows over the processes of torchrun, and read how one is sharded."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from importlib.metadata import version

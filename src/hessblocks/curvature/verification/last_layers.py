@@ -6,8 +6,6 @@ function of one vector of parameters, differentiated forward over reverse in dou
 Letters: P parameters (of a group), C classes, R labelled rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import combinations_with_replacement, product

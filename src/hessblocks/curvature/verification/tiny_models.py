@@ -1,7 +1,5 @@
 """Tiny random models of every kind whose last layer has a closed form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -8,8 +8,6 @@ kink on the way) nor too short (rounding).
 Source: Richardson extrapolation; Nocedal and Wright, Numerical Optimization, section 8.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """Re-raise torch's out-of-memory and missing-derivative errors as a RunError with advice."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

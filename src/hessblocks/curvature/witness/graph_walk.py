@@ -1,7 +1,5 @@
 """Detect models whose forward pass bypasses the parameters that we differentiate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Result classes: the value, its uncertainty, how it was obtained and how the run ended."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 

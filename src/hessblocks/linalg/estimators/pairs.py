@@ -16,8 +16,6 @@ Each trace has an unbiased estimate of its own: the mean over walks s → t → 
 samples.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ looks in a row, so that one lucky block does not end the run.
 Letters: M rows, N columns, K probes.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator

@@ -42,8 +42,6 @@ and leaves the small rest to Hutchinson:
 100.0
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

@@ -1,7 +1,5 @@
 """Block matrix of exact operators: several parameter groups or heads side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import product

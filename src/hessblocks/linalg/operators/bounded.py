@@ -1,7 +1,5 @@
 """Limits in bytes: the default one, a cache that keeps it, and slices that cover a range."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import accumulate, pairwise

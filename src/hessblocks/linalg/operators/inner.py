@@ -7,8 +7,6 @@ they are squared.
 Letters: a and b, columns on the left and on the right.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Letters: N rows, K right-hand sides.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

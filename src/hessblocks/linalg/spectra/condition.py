@@ -3,8 +3,6 @@
 Letters: σ_1 largest, σ_n smallest singular value.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

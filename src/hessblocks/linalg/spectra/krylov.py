@@ -5,8 +5,6 @@ coupling. They fulfil A V = V T + v cᵀ, but for rounding, for a lack of symmet
 couplings of vectors that were put aside.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -33,8 +33,6 @@ copies of a multiple eigenvalue, of which one vector sees one. A unit keeps squa
 the dtype.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any, get_args

@@ -6,8 +6,6 @@ no copy of a basis is made, whatever its dtype.
 Letters: N numbers in a vector, k rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

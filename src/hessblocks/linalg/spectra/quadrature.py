@@ -4,8 +4,6 @@ Letters: A symmetric (N, N), K probes z, S steps, V_k the basis of probe k, T_k 
 matrix.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

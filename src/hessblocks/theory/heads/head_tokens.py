@@ -10,8 +10,6 @@ space softmax has ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention 
 ρ_j = r·y_j over the permitted keys. All else here is Σ_j ρ_j (a vector that key j carries).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

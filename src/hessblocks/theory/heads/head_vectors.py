@@ -5,8 +5,6 @@ sequence, N = B·Q; D width of the input, K query-key width, E width of what the
 entries of a query or key and of its norm's parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Test cases: small attention layers of every kind, for closed form against autodiff."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

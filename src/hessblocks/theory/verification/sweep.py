@@ -5,8 +5,6 @@ The reference is slow, small, and independent of the closed form.
 Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
