@@ -13,7 +13,7 @@ import pytest
 from experiments.tests import toy
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
-from hessblocks_studies.engine import POINTS, read
+from hessblocks_studies.engine import POINTS, Stored, read
 from hessblocks_studies.engine.executors import InProcess
 from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
@@ -23,7 +23,7 @@ from hessblocks_studies.runner import measure_study
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
     made = [toy.point(each) for each in toy.settings("smoke", points)]
-    return read(folder).of(made).rows
+    return Stored.of(read(folder), made).rows
 
 
 def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_a_value_that_is_no_number_fails_its_point_alone(tmp_path: Path) -> None
             where=InProcess(),
             reporter=Silent(),
         )
-    assert read(tmp_path).of(points).missing == [points[2]]
+    assert Stored.of(read(tmp_path), points).missing == [points[2]]

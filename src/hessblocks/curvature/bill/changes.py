@@ -1,7 +1,5 @@
 """Changes of weights: which parameters become what, checked before anything is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Letters: b bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

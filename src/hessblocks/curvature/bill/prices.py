@@ -3,8 +3,6 @@
 Letters: U pieces of the data, x what a piece adds to a sum.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

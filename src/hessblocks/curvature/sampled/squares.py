@@ -3,8 +3,6 @@
 Letters: N size of the matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

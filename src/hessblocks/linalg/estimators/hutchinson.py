@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
+from hessblocks.linalg import operators
 from hessblocks.linalg.estimators.estimates import DiagonalEstimate, Estimate
 from hessblocks.linalg.estimators.probes import (
     Probes,
@@ -29,24 +30,13 @@ from hessblocks.linalg.estimators.probes import (
     missed_by_signs,
     multiply,
 )
-from hessblocks.linalg.operators import (
-    LinearOperator,
-    Operand,
-    column_lengths,
-    lengths,
-    operator_of,
-    pooled_factor,
-    student_factor,
-    unit_of,
-    working_dtype,
-)
 
 FEWEST_PROBES = 4
 METHODS = ("probes", "sampled")
 
 
 def frobenius_norm(
-    op: LinearOperator | Operand,
+    op: operators.LinearOperator | operators.Operand,
     probes: int = 16,
     seed: int = 0,
     tolerance: float | None = None,
@@ -86,20 +76,20 @@ def frobenius_norm(
 
     Source: Hutchinson (1990) applied to AᵀA.
     """
-    op = operator_of(op)
+    op = operators.operator_of(op)
     check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
     if own := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(own()), method="exact")
     if op.shape[1] <= probes:
-        sizes = column_lengths(assemble(op, probe_chunk))
-        return Estimate(value=float(column_lengths(sizes[:, None])), method="exact")
+        sizes = operators.column_lengths(assemble(op, probe_chunk))
+        return Estimate(value=float(operators.column_lengths(sizes[:, None])), method="exact")
     source = Probes(op, seed=seed)
     sizes = torch.empty(0, dtype=torch.float64, device=op.device)
 
     def further(count: int) -> Tensor:
         blocks = source.blocks(count, probe_chunk)
-        return torch.cat([column_lengths(multiply(op, some)) for some in blocks])
+        return torch.cat([operators.column_lengths(multiply(op, some)) for some in blocks])
 
     def add_block(count: int) -> Estimate:
         nonlocal source, sizes
@@ -108,7 +98,7 @@ def frobenius_norm(
             source = Probes(op, seed=seed, distribution="gaussian")
             # signs and Gaussian vectors have other variances: none of the former is counted
             sizes = further(len(sizes))
-        unit = unit_of(sizes)  # squares may leave the range of float64
+        unit = operators.unit_of(sizes)  # squares may leave the range of float64
         found = norm_from_squares((sizes / unit).square())
         return replace(found, value=unit * found.value, standard_error=unit * found.standard_error)
 
@@ -140,14 +130,16 @@ def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
         return Estimate(value=0.0, probes=count)
     spread = float((squares / mean).var()) / count
     value = math.sqrt(mean)
-    error = 0.5 * math.sqrt(spread) * value * (1 + 3 * spread) * student_factor(count)
+    error = 0.5 * math.sqrt(spread) * value * (1 + 3 * spread) * operators.student_factor(count)
     return Estimate(value=value, standard_error=error, probes=count)
 
 
 class EntryMoments:
     """Running mean and variance over probes of every entry of z ⊙ A z, in two vectors' memory."""
 
-    def __init__(self, operator: LinearOperator, source: Probes, probe_chunk: int | None) -> None:
+    def __init__(
+        self, operator: operators.LinearOperator, source: Probes, probe_chunk: int | None
+    ) -> None:
         """Start with no probes.
 
         Args:
@@ -160,7 +152,7 @@ class EntryMoments:
         self._probe_chunk = probe_chunk
         self.count = 0
         self.mean = torch.zeros(
-            operator.shape[0], dtype=working_dtype(operator.dtype), device=operator.device
+            operator.shape[0], dtype=operators.working_dtype(operator.dtype), device=operator.device
         )
         self._spread = torch.zeros_like(self.mean)  # roots of sums of squares, which stay in range
 
@@ -174,7 +166,7 @@ class EntryMoments:
         entries = entries.to(self.mean.dtype)
         size, mean = entries.shape[1], entries.mean(1)
         shift, total = mean - self.mean, self.count + size
-        within = lengths(entries - mean[:, None])
+        within = operators.lengths(entries - mean[:, None])
         between = shift.abs() * math.sqrt(self.count * size / total)
         self._spread = torch.hypot(self._spread, torch.hypot(within, between))
         self.mean += shift * (size / total)
@@ -209,19 +201,19 @@ class EntryMoments:
         Returns:
             The trace and its standard error.
         """
-        spread = float(column_lengths(self._spread[:, None]))
+        spread = float(operators.column_lengths(self._spread[:, None]))
         share = math.sqrt(2 / (self.count * (self.count - 1)))
-        return float(self.mean.double().sum()), share * spread * pooled_factor(self.count)
+        return float(self.mean.double().sum()), share * spread * operators.pooled_factor(self.count)
 
     def standard_errors(self) -> Float[Tensor, " N"]:
         """Divide each entry's spread by √K, widened by Student's factor for few probes."""
         share = 1 / math.sqrt(self.count * (self.count - 1))
-        return self._spread * (share * student_factor(self.count))
+        return self._spread * (share * operators.student_factor(self.count))
 
 
 @singledispatch
 def factor_samples(
-    op: LinearOperator, count: int, seed: int
+    op: operators.LinearOperator, count: int, seed: int
 ) -> Iterable[Iterable[Float[Tensor, " N"]]]:
     """Draw independent vectors g whose g gᵀ add up to A: Σ over parts of E g gᵀ.
 
@@ -240,9 +232,9 @@ def factor_samples(
     )
 
 
-def _sampled(op: LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
+def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
     """Σ over parts of the mean of g ⊙ g; what one sample of a part adds has its own spread."""
-    values = torch.zeros(op.shape[0], dtype=working_dtype(op.dtype), device=op.device)
+    values = torch.zeros(op.shape[0], dtype=operators.working_dtype(op.dtype), device=op.device)
     errors = torch.zeros_like(values)
     for part in factor_samples(op, probes, seed):
         moments = EntryMoments(op, Probes(op, seed=seed), None)
@@ -257,7 +249,7 @@ def _sampled(op: LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
 
 
 def diagonal(
-    op: LinearOperator | Operand,
+    op: operators.LinearOperator | operators.Operand,
     probes: int = 16,
     seed: int = 0,
     *,
@@ -291,7 +283,7 @@ def diagonal(
 
     Source: Bekas, Kokiopoulou and Saad (2007), equation 2, with signs as probes.
     """
-    op = operator_of(op)
+    op = operators.operator_of(op)
     check_name("method", method, METHODS)
     check_square("diagonal", op)
     check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
