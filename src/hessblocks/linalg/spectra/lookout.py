@@ -15,8 +15,6 @@ Letters: N rows of the matrix, k vectors of the basis.
 Source: Kuczyński and Woźniakowski (1992) bound the same growth before it is measured.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

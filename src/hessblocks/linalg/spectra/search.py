@@ -3,8 +3,6 @@
 Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
