@@ -295,7 +295,9 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(ArgumentError, match="basis_size"):
         extreme_eigenvalues(operator("flat"), 10, basis_size=20, max_products=50)
     for count in (0, SIZE + 1):
-        with pytest.raises(ArgumentError, match=f"count: expected at least 1.*most {SIZE} of.*got {count}"):
+        with pytest.raises(
+            ArgumentError, match=f"count: expected at least 1.*most {SIZE} of.*got {count}"
+        ):
             extreme_eigenvalues(operator("flat"), count)
     for limit in (0, 0.5):
         with pytest.raises(ArgumentError, match="memory_limit: expected bytes"):
