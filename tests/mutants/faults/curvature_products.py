@@ -35,7 +35,7 @@ FAULTS = (
     fault("padding predicts", "$targets.masked_fill($a | $b, IGNORED) => $targets",
           "test_the_value_is_the_mean_over_valid_tokens"),
     fault("the root of a row's loss takes its whole share", "math.sqrt($share) => $share",
-          "test_named_losses_have_roots_too", within="root"),
+          "test_named_losses_have_roots_too", within="CrossEntropy.root"),
     fault("the labels of a masked model are moved", "$a and own => $a and own == 'seq2seq'",
           "test_problem.py"),
     fault("hooks that transformers adds stay",

@@ -7,7 +7,7 @@ FAULTS = (
     fault("a match is one with 0", "self.within($limit, $around) => self.within($limit)",
           "test_a_match_is_with_a_value_to_both_sides"),
     fault("a match forgets whether a mean has a sign",
-          "self.text($unit, $digits, signed=$signed) => self.text($unit, $digits)",
+          "self.text(**shown) => self.text()",
           "test_a_check_says_the_mean_in_its_unit", within="matches"),
     fault("a seed that one block has alone has a gap too",
           "{$seed: $one - $below[$seed] for $seed, $one in $above.items() if $seed in $below}"
