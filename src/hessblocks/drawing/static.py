@@ -288,7 +288,7 @@ def _lengths(series: figures.Series) -> list[list[float]] | None:
 def _draw_map(axis: Axes, panel: figures.Heatmap) -> None:
     """Draw a matrix as colours, lines between blocks."""
     values = np.asarray(panel.values)
-    low = float(np.quantile(values, 0.02))
+    low = float(np.nanquantile(values, 0.02))  # blank where there is no value
     image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
     axis.grid(visible=False)

@@ -25,6 +25,8 @@ SIGNAL = {
     "norm": "Root mean square (of the entries)",
     "kurtosis": "Kurtosis (1 is even)",
     "attention_entropy": "Attention entropy (nats)",
+    "largest_logit": "Largest logit (before the softmax)",
+    "second_moment": "Second moment (tr M₂)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
 """Quantities whose curves are those of the last layer, in words."""

@@ -2,17 +2,19 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import Figure, Panel, Scaling, Series
+from hessblocks.figures import Figure, Heatmap, Panel, Scaling, Series
 from hessblocks.storage import SignalRow, read_signal
 
 QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
     "token_similarity": ("token similarity", "mean cosine between tokens", "linear"),
     "stable_rank": ("stable rank", "‖X‖²_F / ‖X‖²_2", "linear"),
-    "attention_entropy": ("attention entropy", "of the shaped matrix (nats)", "linear"),
+    "attention_entropy": ("attention entropy", "of the rows, or shaped rows (nats)", "linear"),
+    "largest_logit": ("largest logit", "before the softmax", "linear"),
+    "second_moment": ("second moment", "tr M₂, mean over tokens and heads", "log"),
     "spectral_gap": ("spectral gap", "1 − s₂/s₁ of the shaped matrix", "linear"),
     "norm": ("norm", "root mean square of the entries", "log"),
     "kurtosis": ("kurtosis", "of the entries' mean squares", "linear"),
@@ -21,6 +23,12 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
 """Quantity → title, ordinate, scale of the ordinate."""
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
 """Groups whose gradients are in the first figure too; the second has them all."""
+OF_HEADS = {
+    "head_entropy": "entropy of the rows (nats)",
+    "head_largest_logit": "largest logit",
+    "head_second_moment": "second moment tr M₂",
+}
+"""Quantity of a head → label of its colours."""
 CAPTION = (
     "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 is "
     "rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are "
@@ -29,7 +37,7 @@ CAPTION = (
 
 
 def write_signal_figures(folder: AnyPath) -> list[Path]:
-    """Draw results.csv to figures/signal.png, .svg and figures/gradients.png, .svg.
+    """Draw results.csv to figures/signal, gradients and heads, each as .png and .svg.
 
     Args:
         folder: as `hessblocks signal` writes it.
@@ -59,25 +67,49 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
         for role in dict.fromkeys(row.role for row in norms)
     ]
     signal += [panel for panel in gradients if panel.title in GRADIENTS]
-    every = {
-        "signal": ("How signal passes through the layers", signal),
-        "gradients": ("Gradient norms of each group over depth", gradients),
+    why = {f"{row.model}: no {row.quantity}: {row.method}." for row in rows if row.value is None}
+    caption = " ".join([CAPTION, *sorted(why)]).replace("_", " ")
+    every: dict[str, tuple[str, Sequence[Panel | Heatmap]]] = {
+        "signal": ("How signal passes through the layers", [p for p in signal if p.series]),
+        "gradients": ("Gradient norms of each group", [p for p in gradients if p.series]),
+        "heads": ("Attention, head by head", list(_heads(rows))),
     }
     written = []
     for name, (title, panels) in every.items():
-        if shown := tuple(panel for panel in panels if panel.series):
-            figure = Figure(title=title, caption=CAPTION, panels=shown)
+        if panels:
+            figure = Figure(title=title, caption=caption, panels=tuple(panels))
             path = write_picture(draw(figure), folder / "figures", name)
             written += [path, path.with_suffix(".svg")]
     return written
+
+
+def _heads(rows: Sequence[SignalRow]) -> Iterator[Heatmap]:
+    """Draw one map a model and quantity: a row a layer, a column a head."""
+    for model in dict.fromkeys(row.model for row in rows):
+        for quantity, label in OF_HEADS.items():
+            layers: dict[int | None, list[float]] = defaultdict(list)
+            for row in rows:
+                if (row.model, row.quantity) == (model, quantity) and row.value is not None:
+                    finite = math.isfinite(row.value)
+                    layers[row.layer].append(row.value if finite else math.nan)
+            if any(math.isfinite(value) for values in layers.values() for value in values):
+                widest = max(map(len, layers.values()))
+                yield Heatmap(
+                    title=model,
+                    label=label,
+                    values=tuple((*v, *[math.nan] * (widest - len(v))) for v in layers.values()),
+                    rows=tuple(map(str, layers)),
+                    columns=tuple(map(str, range(widest))),
+                )
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
     """Draw one line a model, of values the axis can show; what enters comes before layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        if math.isfinite(row.value) and (row.value > 0 or scale == "linear"):
-            models[row.model].append((0 if row.layer is None else row.layer + 1, row.value))
+        value = math.nan if row.value is None else row.value
+        if math.isfinite(value) and (value > 0 or scale == "linear"):
+            models[row.model].append((0 if row.layer is None else row.layer + 1, value))
     last = max((x for points in models.values() for x, _ in points), default=0)
     series = tuple(
         Series(name=name, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))

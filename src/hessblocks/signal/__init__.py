@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from hessblocks.signal.heads import HeadSignal
 from hessblocks.signal.jacobian import Conditioning
 from hessblocks.signal.layers import layers_of
 from hessblocks.signal.propagation import LayerSignal, Signal, propagate
@@ -15,6 +16,7 @@ from hessblocks.signal.token_similarity import COLLAPSED, TokenSignal, rank_coll
 
 __all__ = [
     "Conditioning",
+    "HeadSignal",
     "LayerSignal",
     "Signal",
     "TokenSignal",

@@ -7,23 +7,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+_SELF = r"(attention(\.self)?|attn|self_attn|self_attention)\."
 ROLES = {
-    "query": r"attention\.query",
-    "key": r"attention\.key",
-    "value": r"attention\.value",
-    "projection": r"attention\.projection",
+    "query": _SELF + "(query|q_proj)",
+    "key": _SELF + "(key|k_proj)",
+    "value": _SELF + "(value|v_proj)",
+    "query_key_value": _SELF + "(c_attn|query_key_value|qkv_proj)",
+    "projection": _SELF + r"(projection|[co]_proj|out_proj|dense)|attention\.output\.dense",
     "gain": r"attention\.gains|(attention|mlp)_branch",
-    "mlp_in": r"mlp\.(input|gate)",
-    "mlp_out": r"mlp\.output",
-    "norm": r".*norm",
+    "mlp_in": r"mlp\.(input|gate|c_fc|gate_proj|up_proj|dense_h_to_4h)|intermediate\.dense|fc1",
+    "mlp_out": r"mlp\.(output|c_proj|down_proj|dense_4h_to_h)|output\.dense|fc2",
+    "norm": r".*(norm|LayerNorm)|ln_\d",
 }
-"""Role and the names of its modules within a layer of this library."""
+"""Role and the names of its modules within a layer, of this library and of transformers."""
 
 
 def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dict[str, float]]:
     """Compute the Euclidean norm of the loss gradient of each role, layer by layer.
 
-    Layers of other libraries have the names of their modules as roles.
+    Modules with other names than those of `ROLES` have the name as their role.
 
     Args:
         layers: modules whose parameters the loss depends on.

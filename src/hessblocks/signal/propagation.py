@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hessblocks.errors import ArgumentError
+from hessblocks.signal.attention_calls import UNSEEN, watched
 from hessblocks.signal.gradients import gradient_norms
+from hessblocks.signal.heads import HeadSignal
 from hessblocks.signal.jacobian import Conditioning, conditioning
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
 from hessblocks.signal.token_similarity import (
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("layer", "quantity", "role", "value", "method")
 """Columns of the rows."""
+WHOLE = "singular values need the whole matrix, which hessblocks' attention alone gives"
+"""Why there is no spectral gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +44,37 @@ class LayerSignal:
     """Number of the layer, counted from 0."""
     tokens: TokenSignal
     """Signal of the layer's output."""
-    attention_entropy: float | None
-    """Mean entropy of a token's absolute weights, nats; None without access to the attention."""
+    heads: tuple[HeadSignal, ...]
+    """Attention, head by head; empty where it cannot be looked into."""
     spectral_gap: float | None
-    """1 − s₂/s₁ of the attention's singular values; None as above."""
+    """1 − s₂/s₁ of the attention's singular values; None without a method `matrix`."""
+    reason: str
+    """Why numbers of heads are None; empty where none is."""
     jacobian: Conditioning | None
     """Singular values of the layer's Jacobian on the first sequence; None where not asked for."""
     gradient_norms: Mapping[str, float]
     """Norm of the loss gradient by role; empty where the batch has no labels."""
+
+    @property
+    def attention_entropy(self) -> float | None:
+        """Mean entropy of a token's attention row, nats; of its absolute weights where shaped."""
+        return fmean(head.entropy for head in self.heads) if self.heads else None
+
+    @property
+    def largest_logit(self) -> float | None:
+        """Largest absolute attention logit of all heads, before mask and softmax."""
+        found = self._of_heads("largest_logit")
+        return float(torch.tensor(found, dtype=torch.float64).max()) if found else None  # or NaN
+
+    @property
+    def second_moment(self) -> float | None:
+        """Mean of tr M_2 over tokens and heads; 0: queries and keys have no curvature."""
+        found = self._of_heads("second_moment")
+        return fmean(found) if found else None
+
+    def _of_heads(self, name: str) -> list[float]:
+        found = (getattr(head, name) for head in self.heads)
+        return [value for value in found if value is not None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,7 +87,11 @@ class Signal(Tabular):
     """Every layer, in order."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """List a measured value a row: layer (empty for inputs), quantity, role, value, method."""
+        """List a value a row: layer (empty for inputs), quantity, role, value, method.
+
+        What cannot be measured has the value None, and the reason as its method. Values of single
+        heads have the head as their role.
+        """
         inputs = [("", name, "", value, "exact") for name, value in asdict(self.inputs).items()]
         layers = [(layer.layer, *value) for layer in self.layers for value in _values(layer)]
         return [dict(zip(COLUMNS, row, strict=True)) for row in (*inputs, *layers)]
@@ -111,8 +143,9 @@ def propagate(
 
     Args:
         model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and
-            take (sequences, tokens, width) first. Attention is looked into where it has a method
-            `matrix(x, context)`, as this library's has.
+            take (sequences, tokens, width) first. Attention is looked into, head by head, where it
+            goes through the attention functions of transformers, whichever is set; its spectral gap
+            where it has a method `matrix(x, context)`, as this library's has.
         batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms
             are measured too.
         jacobian_steps: products with each layer's Jacobian (JVP and VJP) for its condition number,
@@ -125,9 +158,10 @@ def propagate(
     Raises:
         ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two tokens.
 
-    Cost: one pass forward (and backward, with labels), tokens × tokens buffers of one layer's
-        attention and their singular values; for the Jacobians a copy of the model in double
-        precision.
+    Cost: one pass forward (and backward, with labels); attention again in double precision, by
+        tiles of queries, with the layer's vectors beside the values. For `matrix` tokens × tokens
+        buffers of one layer and their singular values; for the Jacobians a copy of the model in
+        double precision.
     """
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     device = next((p.device for p in model.parameters()), None)
@@ -138,21 +172,24 @@ def propagate(
     looked_at = layers + [attention for attention in attentions if attention is not None]
     with evaluation(model):
         with torch.set_grad_enabled("labels" in inputs):
-            seen, output = calls(model, looked_at, inputs)
+            with watched(layers, real) as heads:
+                seen, output = calls(model, looked_at, inputs)
             gradients: list[dict[str, float]] = [{} for _ in layers]
             if "labels" in inputs:
                 gradients = gradient_norms(layers, output.loss)
         jacobians = _jacobians(model, inputs, real, jacobian_steps, dense_limit)
         called = {call.module: call for call in seen}
-        mixing = [_mixing(a if a is None else called[a], real) for a in attentions]
+        mixing = [
+            _mixing(a if a is None else called[a], heads.get(index, UNSEEN), real)
+            for index, a in enumerate(attentions)
+        ]
     return Signal(
         inputs=token_signal(seen[0].x, real),
         layers=tuple(
             LayerSignal(
                 layer=index,
                 tokens=token_signal(called[layer].output, real),
-                attention_entropy=mixing[index][0],
-                spectral_gap=mixing[index][1],
+                **mixing[index],
                 jacobian=jacobians[index],
                 gradient_norms=gradients[index],
             )
@@ -172,14 +209,23 @@ def _attention(layer: nn.Module) -> nn.Module | None:
     return next((m for m in layer.modules() if callable(getattr(m, "matrix", None))), None)
 
 
-def _mixing(call: Call | None, real: Tensor) -> tuple[float | None, float | None]:
+def _mixing(call: Call | None, seen: tuple[HeadSignal, ...] | str, real: Tensor) -> dict[str, Any]:
+    """Collect what is known of a layer's attention; `seen` is its softmax alone."""
+    heads, reason = ((), seen) if isinstance(seen, str) else (seen, "")
+    if any(head.second_moment is None for head in heads):
+        reason = "its keys are made of other vectors than its input"
     if call is None:
-        return None, None
+        return {"heads": heads, "spectral_gap": None, "reason": reason}
     module: Any = call.module
     with torch.no_grad():
         matrix = module.matrix(*call.arguments[:2])
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-    return float(attention_entropy(wide, real)), float(spectral_gap(wide, real))
+    unseen = HeadSignal(entropy=0.0, largest_logit=None, second_moment=None)
+    heads = tuple(
+        replace(head, entropy=float(attention_entropy(own[:, None], real)))
+        for head, own in zip(heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True)
+    )
+    return {"heads": heads, "spectral_gap": float(spectral_gap(wide, real)), "reason": reason}
 
 
 def _jacobians(
@@ -205,12 +251,18 @@ def _jacobians(
     ]
 
 
-def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float, str]]:
+def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float | None, str]]:
     """Yield quantity, role, value and method of each measurement."""
-    mixing = {"attention_entropy": layer.attention_entropy, "spectral_gap": layer.spectral_gap}
-    for name, value in (asdict(layer.tokens) | mixing).items():
-        if value is not None:
-            yield name, "", value, "exact"
+    for name, value in asdict(layer.tokens).items():
+        yield name, "", value, "exact"
+    for name in ("attention_entropy", "largest_logit", "second_moment"):
+        value = getattr(layer, name)
+        yield name, "", value, layer.reason if value is None else "exact"
+    yield "spectral_gap", "", layer.spectral_gap, WHOLE if layer.spectral_gap is None else "exact"
+    for number, head in enumerate(layer.heads):
+        for name, value in asdict(head).items():
+            if value is not None:
+                yield f"head_{name}", f"head.{number}", value, "exact"
     if layer.jacobian is not None:
         method = "exact" if layer.jacobian.exact else "lower bound"
         yield "jacobian_condition", "", layer.jacobian.condition, method

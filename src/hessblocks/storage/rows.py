@@ -98,9 +98,11 @@ class SignalRow:
     quantity: str
     """Such as `token_similarity` or `gradient_norm`."""
     role: str
-    """Kind of parameter group, of gradients; else empty."""
-    value: float
-    """In the unit of its quantity; may be infinite."""
+    """Kind of parameter group, of gradients; number of the head; else empty."""
+    value: float | None
+    """In the unit of its quantity; may be infinite; None where it cannot be measured."""
+    method: str
+    """`exact` or `lower bound`; without a value the reason."""
 
 
 def read_signal(path: Path) -> list[SignalRow]:

@@ -75,6 +75,8 @@ def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
     """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
     for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
         layer = None if row["layer"] == "" else row["layer"]
+        if row["value"] is None:
+            continue
         yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
 
 
@@ -221,7 +223,8 @@ class Following(TrainerCallback, Tabular):
         self.rows += found
         if self._log and found:
             numbers = {self.name_of(row): row["value"] for row in found}
-            self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
+            known = {name: one for name, one in numbers.items() if one is not None}
+            self._log({name: one for name, one in known.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One value a row, with its step."""
@@ -325,7 +328,7 @@ class CurvatureCallback(Following):
 
 
 class SignalCallback(Following):
-    """Callback of the signal: similarity, rank, norm, kurtosis, entropy of attention, by layer."""
+    """Callback of the signal by layer: similarity, rank, norm, kurtosis, attention by head."""
 
     def __init__(self, batch: Any, *, every: int = 100) -> None:
         """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
@@ -333,7 +336,7 @@ class SignalCallback(Following):
         self._batch = batch
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a layer and quantity; without Jacobians."""
+        """One row a layer, quantity and head; without Jacobians, and None with the reason."""
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ QUANTITIES = {
     "norm": "norm",
     "kurtosis": "kurtosis",
     "attention_entropy": "attention\nentropy",
+    "largest_logit": "largest\nlogit",
+    "second_moment": "second\nmoment",
     "spectral_gap": "spectral\ngap",
     "jacobian_condition": "Jacobian\ncondition",
 }
@@ -24,16 +26,29 @@ QUANTITIES = {
 GRADIENT = "gradient "
 """Stands before the role of a gradient."""
 Rows = Sequence[Mapping[str, Any]]
-Layers = dict[Any, dict[str, float]]
-"""Layer ("" for the inputs) → {quantity, or gradient of a role: value}."""
+Layers = dict[Any, dict[str, Any]]
+"""Layer ("" for the inputs) → {quantity, or gradient of a role: value, or list over heads}."""
 
 
 def by_model(rows: Rows) -> dict[str, Layers]:
     """Sort rows by model and layer."""
     found: dict[str, Layers] = {}
     for row in rows:
-        name = GRADIENT + row["role"] if row["role"] else row["quantity"]
-        found.setdefault(row["model"], {}).setdefault(row["layer"], {})[name] = row["value"]
+        values = found.setdefault(row["model"], {}).setdefault(row["layer"], {})
+        name = GRADIENT + row["role"] if row["quantity"] == "gradient_norm" else row["quantity"]
+        if name.startswith("head_"):
+            values.setdefault(name, []).append(row["value"])
+        elif row["value"] is not None:
+            values[name] = row["value"]
+    return found
+
+
+def reasons(rows: Rows) -> dict[str, dict[str, str]]:
+    """Find by model which quantities have no value at some layer, and why."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row["value"] is None:
+            found.setdefault(row["model"], {})[row["quantity"]] = row["method"]
     return found
 
 
@@ -48,13 +63,15 @@ def collapse(layers: Layers) -> int | None:
 
 def described(rows: Rows) -> dict[str, Any]:
     """Describe every number, by model and layer; an infinite one is null."""
+    why = reasons(rows)
     return {
         model: {
             "rank_collapse_from_layer": collapse(layers),
+            "not_measured": why.get(model, {}),
             "layers": [
                 {
                     "layer": None if layer == "" else layer,
-                    **{name: v if math.isfinite(v) else None for name, v in values.items()},
+                    **{name: _finite(value) for name, value in values.items()},
                 }
                 for layer, values in layers.items()
             ],
@@ -63,23 +80,36 @@ def described(rows: Rows) -> dict[str, Any]:
     }
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return value if math.isfinite(value) else None
+
+
 def lines(rows: Rows) -> Iterator[Table | str]:
     """Yield the tables and what they amount to."""
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
-    yield _table(models, QUANTITIES, inputs=True)
     values = [values for layers in models.values() for values in layers.values()]
+    known = {name for one in values for name in one}
+    columns = {name: title for name, title in QUANTITIES.items() if name in known}
+    yield _table(models, columns, inputs=True)
     names = (name for one in values for name in one if name.startswith(GRADIENT))
-    gradients = {name: name.removeprefix(GRADIENT) for name in names}
+    gradients = {name: _title(name.removeprefix(GRADIENT)) for name in names}
     table = _table(models, gradients, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
     yield table
     yield (
         "token similarity: mean cosine between tokens, 1 is rank collapse; stable rank: 1 is rank "
-        "collapse; norm: root mean square; entropy: of the shaped matrix, nats; gradients: "
+        "collapse; norm: root mean square; entropy: of the attention rows (of the shaped matrix), "
+        "nats, largest logit: before the softmax, second moment: spread of the inputs attended to, "
+        "tr M₂, 0 leaves queries and keys no curvature; results.csv has each head; gradients: "
         "Euclidean norms; ≥: a lower bound"
     )
+    for name, why in reasons(rows).items():
+        for quantity, reason in why.items():
+            yield f"{name}: no {quantity.replace('_', ' ')}: {reason}"
     for name, layers in models.items():
         from_layer = collapse(layers)
         last = list(layers.values())[-1]["token_similarity"]
@@ -105,6 +135,11 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: 
     return plain_table(("model", "layer", *columns.values()), rows)
 
 
+def _title(role: str) -> str:
+    """Break a role over lines, so that no column is cut."""
+    return role.replace("_", "\n").replace(".", "\n")
+
+
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     """Choose the inputs, and layers spread evenly, the first and the last among them."""
     items = list(layers.items())
@@ -114,7 +149,7 @@ def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     return inputs + [rest[place] for place in places]
 
 
-def _cell(values: Mapping[str, float], quantity: str) -> str:
+def _cell(values: Mapping[str, Any], quantity: str) -> str:
     value = values.get(quantity)
     if value is None:
         return ""

@@ -1,0 +1,166 @@
+"""Attention head by head: entropy, largest logit and second moment, by tiles of queries.
+
+Letters: B sequences, H heads, G key-value heads, T queries, S keys, K head width, V value width,
+D width of the layer's vectors, Q queries of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+TILE = 1 << 22
+"""Most numbers of a tile's largest tensor; it grows with the context, not with its square."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSignal:
+    """Attention of one head over the unpadded tokens; None where it could not be looked into."""
+
+    entropy: float
+    """Mean entropy of a token's attention row, nats; shaped: as in `LayerSignal`."""
+    largest_logit: float | None
+    """Largest absolute score before mask and softmax, of a token and a key that it sees."""
+    second_moment: float | None
+    """Mean of tr M_2 = Σ_j a_j ‖x_j − m‖², m = Σ_j a_j x_j; 0: no query and key curvature."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftmaxCall:
+    """Softmax attention that a layer asked for, and what it got."""
+
+    query: Float[Tensor, "B H T K"]
+    """Queries, rotary positions included."""
+    key: Float[Tensor, "B G S K"]
+    """Keys, used by H / G heads in a row."""
+    value: Float[Tensor, "B G S V"]
+    """Values."""
+    mask: Shaped[Tensor, "#B #H T S"] | None
+    """Booleans (True: is seen), or numbers added to the scores."""
+    scale: float
+    """Factor of the scores."""
+    causal: bool
+    """Whether query number i sees no key after number i."""
+    output: Float[Tensor, "B T H V"]
+    """Mixed values."""
+    x: Float[Tensor, "B S D"] | None
+    """Vectors that keys are made of; None where they are not known."""
+
+
+def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSignal, ...] | str:
+    """Measure every head, in double precision.
+
+    The mixed values are computed too: where they are not those of the layer, its attention is more
+    than softmax(scale · q kᵀ + mask) v.
+
+    Args:
+        call: what the layer asked for.
+        real: False at padding, which is left out.
+
+    Returns:
+        The heads in order, or why they cannot be measured.
+
+    Cost: products of T × S × (K + V + D) a head, and memory linear in the context.
+
+    Source: M_2 is the second attention moment of Ormaniec et al. (2025), section 4.
+    """
+    unfit = _unfit(call, real)
+    if unfit:
+        return unfit
+    entropy, logit, moment = call.query.new_zeros(3, call.query.shape[1], dtype=_wide(call.query))
+    for sequence, tokens in enumerate(real):
+        for found in _tiles(call, sequence, tokens.nonzero()[:, 0]):
+            if not found.as_given:
+                return "its attention is more than softmax(scale q kᵀ + mask) v: sinks, a bias, ..."
+            entropy += torch.special.entr(found.shares).sum((1, 2))
+            logit = torch.maximum(logit, found.logit)
+            moment += found.spread
+    count = real.sum()
+    return tuple(
+        HeadSignal(
+            entropy=float(entropy[head] / count),
+            largest_logit=float(logit[head]),
+            second_moment=None if call.x is None else float(moment[head] / count),
+        )
+        for head in range(len(logit))
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tile:
+    """Some queries of one sequence."""
+
+    shares: Float[Tensor, "H Q S"]
+    """Attention rows."""
+    logit: Float[Tensor, " H"]
+    """Largest absolute score."""
+    spread: Float[Tensor, " H"] | float
+    """Sum of tr M_2."""
+    as_given: bool
+    """Whether the mixed values are the layer's."""
+
+
+def _tiles(call: SoftmaxCall, sequence: int, tokens: Int[Tensor, " _"]) -> Iterator[_Tile]:
+    wide = _wide(call.query)
+    heads, keys = call.query.shape[1], call.key.shape[2]
+    shared = heads // call.key.shape[1]
+    k, v = (t[sequence].to(wide).repeat_interleave(shared, 0) for t in (call.key, call.value))
+    x = None if call.x is None else call.x[sequence].to(wide)
+    width = 0 if x is None else x.shape[-1]
+    if x is not None:  # a shift changes no spread, and a large mean would cost digits
+        x = x - x[tokens].mean(0)
+    near = torch.finfo(call.output.dtype).eps ** 0.4  # 2e-3 in float32
+    for some in tokens.split(max(1, TILE // (heads * max(keys, width)))):
+        scores = call.scale * call.query[sequence][:, some].to(wide) @ k.mT
+        seen, added = _visible(call, sequence, some)
+        logit = scores.abs().masked_fill(~seen, 0.0).amax((1, 2))
+        shares = (scores + added).masked_fill(~seen, -torch.inf).softmax(-1)
+        shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # who sees nothing
+        given = call.output[sequence, some].transpose(0, 1).to(wide)
+        bound = near * float(v.abs().nan_to_num().max())
+        yield _Tile(
+            shares=shares,
+            logit=logit,
+            spread=0.0 if x is None else _spread(shares, x),
+            as_given=torch.allclose(shares @ v, given, rtol=near, atol=bound, equal_nan=True),
+        )
+
+
+def _spread(shares: Float[Tensor, "H Q S"], x: Float[Tensor, "S D"]) -> Float[Tensor, " H"]:
+    """Sum tr M_2 = Σ_j a_j ‖x_j‖² − ‖m‖² over queries; rounding alone would be below 0."""
+    spread = shares @ x.square().sum(-1) - (shares @ x).square().sum(-1)
+    return spread.clamp(min=0.0).sum(-1)
+
+
+def _visible(
+    call: SoftmaxCall, sequence: int, some: Int[Tensor, " _"]
+) -> tuple[Bool[Tensor, "#H Q S"], Float[Tensor, "#H Q S"] | float]:
+    """Find the keys that some queries see, and what is added to their scores."""
+    keys = call.key.shape[2]
+    if call.mask is None:
+        places = torch.arange(keys, device=some.device).expand(len(some), -1)
+        return (places <= (some[:, None] if call.causal else keys))[None], 0.0
+    mask = call.mask[sequence % len(call.mask)].expand(-1, call.query.shape[2], -1)
+    mask = mask[:, some, :keys]
+    if mask.dtype == torch.bool:
+        return mask, 0.0
+    return mask > torch.finfo(mask.dtype).min / 2, mask.to(_wide(call.query))
+
+
+def _unfit(call: SoftmaxCall, real: Tensor) -> str:
+    """Say what is not of the form that tiles know; empty where all is."""
+    mask, query = call.mask, call.query
+    if query.ndim != 4 or call.output.shape[:3] != (*real.shape, query.shape[1]):
+        return "its queries or outputs are not (sequences, tokens, heads, width)"
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 4):
+        return "its attention function has no mask of four axes; use attn_implementation=sdpa"
+    return ""
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """Choose double precision, which Apple's devices do not have."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
