@@ -89,26 +89,29 @@ def _heads(rows: Sequence[SignalRow]) -> Iterator[Heatmap]:
         for quantity, label in OF_HEADS.items():
             layers: dict[int | None, list[float]] = defaultdict(list)
             for row in rows:
-                if (row.model, row.quantity) == (model, quantity) and row.value is not None:
-                    finite = math.isfinite(row.value)
-                    layers[row.layer].append(row.value if finite else math.nan)
+                if (row.model, row.quantity) == (model, quantity):
+                    layers[row.layer].append(_finite(row))
             if any(math.isfinite(value) for values in layers.values() for value in values):
-                widest = max(map(len, layers.values()))
+                widest, step = max(map(len, layers.values())), len(layers) // 20 + 1
                 yield Heatmap(
-                    title=model,
+                    title=f"{model}: layers × heads",
                     label=label,
                     values=tuple((*v, *[math.nan] * (widest - len(v))) for v in layers.values()),
-                    rows=tuple(map(str, layers)),
+                    rows=tuple("" if n % step else str(layer) for n, layer in enumerate(layers)),
                     columns=tuple(map(str, range(widest))),
                 )
+
+
+def _finite(row: SignalRow) -> float:
+    return row.value if row.value is not None and math.isfinite(row.value) else math.nan
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
     """Draw one line a model, of values the axis can show; what enters comes before layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        value = math.nan if row.value is None else row.value
-        if math.isfinite(value) and (value > 0 or scale == "linear"):
+        value = _finite(row)
+        if value > (0 if scale == "log" else -math.inf):  # what is not finite is not
             models[row.model].append((0 if row.layer is None else row.layer + 1, value))
     last = max((x for points in models.values() for x, _ in points), default=0)
     series = tuple(

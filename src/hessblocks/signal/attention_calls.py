@@ -6,10 +6,10 @@ Whichever they find is called as always, and what it was given is measured.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -47,11 +47,12 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "B T"]) -> Iterator[
     def leave(module: nn.Module, *_: Any) -> None:
         inputs.pop(module, None)
 
-    def measure(module: Any, call: Callable[[Tensor | None], SoftmaxCall]) -> None:
-        number = owner.get(module)
+    def measure(module: Any, call: SoftmaxCall) -> None:
+        number, x = owner.get(module), inputs.get(module)
         if number is not None and number not in found:
+            fits = x is not None and x.shape[:2] == (len(call.key), call.key.shape[-2])
             with torch.no_grad(), torch.autocast(real.device.type, enabled=False):
-                found[number] = head_signals(call(inputs.get(module)), real)
+                found[number] = head_signals(replace(call, x=x if fits else None), real)
 
     with ExitStack() as stack:
         for module in owner:
@@ -65,18 +66,16 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "B T"]) -> Iterator[
 def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
     """Find the vectors that a module's keys are made of."""
     x = arguments[0] if arguments else keywords.get("hidden_states")
-    if any(keywords.get(name) is not None for name in ELSEWHERE):
-        return None
-    return x if isinstance(x, Tensor) and x.ndim == 3 else None
+    other = any(keywords.get(name) is not None for name in ELSEWHERE)
+    return x if isinstance(x, Tensor) and x.ndim == 3 and not other else None
 
 
 @contextmanager
 def _overheard(measure: Callable[..., None]) -> Iterator[None]:
     """Tell of every call of an attention function that this thread's models look up."""
-    registry = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
-    if registry is None:  # no model of transformers
-        yield
-        return
+    from transformers.modeling_utils import AttentionInterface
+
+    registry: Any = AttentionInterface
     own, thread, listening = registry.get_interface, threading.get_ident(), [True]
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,9 +84,8 @@ def _overheard(measure: Callable[..., None]) -> Iterator[None]:
         @wraps(function)
         def attention(module: Any, *tensors: Any, **keywords: Any) -> Any:
             output = function(module, *tensors, **keywords)
-            if listening and threading.get_ident() == thread:
-                eager = function is default
-                measure(module, lambda x: _call(module, tensors, keywords, output[0], x, eager))
+            if listening and threading.get_ident() == thread and len(tensors) > 2:
+                measure(module, _call(module, tensors, keywords, output[0], function is default))
             return output
 
         return attention
@@ -101,14 +99,7 @@ def _overheard(measure: Callable[..., None]) -> Iterator[None]:
             registry.get_interface = own
 
 
-def _call(
-    module: Any,
-    tensors: tuple[Any, ...],
-    keywords: dict[str, Any],
-    output: Tensor,
-    x: Tensor | None,
-    eager: bool,
-) -> SoftmaxCall:
+def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) -> SoftmaxCall:
     query, key, value, *rest = tensors
     mask = rest[0] if rest else keywords.get("attention_mask")
     causal, scale = keywords.get("is_causal"), keywords.get("scaling")
@@ -122,5 +113,5 @@ def _call(
         # eager functions are told by the mask alone
         causal=bool(causal) and mask is None and not eager and query.shape[2] > 1,
         output=output,
-        x=x if x is not None and x.shape[:2] == (len(key), key.shape[-2]) else None,
+        x=None,
     )

@@ -68,66 +68,45 @@ def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSign
 
     Source: M_2 is the second attention moment of Ormaniec et al. (2025), section 4.
     """
-    unfit = _unfit(call, real)
-    if unfit:
+    if unfit := _unfit(call, real):
         return unfit
-    entropy, logit, moment = call.query.new_zeros(3, call.query.shape[1], dtype=_wide(call.query))
-    for sequence, tokens in enumerate(real):
-        for found in _tiles(call, sequence, tokens.nonzero()[:, 0]):
-            if not found.as_given:
-                return "its attention is more than softmax(scale q kᵀ + mask) v: sinks, a bias, ..."
-            entropy += torch.special.entr(found.shares).sum((1, 2))
-            logit = torch.maximum(logit, found.logit)
-            moment += found.spread
-    count = real.sum()
+    tiles = []
+    for of_tile, as_given in _tiles(call, real):
+        if not as_given:
+            return "its attention is more than softmax(scale q kᵀ + mask) v: sinks, a bias, ..."
+        tiles.append(of_tile)
+    entropies, logits, moments = torch.stack(tiles, dim=1)
+    means = (torch.stack([entropies.sum(0), moments.sum(0)]) / real.sum()).T.tolist()
+    known = call.x is not None
     return tuple(
-        HeadSignal(
-            entropy=float(entropy[head] / count),
-            largest_logit=float(logit[head]),
-            second_moment=None if call.x is None else float(moment[head] / count),
-        )
-        for head in range(len(logit))
+        HeadSignal(entropy=entropy, largest_logit=logit, second_moment=moment if known else None)
+        for (entropy, moment), logit in zip(means, logits.amax(0).tolist(), strict=True)
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Tile:
-    """Some queries of one sequence."""
-
-    shares: Float[Tensor, "H Q S"]
-    """Attention rows."""
-    logit: Float[Tensor, " H"]
-    """Largest absolute score."""
-    spread: Float[Tensor, " H"] | float
-    """Sum of tr M_2."""
-    as_given: bool
-    """Whether the mixed values are the layer's."""
-
-
-def _tiles(call: SoftmaxCall, sequence: int, tokens: Int[Tensor, " _"]) -> Iterator[_Tile]:
+def _tiles(
+    call: SoftmaxCall, real: Bool[Tensor, "B T"]
+) -> Iterator[tuple[Float[Tensor, "3 H"], bool]]:
+    """Yield entropies, largest logit and tr M_2 of some queries; whether O is the layer's."""
     wide = _wide(call.query)
     heads, keys = call.query.shape[1], call.key.shape[2]
-    shared = heads // call.key.shape[1]
-    k, v = (t[sequence].to(wide).repeat_interleave(shared, 0) for t in (call.key, call.value))
-    x = None if call.x is None else call.x[sequence].to(wide)
-    width = 0 if x is None else x.shape[-1]
-    if x is not None:  # a shift changes no spread, and a large mean would cost digits
-        x = x - x[tokens].mean(0)
     near = torch.finfo(call.output.dtype).eps ** 0.4  # 2e-3 in float32
-    for some in tokens.split(max(1, TILE // (heads * max(keys, width)))):
-        scores = call.scale * call.query[sequence][:, some].to(wide) @ k.mT
-        seen, added = _visible(call, sequence, some)
-        logit = scores.abs().masked_fill(~seen, 0.0).amax((1, 2))
-        shares = (scores + added).masked_fill(~seen, -torch.inf).softmax(-1)
-        shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # who sees nothing
-        given = call.output[sequence, some].transpose(0, 1).to(wide)
+    for sequence, tokens in enumerate(real):
+        shared = heads // call.key.shape[1]
+        k, v = (t[sequence].to(wide).repeat_interleave(shared, 0) for t in (call.key, call.value))
+        x = k.new_zeros(keys, 1) if call.x is None else call.x[sequence].to(wide)
+        x = x - x.mean(0)  # a shift changes no spread; a large mean would cost digits
         bound = near * float(v.abs().nan_to_num().max())
-        yield _Tile(
-            shares=shares,
-            logit=logit,
-            spread=0.0 if x is None else _spread(shares, x),
-            as_given=torch.allclose(shares @ v, given, rtol=near, atol=bound, equal_nan=True),
-        )
+        for some in tokens.nonzero()[:, 0].split(max(1, TILE // (heads * max(x.shape)))):
+            scores = call.scale * call.query[sequence][:, some].to(wide) @ k.mT
+            seen, added = _visible(call, sequence, some)
+            logit = scores.abs().masked_fill(~seen, 0.0).amax((1, 2))
+            shares = (scores + added).masked_fill(~seen, -torch.inf).softmax(-1)
+            shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # who sees nothing
+            entropy = torch.special.entr(shares).sum((1, 2))
+            given = call.output[sequence, some].transpose(0, 1).to(wide)
+            as_given = torch.allclose(shares @ v, given, rtol=near, atol=bound, equal_nan=True)
+            yield torch.stack([entropy, logit, _spread(shares, x)]), as_given
 
 
 def _spread(shares: Float[Tensor, "H Q S"], x: Float[Tensor, "S D"]) -> Float[Tensor, " H"]:
@@ -154,7 +133,8 @@ def _visible(
 def _unfit(call: SoftmaxCall, real: Tensor) -> str:
     """Say what is not of the form that tiles know; empty where all is."""
     mask, query = call.mask, call.query
-    if query.ndim != 4 or call.output.shape[:3] != (*real.shape, query.shape[1]):
+    mixed = (*real.shape, *query.shape[1:2], call.value.shape[-1])
+    if query.ndim != 4 or call.output.shape != mixed:
         return "its queries or outputs are not (sequences, tokens, heads, width)"
     if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 4):
         return "its attention function has no mask of four axes; use attn_implementation=sdpa"

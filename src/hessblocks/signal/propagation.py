@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("layer", "quantity", "role", "value", "method")
 """Columns of the rows."""
+OF_ATTENTION = ("attention_entropy", "largest_logit", "second_moment", "spectral_gap")
+"""Quantities of a layer that may be None."""
 WHOLE = "singular values need the whole matrix, which hessblocks' attention alone gives"
 """Why there is no spectral gap."""
 
@@ -63,8 +65,8 @@ class LayerSignal:
     @property
     def largest_logit(self) -> float | None:
         """Largest absolute attention logit of all heads, before mask and softmax."""
-        found = self._of_heads("largest_logit")
-        return float(torch.tensor(found, dtype=torch.float64).max()) if found else None  # or NaN
+        found = torch.tensor(self._of_heads("largest_logit"), dtype=torch.float64)
+        return float(found.max()) if len(found) else None  # of Python's max NaN may be lost
 
     @property
     def second_moment(self) -> float | None:
@@ -91,6 +93,9 @@ class Signal(Tabular):
 
         What cannot be measured has the value None, and the reason as its method. Values of single
         heads have the head as their role.
+
+        Returns:
+            All rows, layer by layer.
         """
         inputs = [("", name, "", value, "exact") for name, value in asdict(self.inputs).items()]
         layers = [(layer.layer, *value) for layer in self.layers for value in _values(layer)]
@@ -253,12 +258,10 @@ def _jacobians(
 
 def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float | None, str]]:
     """Yield quantity, role, value and method of each measurement."""
-    for name, value in asdict(layer.tokens).items():
-        yield name, "", value, "exact"
-    for name in ("attention_entropy", "largest_logit", "second_moment"):
-        value = getattr(layer, name)
-        yield name, "", value, layer.reason if value is None else "exact"
-    yield "spectral_gap", "", layer.spectral_gap, WHOLE if layer.spectral_gap is None else "exact"
+    known = asdict(layer.tokens) | {name: getattr(layer, name) for name in OF_ATTENTION}
+    for name, value in known.items():
+        why = WHOLE if name == "spectral_gap" else layer.reason
+        yield name, "", value, why if value is None else "exact"
     for number, head in enumerate(layer.heads):
         for name, value in asdict(head).items():
             if value is not None:

@@ -75,9 +75,8 @@ def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
     """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
     for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
         layer = None if row["layer"] == "" else row["layer"]
-        if row["value"] is None:
-            continue
-        yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
+        if row["value"] is not None:
+            yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
 
 
 def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
@@ -222,9 +221,9 @@ class Following(TrainerCallback, Tabular):
         self._optimizer = None
         self.rows += found
         if self._log and found:
-            numbers = {self.name_of(row): row["value"] for row in found}
-            known = {name: one for name, one in numbers.items() if one is not None}
-            self._log({name: one for name, one in known.items() if math.isfinite(one)})
+            known = (row for row in found if row["value"] is not None)
+            numbers = {self.name_of(row): row["value"] for row in known}
+            self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One value a row, with its step."""

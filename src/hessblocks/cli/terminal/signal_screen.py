@@ -1,6 +1,7 @@
 """Show the signal through layers on the terminal, and as JSON."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,8 @@ QUANTITIES = {
 GRADIENT = "gradient "
 """Stands before the role of a gradient."""
 Rows = Sequence[Mapping[str, Any]]
-Layers = dict[Any, dict[str, Any]]
-"""Layer ("" for the inputs) → {quantity, or gradient of a role: value, or list over heads}."""
+Layers = dict[Any, dict[str, float]]
+"""Layer ("" for the inputs) → {quantity, with its role where it has one: value}."""
 
 
 def by_model(rows: Rows) -> dict[str, Layers]:
@@ -35,21 +36,16 @@ def by_model(rows: Rows) -> dict[str, Layers]:
     found: dict[str, Layers] = {}
     for row in rows:
         values = found.setdefault(row["model"], {}).setdefault(row["layer"], {})
-        name = GRADIENT + row["role"] if row["quantity"] == "gradient_norm" else row["quantity"]
-        if name.startswith("head_"):
-            values.setdefault(name, []).append(row["value"])
-        elif row["value"] is not None:
-            values[name] = row["value"]
+        if row["value"] is not None:
+            name = row["quantity"].replace("gradient_norm", "gradient")
+            values[f"{name} {row['role']}".rstrip()] = row["value"]
     return found
 
 
-def reasons(rows: Rows) -> dict[str, dict[str, str]]:
-    """Find by model which quantities have no value at some layer, and why."""
-    found: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if row["value"] is None:
-            found.setdefault(row["model"], {})[row["quantity"]] = row["method"]
-    return found
+def reasons(rows: Rows) -> dict[tuple[str, str], str]:
+    """Find which quantity of which model has no value at some layer, and why."""
+    missing = (row for row in rows if row["value"] is None)
+    return {(row["model"], row["quantity"]): row["method"] for row in missing}
 
 
 def collapse(layers: Layers) -> int | None:
@@ -63,27 +59,21 @@ def collapse(layers: Layers) -> int | None:
 
 def described(rows: Rows) -> dict[str, Any]:
     """Describe every number, by model and layer; an infinite one is null."""
-    why = reasons(rows)
+    reason = reasons(rows)
     return {
         model: {
             "rank_collapse_from_layer": collapse(layers),
-            "not_measured": why.get(model, {}),
+            "not_measured": {what: why for (name, what), why in reason.items() if name == model},
             "layers": [
                 {
                     "layer": None if layer == "" else layer,
-                    **{name: _finite(value) for name, value in values.items()},
+                    **{name: v if math.isfinite(v) else None for name, v in values.items()},
                 }
                 for layer, values in layers.items()
             ],
         }
         for model, layers in by_model(rows).items()
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return value if math.isfinite(value) else None
 
 
 def lines(rows: Rows) -> Iterator[Table | str]:
@@ -96,7 +86,7 @@ def lines(rows: Rows) -> Iterator[Table | str]:
     columns = {name: title for name, title in QUANTITIES.items() if name in known}
     yield _table(models, columns, inputs=True)
     names = (name for one in values for name in one if name.startswith(GRADIENT))
-    gradients = {name: _title(name.removeprefix(GRADIENT)) for name in names}
+    gradients = {name: re.sub("[._]", "\n", name.removeprefix(GRADIENT)) for name in names}
     table = _table(models, gradients, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
     yield table
@@ -107,9 +97,8 @@ def lines(rows: Rows) -> Iterator[Table | str]:
         "tr M₂, 0 leaves queries and keys no curvature; results.csv has each head; gradients: "
         "Euclidean norms; ≥: a lower bound"
     )
-    for name, why in reasons(rows).items():
-        for quantity, reason in why.items():
-            yield f"{name}: no {quantity.replace('_', ' ')}: {reason}"
+    for (name, quantity), why in reasons(rows).items():
+        yield f"{name}: no {quantity.replace('_', ' ')}: {why}"
     for name, layers in models.items():
         from_layer = collapse(layers)
         last = list(layers.values())[-1]["token_similarity"]
@@ -135,11 +124,6 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: 
     return plain_table(("model", "layer", *columns.values()), rows)
 
 
-def _title(role: str) -> str:
-    """Break a role over lines, so that no column is cut."""
-    return role.replace("_", "\n").replace(".", "\n")
-
-
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     """Choose the inputs, and layers spread evenly, the first and the last among them."""
     items = list(layers.items())
@@ -149,7 +133,7 @@ def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     return inputs + [rest[place] for place in places]
 
 
-def _cell(values: Mapping[str, Any], quantity: str) -> str:
+def _cell(values: Mapping[str, float], quantity: str) -> str:
     value = values.get(quantity)
     if value is None:
         return ""
