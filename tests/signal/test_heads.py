@@ -19,7 +19,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.modeling_utils import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import hessblocks as hb
 from hessblocks.curvature import attention_moments
@@ -146,6 +147,61 @@ def test_the_second_moment_is_that_of_the_closed_forms(name: str) -> None:
     traces = moments.second.diagonal(dim1=-2, dim2=-1).sum(-1).mean((0, 2))
     last = propagate(model, tokens, jacobian_steps=0).layers[-1]
     assert [head.second_moment for head in last.heads] == pytest.approx(traces.tolist(), abs=1e-10)
+
+
+def test_no_tile_is_tokens_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    entropy = torch.special.entr
+    monkeypatch.setattr(
+        torch.special, "entr", lambda rows: (sizes.append(rows.numel()), entropy(rows))[1]
+    )
+    model = built("llama")
+    tokens = torch.randint(0, 29, (1, 16))  # without a mask: causal alone
+    whole = propagate(model, tokens, jacobian_steps=0)
+    assert max(sizes) == 4 * 16 * 16
+    monkeypatch.setattr(heads, "TILE", 3 * 4 * 16)
+    sizes.clear()
+    tiled = propagate(model, tokens, jacobian_steps=0)
+    assert max(sizes) == heads.TILE
+    for one, other in zip(whole.layers, tiled.layers, strict=True):
+        assert one.second_moment == pytest.approx(other.second_moment)
+        assert one.largest_logit == other.largest_logit
+
+
+def test_keys_of_an_encoder_have_no_second_moment_here() -> None:
+    class Cross(nn.Module):
+        is_causal = False
+
+        def forward(self, hidden_states: Tensor, key_value_states: Tensor) -> Tensor:
+            q, k = hidden_states[:, None], key_value_states[:, None]
+            function = ALL_ATTENTION_FUNCTIONS.get_interface("sdpa", sdpa_attention_forward)
+            return function(self, q, k, k, None)[0][:, :, 0]
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(29, 8)
+            self.layers = nn.ModuleList([Cross()])
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embedding(input_ids)
+            return self.layers[0](x, key_value_states=x.flip(1))
+
+    (layer,) = propagate(Reader(), torch.randint(0, 29, (1, 5)), jacobian_steps=0).layers
+    assert layer.attention_entropy is not None
+    assert layer.second_moment is None
+    assert "other vectors" in layer.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_is_taken_as_it_is(dtype: torch.dtype) -> None:
+    for name in ("llama", "bert"):
+        model = built(name)
+        exact = propagate(model, BATCH, jacobian_steps=0).layers[0]
+        found = propagate(model.to(dtype), BATCH, jacobian_steps=0).layers[0]
+        near = 1e-4 if dtype == torch.float32 else 0.2
+        assert found.attention_entropy == pytest.approx(exact.attention_entropy, rel=near)
+        assert found.second_moment == pytest.approx(exact.second_moment, rel=near)
 
 
 def test_equal_tokens_leave_no_second_moment() -> None:

@@ -154,6 +154,17 @@ def test_signal_and_gains_are_those_of_the_model(tmp_path: Path) -> None:
     assert "gain/1/alpha" in names
 
 
+def test_what_cannot_be_measured_is_a_reason_in_training(tmp_path: Path) -> None:
+    followed = trainer(gpt2(), tmp_path)
+    signal = hb.SignalCallback(BATCH, every=STEPS).attach(followed)
+    followed.train()
+    gaps = [row for row in signal.rows if row["quantity"] == "spectral_gap"]
+    assert all(row["value"] is None and "whole matrix" in row["method"] for row in gaps)
+    names = {name for line in followed.state.log_history for name in line}
+    assert {"signal/0/second_moment", "signal/0/head_entropy/head.1"} < names
+    assert "signal/0/spectral_gap" not in names
+
+
 def test_groups_may_be_chosen_once_or_at_each_moment(tmp_path: Path) -> None:
     model = gpt2()
     few = hb.select_groups(parameter_groups(model), ["*.query"])
