@@ -164,6 +164,7 @@ def test_no_tile_is_tokens_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     tiled = propagate(model, tokens, jacobian_steps=0)
     assert max(sizes) == heads.TILE
     for one, other in zip(whole.layers, tiled.layers, strict=True):
+        assert one.reason == ""
         assert one.second_moment == pytest.approx(other.second_moment)
         assert one.largest_logit == other.largest_logit
 

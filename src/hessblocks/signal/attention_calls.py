@@ -27,7 +27,7 @@ Found = dict[int, tuple[HeadSignal, ...] | str]
 
 
 @contextmanager
-def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "B T"]) -> Iterator[Found]:
+def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"]) -> Iterator[Found]:
     """Measure the first attention of each layer in the forward pass inside.
 
     Args:
