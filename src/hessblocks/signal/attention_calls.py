@@ -4,8 +4,6 @@ Models of transformers look their attention function up in a registry (`ALL_ATTE
 Whichever they find is called as always, and what it was given is measured.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

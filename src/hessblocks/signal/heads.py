@@ -4,8 +4,6 @@ Letters: B sequences, H heads, G key-value heads, T queries, S keys, K head widt
 D width of the layer's vectors, Q queries of a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
