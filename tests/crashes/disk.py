@@ -193,7 +193,6 @@ def watched(disk: Disk) -> Iterator[None]:
         put(
             safetensors.torch, "serialize_file", _library(disk, safetensors.torch.serialize_file, 1)
         )
-        put(texts, "write_tokens", _library(disk, texts.write_tokens, place=2))
         put(tokenizers.Tokenizer, "save", _library(disk, tokenizers.Tokenizer.save, place=1))
         yield
 

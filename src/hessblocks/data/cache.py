@@ -1,9 +1,13 @@
 """Per-user cache: folders with a manifest, built once and verified at each use."""
 
+import glob
+import hashlib
 import os
+import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from hessblocks.errors import RunError
 
 MANIFEST = "manifest.json"
 Build = Callable[[Path], Mapping[str, Any]]
-"""Fills an empty folder and describes its contents, as JSON values."""
+"""Fills a folder and describes its contents, as JSON values."""
 
 
 class CacheWarning(UserWarning):
@@ -52,7 +56,8 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     Args:
         name: of the folder in the cache.
         key: everything the contents depend on, as JSON values.
-        build: fills an empty folder and returns a description of the contents, as JSON values.
+        build: fills a folder and returns a description of the contents, as JSON values. It finds
+            there what an interrupted build (KeyboardInterrupt, a kill) of the same key has left.
 
     Returns:
         The entry, every file verified.
@@ -84,13 +89,32 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
 
 
 def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
-    with storage.atomic_folder(folder) as temporary:
-        contents = build(temporary)
+    with storage.atomic_folder(folder) as temporary, _begun(folder, key) as begun:
+        contents = build(begun)
+        for path in begun.iterdir():
+            path.rename(temporary / path.name)
         files = {
             path.name: {"size": path.stat().st_size, "sha256": storage.sha256(path)}
             for path in sorted(temporary.iterdir())
         }
         storage.write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
+
+
+@contextmanager
+def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield a folder that outlives an interruption, and is found again by the same key."""
+    stem = f".{folder.name}.begun-"
+    begun = folder.with_name(stem + hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest())
+    for other in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
+        shutil.rmtree(other)
+    begun.mkdir(exist_ok=True)
+    storage.remove_partials(begun)
+    try:
+        yield begun
+    except Exception:  # which an interruption is not
+        shutil.rmtree(begun, ignore_errors=True)
+        raise
+    begun.rmdir()
 
 
 def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:

@@ -2,7 +2,8 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from torch.utils.data import Dataset
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
+from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
+from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
 """Ends each document; token 0."""
@@ -25,8 +28,8 @@ SMALLEST_VOCABULARY = 257
 """256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
 """The encoding is learnt from at most about so many characters, spread evenly over the text."""
-_CHUNK = 1 << 20
-_BATCH = 64
+_BATCH = 1 << 22
+"""Characters that are encoded at once; each takes about 100 bytes meanwhile."""
 
 
 def check_vocabulary(size: int) -> None:
@@ -65,37 +68,30 @@ def learn_encoding(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    encoding.train_from_iterator(texts, trainer)
+    pieces = list(texts)
+    pieces.reverse()
+    # each is let go of once the trainer has its own copy
+    drained = (pieces.pop() for _ in range(len(pieces)))
+    _run_interruptibly(lambda: encoding.train_from_iterator(drained, trainer))
     return encoding
 
 
-def thinned(
-    texts: Iterable[str], characters: int, most: int = LEARNING_CHARACTERS
-) -> Iterator[str]:
-    """Take every k-th piece of the texts, k such that about `most` characters remain.
+def _run_interruptibly(run: Callable[[], object]) -> None:
+    """Run in a thread, since the trainer looks at no signals; one that comes is raised here."""
+    failed: list[BaseException] = []
 
-    Args:
-        texts: documents.
-        characters: how long they are together.
-        most: how many remain.
+    def attempt() -> None:
+        try:
+            run()
+        except BaseException as error:
+            failed.append(error)
 
-    Returns:
-        The pieces that remain, in order.
-    """
-    step = max(1, -(-characters // most))
-    pieces = (piece for text in texts for piece in pieces_of(text))
-    return itertools.islice(pieces, 0, None, step)
-
-
-def pieces_of(text: str) -> Iterator[str]:
-    """Cut the text into pieces of about a million characters, at line ends where possible."""
-    start = 0
-    while len(text) - start > _CHUNK:
-        # rfind gives −1 where there is no line end, and `+ 1` makes that false
-        cut = text.rfind("\n", start, start + _CHUNK) + 1 or start + _CHUNK
-        yield text[start:cut]
-        start = cut
-    yield text[start:]
+    thread = threading.Thread(target=attempt, daemon=True)  # which ends with the process
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.5)
+    if failed:
+        raise failed[0]
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
@@ -105,14 +101,15 @@ def token_type(vocabulary: int) -> np.dtype[Any]:
 
 def write_corpus(
     folder: AnyPath,
-    texts: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Sequence[Text]],
     vocabulary: int,
     special: Sequence[str] = (END_OF_TEXT,),
 ) -> dict[str, Any]:
     """Learn the encoding from the training split and write every split.
 
     Args:
-        folder: gets tokenizer.json and a file `<split>.bin` for each split.
+        folder: gets tokenizer.json and a file `<split>.bin` for each split. What an interrupted
+            call with the same texts has left there is not made again.
         texts: documents of each split, train among them.
         vocabulary: most entries.
         special: as `learn_encoding` takes it.
@@ -121,9 +118,11 @@ def write_corpus(
         What was made: vocabulary, and documents, characters and tokens of each split.
     """
     folder, train = Path(folder), texts["train"]
-    encoding = learn_encoding(thinned(train, sum(map(len, train))), vocabulary, special)
-    (folder / "tokenizer.json").write_text(encoding.to_str(), encoding="utf-8")
-    return {
+    if not (learnt := folder / "tokenizer.json").exists():
+        pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
+        write_text(learnt, learn_encoding(pieces, vocabulary, special).to_str())
+    encoding = Tokenizer.from_file(str(learnt))
+    made = {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {
             split: {
@@ -134,33 +133,52 @@ def write_corpus(
             for split, documents in texts.items()
         },
     }
+    for part in folder.glob("*.part"):
+        part.unlink()
+    return made
 
 
-def write_tokens(texts: Iterable[str], encoding: Any, path: Path) -> int:
+def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
     """Encode documents, each ended by the end of text, into a file of bare numbers.
 
     Args:
         texts: documents.
         encoding: as `learn_encoding` returns it.
-        path: file to write.
+        path: file to write. Its parts are files beside it, and stay; one that is there is kept.
 
     Returns:
         How many tokens it holds.
 
     Cost:
-        Memory for 64 pieces of a million characters at most.
+        Memory for four million characters and their tokens.
     """
-    kind = token_type(encoding.get_vocab_size())
-    ended = (itertools.chain(pieces_of(text), [END_OF_TEXT]) for text in texts)
-    pieces = itertools.chain.from_iterable(ended)
-    written = 0
-    with path.open("wb") as file:
-        while batch := list(itertools.islice(pieces, _BATCH)):
+    kind, parts = token_type(encoding.get_vocab_size()), []
+    for number, batch in enumerate(_batches(texts)):
+        parts.append(path.with_suffix(f".{number}.part"))
+        if not parts[-1].exists():
             # no special tokens: the end of text is a piece of its own
-            for tokens in encoding.encode_batch_fast(batch, add_special_tokens=False):
-                np.asarray(tokens.ids, dtype=kind).tofile(file)
-                written += len(tokens.ids)
-    return written
+            found = encoding.encode_batch_fast(batch, add_special_tokens=False)
+            with atomic_path(parts[-1]) as temporary, temporary.open("wb") as file:
+                for tokens in found:
+                    file.write(np.asarray(tokens.ids, dtype=kind).tobytes())
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part.read_bytes())
+    return path.stat().st_size // kind.itemsize
+
+
+def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
+    """Pieces of the documents, each ended by the end of text, of `_BATCH` characters or more."""
+    batch: list[str] = []
+    characters = 0
+    for piece in (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT])):
+        batch.append(piece)
+        characters += len(piece)
+        if characters >= _BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 Example = dict[str, Int[Tensor, "... tokens"]]

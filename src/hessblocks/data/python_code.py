@@ -22,7 +22,8 @@ from typing import Any
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.corpus import Corpus, cached_corpus, check_vocabulary, write_corpus
-from hessblocks.errors import ArgumentError, RunError, in_units, main_memory
+from hessblocks.data.texts import TextFile, text_file
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
 from hessblocks.storage import sha256
 
@@ -115,29 +116,25 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
     found = {split: len(texts[split]) for split in texts}
     if source.by_tail:
-        texts = _cut_tails(texts["train"])
-    if not all(any(text.strip() for text in texts[split]) for split in ("train", "validation")):
+        cut = [text.cut(round((1 - VALIDATION_SHARE) * len(text))) for text in texts["train"]]
+        texts = {"train": [head for head, _ in cut], "validation": [tail for _, tail in cut]}
+    if not all(any(map(_has_text, texts[split])) for split in ("train", "validation")):
         raise ArgumentError(
             f"--data: {source.name} has too little text (UTF-8) to train on and to hold some out; "
             "is it binary or empty? Give text or code."
         )
-    return {
+    made = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
         **write_corpus(folder, {split: own for split, own in texts.items() if own}, vocabulary),
     }
+    if fingerprint(source.root, source.paths) != source.fingerprint:
+        raise RunError(f"--data: {source.name} was changed while it was read; start again.")
+    return made
 
 
-def _cut_tails(texts: list[str]) -> dict[str, list[str]]:
-    """The last tenth of each text held out, cut at a line end where there is one near."""
-    parts: dict[str, list[str]] = {"train": [], "validation": []}
-    for text in texts:
-        at = round((1 - VALIDATION_SHARE) * len(text))
-        cut = text.rfind("\n", 0, at) + 1
-        cut = cut if cut > at // 2 else at
-        parts["train"].append(text[:cut])
-        parts["validation"].append(text[cut:])
-    return parts
+def _has_text(text: TextFile) -> bool:
+    return any(block.strip() for block in text.blocks())
 
 
 VALIDATION_SHARE = 0.1
@@ -156,6 +153,8 @@ class Source:
     """Short name, shown to the user."""
     root: Path
     """Folder that the relative paths start from."""
+    paths: Sequence[str]
+    """Relative paths that the fingerprint is of, in its order."""
     splits: dict[str, tuple[str, ...]]
     """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
     fingerprint: str
@@ -168,14 +167,19 @@ class Source:
         """True where the end of each file is the validation split, for want of files."""
         return "validation" not in self.splits
 
-    def read(self, split: str) -> Iterator[tuple[str, str]]:
-        """Read path and text of each file of a split; files that are not text are left out.
+    def read(self, split: str) -> Iterator[tuple[str, TextFile]]:
+        """Open each file of a split, with its path; files that are not text are left out.
+
+        A file that is blank, holds a zero byte, or is not UTF-8, is not text.
 
         Raises:
             ArgumentError: a file cannot be read.
         """
         for relative in self.splits.get(split, ()):
-            text = read_text(self.root / relative)
+            try:
+                text = text_file(self.root / relative)
+            except OSError as error:
+                raise _unreadable(self.root / relative, error) from error
             if text is not None:
                 yield relative, text
 
@@ -258,29 +262,6 @@ def user_files(path: Path) -> Source:
         raise _unreadable(error.filename or path, error) from error
 
 
-def read_text(path: Path) -> str | None:
-    """Read a file as UTF-8; None where it is empty or not text.
-
-    A file that holds a zero byte, or is not UTF-8, is not text.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The text without a byte order mark, or None.
-
-    Raises:
-        ArgumentError: the file cannot be read.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except UnicodeDecodeError:
-        return None
-    return text if text.strip() and "\0" not in text else None
-
-
 def _unreadable(path: Path | str, error: OSError) -> ArgumentError:
     return ArgumentError(
         f"--data: {path} cannot be read ({error.strerror}); change its permissions or leave it out."
@@ -295,7 +276,9 @@ def _source(
     links: int | None = None,
 ) -> Source:
     digest = fingerprint(root, paths)
-    return Source(name=name, root=root, splits=splits, fingerprint=digest, links=links)
+    return Source(
+        name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links
+    )
 
 
 def _python(root: Path) -> list[str]:
@@ -342,17 +325,9 @@ def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
 
     Returns:
         Hexadecimal digits.
-
-    Raises:
-        ArgumentError: a file is larger than the machine's memory, which has to hold it.
     """
     root, digest = Path(root), hashlib.sha256()
     for relative in paths:
-        if (size := (root / relative).stat().st_size) > main_memory():
-            raise ArgumentError(
-                f"--data: {printable(relative)} holds {in_units(size)}, this machine has "
-                f"{in_units(main_memory())} of memory; give a part of it."
-            )
         line = f"{relative}\0{sha256(root / relative)}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

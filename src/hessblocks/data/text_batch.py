@@ -10,8 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data.corpus import Windows, pieces_of, thinned
+from hessblocks.data.corpus import Windows
 from hessblocks.data.python_code import user_files
+from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
 MOST_CHARACTERS = 4_000_000
@@ -49,7 +50,7 @@ def text_batch(
     return {"input_ids": windows.drawn(sequences, seed, "sequences", said)}
 
 
-def documents_of(text: AnyPath) -> list[str]:
+def documents_of(text: AnyPath) -> list[Text]:
     """Read the documents of a file or folder, or take a text as one document.
 
     Args:
@@ -67,7 +68,7 @@ def documents_of(text: AnyPath) -> list[str]:
     return [document for split in source.splits for _, document in source.read(split)]
 
 
-def encoded(tokenizer: Any, documents: Iterable[str]) -> np.ndarray[Any, Any]:
+def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
     """Encode documents, each ended by the tokeniser's end of text where it has one.
 
     Args:

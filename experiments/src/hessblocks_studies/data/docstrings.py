@@ -171,7 +171,7 @@ def _records() -> data.Entry:
 
 def _collect(source: data.Source, folder: Path) -> Mapping[str, Any]:
     found = {
-        path: list(docstrings_of(text))
+        path: list(docstrings_of("".join(text.blocks())))
         for split in ("train", "validation")
         for path, text in source.read(split)
     }
