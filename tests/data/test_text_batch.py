@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hessblocks as hb
 from hessblocks.data import documents_of, encoded, text_batch
+from hessblocks.data.texts import blocks_of
 from hessblocks.data.text_batch import MOST_CHARACTERS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
@@ -46,8 +47,8 @@ def test_a_file_a_path_and_a_folder_are_read(tokenizer, tmp_path):
     (tmp_path / "one.txt").write_text("aaaa")
     (tmp_path / "two.txt").write_text("bbbb")
     (tmp_path / "three.bin").write_bytes(b"\0\1")
-    assert documents_of(tmp_path) == ["aaaa", "bbbb"]
-    assert documents_of(str(tmp_path / "one.txt")) == ["aaaa"]
+    assert ["".join(blocks_of(text)) for text in documents_of(tmp_path)] == ["aaaa", "bbbb"]
+    assert "".join(*map(blocks_of, documents_of(str(tmp_path / "one.txt")))) == "aaaa"
     assert decoded(encoded(tokenizer, documents_of(tmp_path))) == "aaaa|bbbb|"
     assert documents_of("no such file") == ["no such file"]
 

@@ -7,7 +7,7 @@ two thirds of one each, give the same error for all groups together (docs/produc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +38,8 @@ FORWARD = 1 / 3
 """Share of the forward pass in the first sample."""
 MOST = 1024
 """Probes or samples that a budget buys at most."""
+LONG = 60.0
+"""Seconds from which on work is announced though nobody asked what it costs."""
 LOG = logging.getLogger("hessblocks.curvature")
 
 
@@ -84,9 +86,9 @@ class Work:
     blocks: Blocks
     """Which of them are read."""
 
-    def products(self, probes: int) -> int:
-        """Count the products of all columns; a small group needs no more than it has entries."""
-        return sum(min(probes, group.size) for group in self.groups.values())
+    def products(self, probes: int, names: Iterable[str] | None = None) -> int:
+        """Count the products of all columns, or of some; none needs more than it has entries."""
+        return sum(min(probes, self.groups[name].size) for name in names or self.groups)
 
 
 def decide(
@@ -216,3 +218,34 @@ def _clocked(run: Callable[[], object], work: Work) -> float:
 def _said(seconds: float) -> str:
     """Format a time for people."""
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"
+
+
+class Forecast:
+    """Say once, at level WARNING, that work which nobody asked the cost of takes long.
+
+    Its own products are timed: from the second report on, so that what is spent once counts once.
+    """
+
+    def __init__(self, cost: Cost, passes: int = 1) -> None:
+        """Start the clock.
+
+        Args:
+            cost: what was decided; where its seconds are known, they were told already.
+            passes: over the data for a product, of which the first alone is reported.
+        """
+        self._cost, self._total = cost, cost.products * passes
+        self._said = cost.seconds is not None
+        self._start = time.perf_counter()
+        self._first: tuple[int, float] | None = None
+
+    def __call__(self, done: int) -> None:
+        """Look at the clock after so many products."""
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = done, now
+            return
+        before, then = self._first
+        seconds = then - self._start + (now - then) / (done - before) * (self._total - before)
+        if seconds > LONG and not self._said:
+            self._said = True
+            LOG.warning("%s; budget=MINUTES bounds it", replace(self._cost, seconds=seconds))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hessblocks.conventions import PARTS, SYMBOLS, Part
 from hessblocks.curvature.columns import check_probes, column_squares
-from hessblocks.curvature.cost import Tell, Work, decide
+from hessblocks.curvature.cost import Forecast, Tell, Work, decide
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
@@ -119,7 +119,7 @@ def group_norms(
         parts: which parts.
         method: as `curvature_map` takes it; `sampled` is for H_o alone.
         budget: minutes that take the place of `probes`.
-        tell: called with the cost before the work starts, such as `print`.
+        tell: as `curvature_map` takes it.
 
     Returns:
         Estimates by group name and part, a dictionary of dictionaries; `.to_rows()`, `.plot()`,
@@ -138,15 +138,19 @@ def group_norms(
     work = Work(problem=problem, groups=groups, parts=parts, blocks="diagonal")
     cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)
     if sampling:
-        pairs = norms_from_pairs(gram_matrices(problem, groups, sampling, seed=seed).products)
+        step = Forecast(cost, len(sampling.plan.passes))
+        grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
+        pairs = norms_from_pairs(grams.products)
         sampled: dict[str, dict[Part, Estimate]] = {
             name: {"outer": pairs.norm(at, at)} for at, name in enumerate(groups)
         }
         return GroupNorms(groups, sampled)
     found: dict[str, dict[Part, Estimate]] = {}
+    forecast = Forecast(cost)
     for name in groups:
         own = column_squares(problem, groups, name, [name], parts, cost.count, seed, by_name=False)
         found[name] = {part: own.norm(part, name) for part in parts}
+        forecast(work.products(cost.count, found))
     return GroupNorms(groups, found)
 
 

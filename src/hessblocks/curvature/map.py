@@ -24,7 +24,7 @@ from hessblocks.curvature.columns import (
     norm_of,
     rows_of,
 )
-from hessblocks.curvature.cost import Blocks, Tell, Way, Work, decide
+from hessblocks.curvature.cost import Blocks, Forecast, Tell, Way, Work, decide
 from hessblocks.curvature.frobenius_norms import heterogeneity
 from hessblocks.curvature.groups import ParameterGroup, overlap
 from hessblocks.curvature.products import Problem, groups_of
@@ -130,7 +130,8 @@ def curvature_map(
             the groups' own only.
         budget: minutes that take the place of `probes`.
         tell: called with the cost before the work starts, such as `print`; one product is measured
-            for it. None: the log `hessblocks.curvature` is told, at level INFO.
+            for it. None: the log `hessblocks.curvature` is told, at level INFO; without that, soon
+            after the start and at level WARNING (on stderr), where it takes more than a minute.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
@@ -150,13 +151,14 @@ def curvature_map(
     work = Work(problem=problem, groups=groups, parts=[part], blocks=blocks)
     cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)
     if sampling:
-        grams = gram_matrices(problem, groups, sampling, seed=seed)
+        step = Forecast(cost, len(sampling.plan.passes))
+        grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
         return combine_samples(groups, grams.products, own=blocks == "diagonal")
-    names = list(groups)
-    columns = [
-        column_squares(problem, groups, n, rows_of(names, n, blocks), [part], cost.count, seed)
-        for n in names
-    ]
+    names, columns, forecast = list(groups), [], Forecast(cost)
+    for n in names:
+        rows = rows_of(names, n, blocks)
+        columns.append(column_squares(problem, groups, n, rows, [part], cost.count, seed))
+        forecast(work.products(cost.count, names[: len(columns)]))
     return combine_columns(groups, columns, part)
 
 

@@ -276,9 +276,7 @@ def _source(
     links: int | None = None,
 ) -> Source:
     digest = fingerprint(root, paths)
-    return Source(
-        name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links
-    )
+    return Source(name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links)
 
 
 def _python(root: Path) -> list[str]:

@@ -23,6 +23,7 @@ from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import logits_of
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
+from hessblocks.curvature.products.function_model import Params, as_module
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows
@@ -36,10 +37,11 @@ class Problem(Operand):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Callable[..., Any],
         batches: Iterable[Any],
         loss: str | losses.LossFunction = "causal-lm",
         *,
+        params: Params | None = None,
         memory_limit: int | None = None,
         shard: str | None = None,
         num_batches: int | None = None,
@@ -50,7 +52,7 @@ class Problem(Operand):
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
                 used as it stands when a product is asked for, in evaluation mode. One whose
                 parameters are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`)
-                stays so.
+                stays so. Or a function of (params, inputs), with `params`.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
                 alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it
                 fits `memory_limit`; else the loader is read anew for each product, in the same
@@ -61,6 +63,9 @@ class Problem(Operand):
                 entries); a loss module of torch such as `nn.CrossEntropyLoss(weight=...)` or its
                 function, with its own options; or a callable (outputs, batch) that returns the
                 losses of the valid tokens or rows. Labels of −100 are ignored.
+            params: of a function: tensors by name (`hidden.weight`) or in a list (`0`, `1`, …), in
+                the form in which it takes them. Groups are those of `problem.model`, a module
+                that shares their memory.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss
                 a limit says that its rows do not depend on each other. It also bounds what is kept
@@ -75,12 +80,14 @@ class Problem(Operand):
 
         Raises:
             ArgumentError: no trainable parameters, complex ones or some without values, no batches,
+                a function without `params` or a module with them,
                 an iterator that gives more than may be kept, batches of an unknown form, an unknown
                 loss or that of another task than the model's, a bad limit, parameters sharded in
                 another way than by rows, or without layers, `shard` without a process group, or
                 processes that were given different weights, or different batches where they should
                 be the same.
         """
+        model = as_module(model, params)
         loss, self._loss_of = losses.loss_of(loss)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(

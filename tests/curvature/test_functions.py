@@ -1,0 +1,107 @@
+"""Functions of (params, inputs) in the place of a module: the same curvature as the module's."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hessblocks as hb
+from hessblocks.errors import ArgumentError
+
+torch.manual_seed(0)
+MODEL = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+DATA = [(torch.randn(n, 4).double(), torch.randint(0, 3, (n,))) for n in (6, 3)]
+LOSS = nn.CrossEntropyLoss()
+NAMED = {name: p.detach() for name, p in MODEL.named_parameters()}
+
+
+def by_name(params: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(MODEL, params, (inputs,))
+
+
+def in_order(params: list[Any], inputs: torch.Tensor) -> torch.Tensor:
+    a, b, c, d = params
+    return torch.tanh(inputs @ a.T + b) @ c.T + d
+
+
+def of_a_batch(params: dict[str, Any], batch: dict[str, Any]) -> torch.Tensor:
+    return by_name(params, batch["x"])
+
+
+BATCHES = [{"x": x, "labels": y} for x, y in DATA]
+
+
+@pytest.mark.parametrize(
+    ("function", "params", "data"),
+    [
+        (by_name, NAMED, DATA),
+        (in_order, list(NAMED.values()), DATA),
+        (in_order, tuple(MODEL.parameters()), DATA),
+        (of_a_batch, NAMED, BATCHES),
+    ],
+)
+def test_the_hessian_is_that_of_the_module(function: Any, params: Any, data: Any) -> None:
+    expected = hb.Problem(MODEL, DATA, LOSS)
+    problem = hb.Problem(function, data, LOSS, params=params)
+    assert problem.value() == pytest.approx(expected.value(), rel=1e-12)
+    for kind in (hb.Hessian, hb.OuterProduct):
+        torch.testing.assert_close(kind(problem).dense(), kind(expected).dense())
+    names = list(NAMED) if isinstance(params, dict) else ["0", "1", "2", "3"]
+    assert list(problem.parameters) == names
+
+
+def test_groups_and_maps_are_of_its_parameters() -> None:
+    problem = hb.Problem(by_name, DATA, LOSS, params=NAMED)
+    patterns = {"first": "0.*", "last": ["2.weight", "2.bias"]}
+    groups = hb.custom_groups(problem.model, patterns)
+    expected = hb.Problem(MODEL, DATA, LOSS)
+    block = hb.Hessian(expected, hb.custom_groups(MODEL, patterns)["last"]).dense()
+    torch.testing.assert_close(hb.Hessian(problem, groups["last"]).dense(), block)
+    found = hb.curvature_map(problem, groups, probes=32)  # more than the last group has entries
+    assert found.table["last", "last"].value == pytest.approx(float(block.norm()), rel=1e-9)
+
+
+def test_what_is_written_into_the_tensors_is_seen() -> None:
+    params = {name: tensor.clone() for name, tensor in NAMED.items()}
+    problem = hb.Problem(by_name, DATA, LOSS, params=params)
+    before = problem.value()
+    params["2.bias"] += torch.tensor([1.0, -1.0, 0.5])
+    assert problem.value() != pytest.approx(before, rel=1e-3)
+
+
+def test_a_tensor_that_stands_twice_is_one_parameter() -> None:
+    weight = torch.randn(3, 3).double()
+    x, y = torch.randn(5, 3).double(), torch.randint(0, 3, (5,))
+
+    def function(params: Any, inputs: Any) -> Any:
+        return torch.tanh(inputs @ params[0]) @ params[1]
+
+    problem = hb.Problem(function, [(x, y)], LOSS, params=[weight, weight])
+
+    def loss(own: torch.Tensor) -> torch.Tensor:
+        return LOSS(function([own, own], x), y)
+
+    expected = torch.autograd.functional.hessian(loss, weight).reshape(9, 9)
+    torch.testing.assert_close(hb.Hessian(problem).dense(), expected)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("model", "params", "message"),
+    [
+        (by_name, None, "a function needs a dict or list"),
+        (by_name, {}, "a function needs a dict or list"),
+        (MODEL, NAMED, "got Sequential with params"),
+        ("a name", NAMED, "got str with params"),
+        (by_name, {"w": 3}, "'w' is int"),
+        (by_name, [torch.ones(2), torch.tensor([1, 2])], "'1' is torch.int64"),
+        (by_name, {"training": torch.ones(2)}, "'training' cannot be a parameter's name"),
+        (by_name, {"a": torch.ones(2), "a.b": torch.ones(2)}, "'a.b' cannot be a"),
+        (by_name, {"": torch.ones(2)}, "'' cannot be a parameter's name"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(model: Any, params: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=re.escape(message)):
+        hb.Problem(model, DATA, LOSS, params=params)

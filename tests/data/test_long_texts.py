@@ -1,0 +1,179 @@
+"""Long texts: read in blocks, encoded in parts, stopped by a signal and taken up again."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from hessblocks.data import corpus, texts
+from hessblocks.data.corpus import learn_encoding, write_tokens
+from hessblocks.data.python_code import load_corpus
+from hessblocks.data.texts import TextFile, pieces_of, text_file
+from hessblocks.errors import RunError
+from tests.data.helpers import write_code
+
+TEXT = "".join(f"naïve {n}🙂\r\n" * (n % 3) + "日本" * (n % 7) for n in range(60)) + "\n\nend"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_BLOCK", 64)
+    monkeypatch.setattr(corpus, "_BATCH", 256)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> TextFile:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
+    found = text_file(path)
+    assert found is not None
+    return found
+
+
+def cut_at_once(text: str, most: int = 64) -> list[str]:
+    """The pieces, from the whole text."""
+    found = []
+    while len(text) > most:
+        cut = text.rfind("\n", 0, most) + 1 or most
+        found.append(text[:cut])
+        text = text[cut:]
+    return [*found, text]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_in_blocks_is_the_text(file: TextFile) -> None:
+    assert "".join(file.blocks()) == TEXT
+    assert len(file) == len(TEXT)
+    assert max(map(len, file.blocks())) <= 64
+    assert list(pieces_of(file)) == list(pieces_of(TEXT)) == cut_at_once(TEXT)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("at", [1, 20, 130, len(TEXT) - 1])
+def test_a_file_is_cut_at_a_line_end_where_one_is_near(file: TextFile, at: int) -> None:
+    head, tail = file.cut(at)
+    end = TEXT.rfind("\n", 0, at) + 1
+    assert head.stop == (end if end > at // 2 else at)
+    assert "".join(head.blocks()) == TEXT[: head.stop]
+    assert "".join(tail.blocks()) == TEXT[head.stop :]
+
+
+@pytest.mark.parametrize("content", [b" \n\t", b"a\0b", b"abc\xff", "é".encode()[:1], b""])
+def test_what_is_no_text_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert text_file(tmp_path / "file") is None
+
+
+@pytest.mark.usefixtures("small")
+def test_parts_are_small_and_hold_the_tokens_in_order(file: TextFile, tmp_path: Path) -> None:
+    encoding, batches = learn_encoding([TEXT], 300), []
+
+    class Watched:
+        get_vocab_size = encoding.get_vocab_size
+
+        @staticmethod
+        def encode_batch_fast(batch: list[str], **given: Any) -> Any:
+            batches.append(sum(map(len, batch)))
+            return encoding.encode_batch_fast(batch, **given)
+
+    count = write_tokens([file, "short"], Watched, tmp_path / "a.bin")
+    found = list(memoryview((tmp_path / "a.bin").read_bytes()).cast("H"))
+    expected = [*cut_at_once(TEXT), corpus.END_OF_TEXT, "short", corpus.END_OF_TEXT]
+    assert found == [i for e in encoding.encode_batch(expected) for i in e.ids]
+    assert count == len(found)
+    assert len(batches) > 3
+    assert max(batches) <= 256 + 64
+
+
+@pytest.mark.usefixtures("small")
+def test_an_interrupted_corpus_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_code(tmp_path / "code", files=1) / "module_0.py"
+    encoded: list[str] = []
+    stop_after = 3
+
+    class Stopping:
+        def __init__(self, path: str) -> None:
+            self.own = Tokenizer.from_file(path)
+            self.get_vocab_size = self.own.get_vocab_size
+
+        def encode_batch_fast(self, batch: list[str], **given: Any) -> Any:
+            if len(encoded) == stop_after:
+                raise KeyboardInterrupt
+            encoded.append("".join(batch))
+            return self.own.encode_batch_fast(batch, **given)
+
+    class Opened:
+        from_file = Stopping
+
+        def __new__(cls, model: Any) -> Any:
+            return Tokenizer(model)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "Tokenizer", Opened)
+        with pytest.raises(KeyboardInterrupt):
+            load_corpus(path, 280)
+        assert len(encoded) == stop_after
+        stop_after = -1
+        patch.setattr(corpus, "learn_encoding", None)  # not learnt again
+        found = load_corpus(path, 280)
+    assert len(encoded) == len(set(encoded)) > 3  # no part twice
+    left = [one.name for one in (tmp_path / "cache").iterdir() if ".begun" in one.name]
+    assert left == []
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "other"))
+    whole = load_corpus(path, 280)
+    assert found.fingerprint == whole.fingerprint
+    folder = next(one for one in (tmp_path / "cache").iterdir() if one.is_dir())
+    names = {"manifest.json", "tokenizer.json", "train.bin", "validation.bin"}
+    assert {one.name for one in folder.iterdir()} == names
+
+
+def test_what_was_begun_of_another_text_is_not_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_code(tmp_path / "code", files=1) / "module_0.py"
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "write_tokens", stop)
+        with pytest.raises(KeyboardInterrupt):
+            load_corpus(path, 280)
+    path.write_text(path.read_text().replace("function", "procedure"))
+    found = load_corpus(path, 280)
+    assert "dure" in found.tokenizer.get_vocab()
+    assert not list((tmp_path / "cache").glob(".*begun*"))
+
+
+def test_a_text_that_changes_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_code(tmp_path / "code", files=1) / "module_0.py"
+
+    def late(*given: Any) -> int:
+        path.write_text(path.read_text() + "x = 1\n")
+        return write_tokens(*given)
+
+    monkeypatch.setattr(corpus, "write_tokens", late)
+    with pytest.raises(RunError, match=r"module_0.py was changed while it was read"):
+        load_corpus(path, 280)
+
+
+def test_learning_ends_with_a_signal_though_the_trainer_looks_at_none() -> None:
+    released = threading.Event()
+    clock = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    clock.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        corpus._run_interruptibly(lambda: released.wait(20))
+    assert time.monotonic() - start < 5
+    released.set()
+    with pytest.raises(ValueError, match="nobody"):
+        corpus._run_interruptibly(lambda: int("nobody"))
