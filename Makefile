@@ -52,7 +52,7 @@ clean:
 
 $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt oracles.txt
 	@test -e $(STAMP) || test ! -e .venv || { echo "make: .venv was made by hand and is left as it is; move it away (mv .venv my-venv) and run make again." >&2; exit 1; }
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "hessblocks needs Python 3.11 to 3.13; set PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hessblocks needs Python 3.11 or later; set PYTHON=...")'
 	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 1; }
 	touch -t 197001020000 $(STAMP)  # ours from here on, and out of date until all is installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]' --editable ./experiments

@@ -1,11 +1,13 @@
 """What the library's commands and `hessblocks reproduce` have in common: options, sentences, a quick start."""
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from hessblocks.cli.commands.demo import RATE, START
+from hessblocks_studies import reproduce
 from hessblocks_studies.fair_trial.trial_plan import BEST, NARROW
 from hessblocks_studies.shared.variants import best_start
 from tests.cli.helpers import Shell
@@ -57,3 +59,14 @@ def test_bad_input_is_a_sentence(
 def test_the_demo_trains_at_the_rate_that_a_study_found() -> None:
     assert {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")} == {RATE}
     assert best_start("pre-ln", 64) == START
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "workers"), [(8, 64, 8), (8, 7, 3), (2, 7, 2), (4, 1, 1)]
+)
+def test_no_more_workers_are_started_than_memory_is_for(
+    cores: int, memory: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(reproduce, "main_memory", lambda: memory * 10**9)
+    assert reproduce._workers() == workers

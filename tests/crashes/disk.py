@@ -22,8 +22,6 @@ import safetensors.torch
 import tokenizers
 import torch
 
-from hessblocks.data import corpus as texts
-
 T = TypeVar("T")
 KILLS = ("before", "torn", "after", "power")
 """The process ends before the call, with half of what it writes, after it; or the machine does."""

@@ -11,7 +11,8 @@ from torch import nn
 
 import hessblocks as hb
 from hessblocks.curvature import cost as costs
-from hessblocks.curvature import frobenius_norms, map as maps
+from hessblocks.curvature import frobenius_norms
+from hessblocks.curvature import map as maps
 from hessblocks.curvature.cost import Cost, Forecast
 
 COST = Cost(method="probes", count=10, groups=10, products=100, seconds=None, bytes=0)

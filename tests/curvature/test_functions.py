@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hessblocks as hb
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 
 torch.manual_seed(0)
 MODEL = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -56,6 +56,8 @@ def test_groups_and_maps_are_of_its_parameters() -> None:
     problem = hb.Problem(by_name, DATA, LOSS, params=NAMED)
     patterns = {"first": "0.*", "last": ["2.weight", "2.bias"]}
     groups = hb.custom_groups(problem.model, patterns)
+    whole = hb.parameter_groups(problem.model, level="tensor")
+    assert sum(group.size for group in whole.values()) == sum(map(torch.numel, NAMED.values()))
     expected = hb.Problem(MODEL, DATA, LOSS)
     block = hb.Hessian(expected, hb.custom_groups(MODEL, patterns)["last"]).dense()
     torch.testing.assert_close(hb.Hessian(problem, groups["last"]).dense(), block)
@@ -87,19 +89,27 @@ def test_a_tensor_that_stands_twice_is_one_parameter() -> None:
     torch.testing.assert_close(hb.Hessian(problem).dense(), expected)
 
 
+def test_a_function_that_writes_its_parameters_is_refused() -> None:
+    def writes(params: Any, inputs: Any) -> Any:
+        params["2.bias"].data += 1.0
+        return by_name(params, inputs)
+
+    problem = hb.Problem(writes, DATA, LOSS, params={k: v.clone() for k, v in NAMED.items()})
+    with pytest.raises(RunError, match=r"writes other values into '2.bias' of FunctionModel"):
+        problem.value()
+
+
 @pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("model", "params", "message"),
     [
-        (by_name, None, "a function needs a dict or list"),
-        (by_name, {}, "a function needs a dict or list"),
+        (by_name, None, "got function without params"),
+        (by_name, {}, "got function without params"),
         (MODEL, NAMED, "got Sequential with params"),
         ("a name", NAMED, "got str with params"),
-        (by_name, {"w": 3}, "'w' is int"),
-        (by_name, [torch.ones(2), torch.tensor([1, 2])], "'1' is torch.int64"),
-        (by_name, {"training": torch.ones(2)}, "'training' cannot be a parameter's name"),
-        (by_name, {"a": torch.ones(2), "a.b": torch.ones(2)}, "'a.b' cannot be a"),
-        (by_name, {"": torch.ones(2)}, "'' cannot be a parameter's name"),
+        (by_name, {"w": 3}, "'w': int"),
+        (by_name, {0: torch.ones(2)}, "0: torch.float32"),
+        (by_name, [torch.ones(2), torch.tensor([1, 2])], "'1': torch.int64"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(model: Any, params: Any, message: str) -> None:

@@ -82,6 +82,13 @@ def test_the_products_are_those_of_curvlinops() -> None:
     torch.testing.assert_close(names["matrix"], matrix, rtol=1e-9, atol=1e-12)
 
 
+def test_a_function_has_the_hessian_of_its_module() -> None:
+    names, matrix = ran()
+    of_function = hb.Hessian(names["of_function"]).dense()
+    torch.testing.assert_close(of_function, matrix, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(names["H_last"].dense(), matrix[-99:, -99:], rtol=1e-9, atol=1e-12)
+
+
 def test_eigenvalues_trace_and_density_are_those_of_hessian_eigenthings() -> None:
     names, matrix = ran()
     operator = hessian_eigenthings.HessianOperator(

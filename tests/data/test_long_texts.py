@@ -1,6 +1,7 @@
 """Long texts: read in blocks, encoded in parts, stopped by a signal and taken up again."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer
 from hessblocks.data import corpus, texts
 from hessblocks.data.corpus import learn_encoding, write_tokens
 from hessblocks.data.python_code import load_corpus
-from hessblocks.data.texts import TextFile, pieces_of, text_file
+from hessblocks.data.texts import TextFile, pieces_of, slices_of, text_file
 from hessblocks.errors import RunError
 from tests.data.helpers import write_code
 
@@ -177,3 +178,30 @@ def test_learning_ends_with_a_signal_though_the_trainer_looks_at_none() -> None:
     released.set()
     with pytest.raises(ValueError, match="nobody"):
         corpus._run_interruptibly(lambda: int("nobody"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slices_are_cut_where_the_encoding_cuts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_SLICE", 5)
+    draw = random.Random(seed)
+    pieces = [
+        "word",
+        "'s",
+        "\n",
+        "\n\n",
+        " ",
+        "   ",
+        "\r\n",
+        "\t",
+        "x=1",
+        "日本",
+        "\x1c",
+        "\u2028",
+        "🙂",
+    ]
+    text = "".join(draw.choice(pieces) for _ in range(400))
+    encoding = learn_encoding([text * 3], 400)
+    found = list(slices_of(text))
+    assert "".join(found) == text
+    assert len(found) > 30
+    assert [i for one in found for i in encoding.encode(one).ids] == encoding.encode(text).ids

@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 import hessblocks as hb
 from hessblocks.data import documents_of, encoded, text_batch
-from hessblocks.data.texts import blocks_of
 from hessblocks.data.text_batch import MOST_CHARACTERS
+from hessblocks.data.texts import blocks_of
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
 

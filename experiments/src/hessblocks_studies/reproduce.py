@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from hessblocks.cli import Names, interruptible, options
-from hessblocks.errors import ArgumentError, HessblocksError
+from hessblocks.errors import ArgumentError, HessblocksError, main_memory
 from hessblocks.settings import OneOf, at_least, check_ranges, words
 
 if TYPE_CHECKING:
     from hessblocks_studies import StudyResult
 
 ALL = "all"
+WORKER = 2_000_000_000
+"""Bytes that a worker is given: torch, and a point of the laptop scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Effort:
     seeds: Annotated[int | None, at_least(1)] = None
     """Repetitions; the scale's own by default."""
     workers: Annotated[int | None, at_least(1)] = None
-    """Processes, one thread each; as many as there are cores by default."""
+    """Processes, one thread each; by default one a core, as far as memory allows 2 GB each."""
     ray: str | None = None
     """Ray cluster to measure on: host:port, ray://host:port or auto."""
 
@@ -79,7 +81,7 @@ def reproduce(
 
     names, start = _names(name), time.perf_counter()
     if not effort.workers and not effort.ray:
-        effort = replace(effort, workers=_cores())
+        effort = replace(effort, workers=_workers())
     also = ", and `hessblocks report` shows what there is"
     with interruptible(also), make_reporter() as reporter:
         try:
@@ -109,11 +111,11 @@ def _names(name: str) -> list[str]:
     return [find(part).name for part in dict.fromkeys(chosen)]
 
 
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _workers() -> int:
+    """Count the cores that this process may use, but no more than there is memory for."""
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return max(1, min(cores, main_memory() // WORKER))
 
 
 def _list(*, as_json: bool) -> None:

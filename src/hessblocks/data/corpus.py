@@ -2,9 +2,9 @@
 
 import hashlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.cache import Build, cached
-from hessblocks.data.texts import Text, pieces_of, thinned
+from hessblocks.data.texts import Text, pieces_of, slices_of, thinned
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import atomic_path, write_text
 
@@ -28,7 +28,7 @@ SMALLEST_VOCABULARY = 257
 """256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
 """The encoding is learnt from at most about so many characters, spread evenly over the text."""
-_BATCH = 1 << 22
+_BATCH = 1 << 21
 """Characters that are encoded at once; each takes about 100 bytes meanwhile."""
 
 
@@ -68,30 +68,20 @@ def learn_encoding(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    pieces = list(texts)
-    pieces.reverse()
-    # each is let go of once the trainer has its own copy
-    drained = (pieces.pop() for _ in range(len(pieces)))
-    _run_interruptibly(lambda: encoding.train_from_iterator(drained, trainer))
+    whole = [[part for text in texts for part in slices_of(text)]]
+    # handed over at once, so that the thread needs no Python later, and let go of here
+    handed = (whole.pop() for _ in range(1))
+    _run_interruptibly(lambda: encoding.train_from_iterator(handed, trainer))
     return encoding
 
 
 def _run_interruptibly(run: Callable[[], object]) -> None:
     """Run in a thread, since the trainer looks at no signals; one that comes is raised here."""
-    failed: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            run()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)  # which ends with the process
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.5)
-    if failed:
-        raise failed[0]
+    pool = ThreadPool(1)
+    try:
+        pool.apply_async(run).get()
+    finally:
+        pool.terminate()  # does not wait: a thread of a pool ends with the process
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
@@ -150,7 +140,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
         How many tokens it holds.
 
     Cost:
-        Memory for four million characters and their tokens.
+        Memory for two million characters and their tokens.
     """
     kind, parts = token_type(encoding.get_vocab_size()), []
     for number, batch in enumerate(_batches(texts)):
@@ -168,17 +158,12 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
-    """Pieces of the documents, each ended by the end of text, of `_BATCH` characters or more."""
-    batch: list[str] = []
-    characters = 0
-    for piece in (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT])):
-        batch.append(piece)
-        characters += len(piece)
-        if characters >= _BATCH:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+    """Pieces of the documents, each ended by the end of text, of about `_BATCH` characters."""
+    pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
+    parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
+    seen = itertools.accumulate(map(len, counted))
+    for _, batch in itertools.groupby(zip(parts, seen, strict=True), lambda p: p[1] // _BATCH):
+        yield [part for part, _ in batch]
 
 
 Example = dict[str, Int[Tensor, "... tokens"]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _BLOCK = 1 << 20
+_SLICE = 1 << 16
+_WORD = re.compile(r"(?=[ \n]\S)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,7 @@ class TextFile:
                 line = seen + end
             seen += len(block)
         place = line if line > at // 2 else at
-        head = TextFile(path=self.path, stop=place)
-        return head, TextFile(path=self.path, start=place, stop=self.stop)
+        return replace(self, stop=place), replace(self, start=place)
 
 
 Text = str | TextFile
@@ -85,6 +87,19 @@ def pieces_of(text: Text) -> Iterator[str]:
             yield rest[:cut]
             rest = rest[cut:]
     yield rest
+
+
+def slices_of(piece: str) -> Iterator[str]:
+    """Cut a piece where byte-level BPE cuts it too, so that its tokens stay the same.
+
+    The last white space before a word begins a token, whatever stands before it. Short texts take
+    far less memory while they are encoded.
+    """
+    start = 0
+    while found := _WORD.search(piece, start + _SLICE):
+        yield piece[start : found.start()]
+        start = found.start()
+    yield piece[start:]
 
 
 def thinned(texts: Iterable[Text], characters: int, most: int) -> Iterator[str]:

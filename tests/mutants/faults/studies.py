@@ -102,4 +102,6 @@ FAULTS = (
     fault("embeddings begin wider without an attention skip too",
           "1 / math.sqrt($width) if $beside_a_skip else None => 1 / math.sqrt($width)",
           "test_embeddings_are_wider_beside_an_attention_skip_alone", within="best_start"),
+    fault("workers look at cores alone", "min($cores, main_memory() // WORKER) => $cores",
+          "test_no_more_workers_are_started_than_memory_is_for"),
 )

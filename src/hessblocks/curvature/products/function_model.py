@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from jaxtyping import Float
@@ -22,40 +21,32 @@ class FunctionModel(nn.Module):
     """
 
     def __init__(self, function: Callable[..., Any], params: Params) -> None:
-        """Register each tensor under its name; dots make modules, as in `named_parameters`.
+        """Register each tensor under its name.
 
         Raises:
-            ArgumentError: something else than a tensor of floating-point numbers, or a name that a
-                module cannot have.
+            ArgumentError: something else than a tensor of real numbers, or a name that is no text.
         """
         super().__init__()
         self._function, self._named = function, isinstance(params, Mapping)
-        named = params if isinstance(params, Mapping) else dict(enumerate(params))
-        self._names = [str(name) for name in named]
         made: dict[int, nn.Parameter] = {}  # a tensor that stands twice is one parameter
-        for name, tensor in zip(self._names, named.values(), strict=True):
-            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise ArgumentError(f"params: expected tensors of real numbers, {name!r} is {kind}")
-            self._register(name, made.setdefault(id(tensor), _parameter(tensor)))
+        named = params if isinstance(params, Mapping) else {str(n): t for n, t in enumerate(params)}
+        for name, tensor in named.items():
+            real = isinstance(tensor, Tensor) and tensor.is_floating_point()
+            if not real or not isinstance(name, str):
+                raise ArgumentError(
+                    f"params: expected tensors of real numbers by name, got {name!r}: "
+                    f"{tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}"
+                )
+            # not by `register_parameter`, which takes no dots
+            self._parameters[name] = made.setdefault(id(tensor), _parameter(tensor))
 
-    def _register(self, name: str, parameter: nn.Parameter) -> None:
-        *path, leaf = name.split(".")
-        owner: nn.Module = self
-        try:
-            for part in path:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner.get_submodule(part)
-            owner.register_parameter(leaf, parameter)
-        except KeyError as error:
-            raise ArgumentError(
-                f"params: {name!r} cannot be a parameter's name ({error.args[0]}); choose another"
-            ) from error
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return the owner of a parameter, whose name may hold dots."""
+        return self
 
     def forward(self, inputs: Any) -> Any:
         """Call the function with the parameters, named or in a list as they were given."""
-        found = {name: attrgetter(name)(self) for name in self._names}
+        found = dict(self._parameters)
         return self._function(found if self._named else list(found.values()), inputs)
 
 
@@ -78,11 +69,9 @@ def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> n
     """
     if isinstance(model, nn.Module) and params is None:
         return model
-    if isinstance(model, nn.Module) or not callable(model):
-        given = f"{type(model).__name__}{'' if params is None else ' with params'}"
+    if isinstance(model, nn.Module) or not callable(model) or not params:
         raise ArgumentError(
-            f"model: expected a module, or a function of (params, inputs) with params=, got {given}"
+            "model: expected a module, or a function of (params, inputs) with params=, a dict or "
+            f"list of tensors; got {type(model).__name__} {'with' if params else 'without'} params"
         )
-    if not params:
-        raise ArgumentError("params: a function needs a dict or list of the tensors that it takes")
     return FunctionModel(model, params)
