@@ -168,13 +168,19 @@ def test_a_text_that_changes_meanwhile_is_refused(
 
 
 def test_learning_ends_with_a_signal_though_the_trainer_looks_at_none() -> None:
-    released = threading.Event()
+    released, threads = threading.Event(), []
+
+    def learn() -> None:
+        threads.append(threading.current_thread())
+        released.wait(20)
+
     clock = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     clock.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        corpus._run_interruptibly(lambda: released.wait(20))
+        corpus._run_interruptibly(learn)
     assert time.monotonic() - start < 5
+    assert threads != [threading.main_thread()]  # which the trainer would hold
     released.set()
     with pytest.raises(ValueError, match="nobody"):
         corpus._run_interruptibly(lambda: int("nobody"))

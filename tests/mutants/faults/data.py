@@ -29,7 +29,7 @@ FAULTS = (
           "$vocabulary <= 1 << 16 => $vocabulary < 1 << 16",
           "test_the_token_type_holds_every_token", within="token_type"),
     fault("a slice begins with a word, its space before it",
-          "re.compile('(?=[ \\n]\\S)') => re.compile('(?<=[ \\n])(?=\\S)')",
+          r"re.compile(r'(?=[ \n]\S)') => re.compile(r'(?<=[ \n])(?=\S)')",
           "test_slices_are_cut_where_the_encoding_cuts"),
     fault("a part that is there is encoded again", "not parts[-1].exists() => True",
           "test_an_interrupted_corpus_goes_on_where_it_was", within="write_tokens"),
