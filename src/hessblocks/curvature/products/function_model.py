@@ -1,7 +1,5 @@
 """Take a function (params, inputs) for a model, as with `torch.func`: its parameters are handed in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
