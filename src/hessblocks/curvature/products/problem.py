@@ -7,6 +7,7 @@ ragged batches, padding and the cut into batches do not change the answer.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -74,7 +75,7 @@ class Problem(Operand):
             num_batches: batches to take at most, the first ones; None: all.
 
         Raises:
-            ArgumentError: no trainable parameters, complex ones or some without values, no batches,
+            ArgumentError: a name in place of a model, no trainable parameters, complex ones or some without values, no batches,
                 an iterator that gives more than may be kept, batches of an unknown form, an unknown
                 loss or that of another task than the model's, a bad limit, parameters sharded in
                 another way than by rows, or without layers, `shard` without a process group, or
@@ -82,6 +83,9 @@ class Problem(Operand):
                 be the same.
         """
         loss, self._loss_of = losses.loss_of(loss)
+        if isinstance(model, str | os.PathLike):
+            loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
+            raise ArgumentError(f"model: expected a module, got a name; {loads}")
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"
