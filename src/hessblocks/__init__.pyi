@@ -57,7 +57,11 @@ from .errors import (
     HessblocksError as HessblocksError,
     RunError as RunError,
 )
-from .inspection import measure_curvature as measure_curvature, measure_signal as measure_signal
+from .inspection import (
+    measure_curvature as measure_curvature,
+    measure_signal as measure_signal,
+    read as read,
+)
 from .linalg import (
     Estimate as Estimate,
     LinearOperator as LinearOperator,

@@ -7,7 +7,7 @@ from hessblocks.curvature.groups.custom import custom_groups, select_groups
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
-from tests.curvature.cases import CASES
+from tests.curvature.cases import CASES, gpt2_case
 from tests.curvature.oracle import dense
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -74,3 +74,23 @@ def test_the_block_of_a_named_group_is_that_of_the_dense_hessian() -> None:
 def test_what_does_not_fit_is_refused(specifications: dict[str, str], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         custom_groups(CASES["classification"]().model, specifications)
+
+
+@pytest.mark.parametrize(
+    ("texts", "role", "layer"),
+    [
+        ("transformer.h.1.attn.c_attn.weight[:, :4]", "query", 1),
+        ("transformer.h.*.attn.c_attn.weight[:, 4:8]", "key", None),
+        ("transformer.h.0.attn.c_attn.weight[:, 2:6]", "other", 0),
+        (["transformer.h.0.mlp.c_fc.*", "transformer.h.1.mlp.c_fc.bias"], "mlp_in", None),
+        ("transformer.h.0.*", "other", 0),
+        ("transformer.wte.weight[0]", "embedding", None),
+    ],
+)
+def test_a_group_of_known_parameters_keeps_role_and_layer(
+    texts: str | list[str], role: str, layer: int | None
+) -> None:
+    model = gpt2_case().model
+    assert model.config.n_embd == 4
+    group = custom_groups(model, {"mine": texts})["mine"]
+    assert (group.role, group.layer) == (role, layer)

@@ -30,7 +30,12 @@ def test_the_ten_lines_print_what_is_shown_and_the_rest_runs_after_them(
         exec(compile(code, "docs/curvature.md", "exec"), names)
     for other in rest:
         exec(compile(other, "docs/curvature.md", "exec"), names)
-    assert {path.name for path in tmp_path.iterdir()} == {"norms.png", "norms.csv", "line.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "norms.png",
+        "norms.csv",
+        "norms.json",
+        "line.png",
+    }
     assert NUMBER.sub("#", printed.getvalue()) == NUMBER.sub("#", shown)
     pairs = zip(NUMBER.findall(printed.getvalue()), NUMBER.findall(shown), strict=True)
     for got, expected in pairs:

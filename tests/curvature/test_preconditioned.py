@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
@@ -178,6 +178,11 @@ def test_what_has_no_preconditioner_is_refused() -> None:
     parameters = list(case.model.parameters())
     with pytest.raises(ArgumentError, match=r"expected torch's SGD, Adam or AdamW.*\.NAdam"):
         hb.preconditioned_sharpness(case.problem, NAdam(parameters))
+    matrix = next(p for p in parameters if p.ndim == 2)
+    with pytest.raises(
+        ArgumentError, match=r"Muon has none: its step has one length whatever the grad"
+    ):
+        hb.preconditioned_sharpness(case.problem, Muon([matrix]))
     for kind in (SGD, AdamW):
         with pytest.raises(ArgumentError, match="expected maximize=False"):
             hb.preconditioned_sharpness(case.problem, kind(parameters, lr=0.1, maximize=True))

@@ -1,5 +1,6 @@
 """The loss: weighted by valid tokens over the whole set, in the logits' dtype, whatever the batches."""
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -531,3 +532,10 @@ def test_a_batch_that_only_keeps_step_with_others_counts_no_label(loss: Any, idl
     del problem.valid
     with patch.object(type(problem.processes), "idle", lambda *_: idle):
         assert problem.valid == expected >= 5
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", ["gpt2", Path("models", "mine")])
+def test_a_name_in_place_of_a_model_says_what_loads_it(name: str | Path) -> None:
+    with pytest.raises(ArgumentError, match=rf"`model, tokenizer = hb\.load\('{name}'\)` loads it"):
+        Problem(name, [torch.zeros(1, 2).long()])  # type: ignore[arg-type]

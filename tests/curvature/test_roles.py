@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,7 +20,7 @@ from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
 from tests.curvature import architectures
 from tests.curvature.architectures import GEMMA, GROUPED, SIZES, SPECIAL
-from tests.curvature.cases import VOCABULARY, preset_case
+from tests.curvature.cases import VOCABULARY, Case, preset_case
 from tests.curvature.oracle import check_partition, dense
 
 _BOTH_SIDES = {"d_model": 8, "vocab_size": VOCABULARY, "decoder_start_token_id": 0, **SPECIAL}
@@ -337,3 +338,62 @@ def test_without_a_group_the_hessian_is_of_all_trainable_parameters() -> None:
     torch.testing.assert_close(
         whole.dense(), expected, rtol=1e-9, atol=1e-10 * float(expected.abs().max())
     )
+
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_an_expert_is_a_group_of_its_slices(kind: str) -> None:
+    model = model_of(kind)
+    parameters = dict(model.named_parameters())
+    groups = parameter_groups(model, "expert")
+    check_partition(groups.values(), parameters)
+    for role, stem in (("in", "gate_up_proj"), ("out", "down_proj")):
+        for number in (0, 1):
+            group = groups[f"layers.0.mlp.{role}.expert.{number}"]
+            assert (group.role, group.layer) == (f"mlp_{role}", 0)
+            own = {n: p for n, p in parameters.items() if f"layers.0.mlp.experts.{stem}" in n}
+            found = torch.empty(1, group.size)
+            group.collect({name: p.detach()[None] for name, p in parameters.items()}, found)
+            expected = torch.cat([p[number].flatten() for p in own.values()])
+            torch.testing.assert_close(found[0], expected.detach())
+    assert ("layers.0.mlp.in" in groups) == (kind == "qwen2_moe"), "its shared expert"
+    assert "layers.0.attention.query" in groups
+
+
+@pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")  # the router rounds
+def test_the_block_of_an_expert_is_that_of_the_dense_hessian() -> None:
+    torch.manual_seed(0)
+    model = model_of("mixtral").double().eval()
+    model.set_experts_implementation("eager")  # type: ignore[operator]
+    case = Case(model=model, batches=[{"input_ids": torch.randint(0, VOCABULARY, (2, 4))}])
+    group = parameter_groups(model, "expert")["layers.0.mlp.out.expert.1"]
+    block = Hessian(case.problem, group).dense()
+    assert block.abs().max() > 0
+    torch.testing.assert_close(block, dense(case).block("full", group, group), atol=1e-8, rtol=1e-5)
+
+
+def test_experts_in_a_list_of_modules_are_told_by_their_number() -> None:
+    expert = nn.ModuleDict({"up_proj": nn.Linear(4, 6), "down_proj": nn.Linear(6, 4)})
+    mixture = nn.ModuleDict({"gate": nn.Linear(4, 3), "experts": nn.ModuleList([expert] * 1)})
+    mixture["experts"].append(copy.deepcopy(expert))  # type: ignore[operator]
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": mixture})])})
+    sizes = {name: group.size for name, group in parameter_groups(model, "expert").items()}
+    assert sizes == {
+        "layers.0.mlp.router": 15,
+        "layers.0.mlp.in.expert.0": 30,
+        "layers.0.mlp.out.expert.0": 28,
+        "layers.0.mlp.in.expert.1": 30,
+        "layers.0.mlp.out.expert.1": 28,
+    }
+    assert set(parameter_groups(model)) == {f"layers.0.mlp.{x}" for x in ("router", "in", "out")}
+
+
+def test_experts_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="no experts of a mixture are known in phi; use"):
+        parameter_groups(model_of("phi"), "expert")
+    model = model_of("mixtral")
+    model.config.num_local_experts = 3
+    with pytest.raises(ArgumentError, match="no experts of a mixture are known in mixtral"):
+        parameter_groups(model, "expert")

@@ -264,3 +264,21 @@ def test_a_model_on_the_second_device_of_a_kind_stays_there(
     monkeypatch.setattr(model, "to", lambda device: pytest.fail(f"moved to {device}"))
     assert placed("meta", model) is model
     assert placed("meta", torch.nn.Linear(2, 2)).weight.is_meta
+
+
+def test_curvature_is_written_only_where_asked(
+    model: torch.nn.Module,
+    batch: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = hb.measure_curvature(model, batch, **FEW)
+    assert not list(tmp_path.iterdir())
+    assert not found.folder.exists()
+    assert "; in " not in repr(found)
+    kept = hb.measure_curvature(model, batch, out="of-{model}", **FEW)
+    assert [one.name for one in tmp_path.iterdir()] == [f"of-{type(model).__name__}"]
+    assert kept.norms == found.norms
+    with pytest.raises(ArgumentError, match="finish: what it writes would be lost; give"):
+        hb.measure_curvature(model, batch, finish=print, **FEW)

@@ -176,3 +176,57 @@ def test_factors_are_any_real_numbers_and_refused_in_one_line_else() -> None:
     torch.testing.assert_close((np.float32(0.5) * a).dense(), 0.5 * matrix(0))
     with pytest.raises(ArgumentError, match="finite number as factor, got Tensor"):
         _ = a * torch.ones(SIZE)  # type: ignore[operator]
+
+
+def uneven() -> tuple[DenseOperator, Tensor]:
+    """A definite matrix whose rows differ by up to 1e4 in size, and its diagonal."""
+    sizes = torch.logspace(0, 4, SIZE, dtype=torch.float64).sqrt()
+    dense = sizes[:, None] * (matrix(2, definite=True) + torch.eye(SIZE)) * sizes
+    return DenseOperator(dense, symmetric=True, positive_semidefinite=True), dense.diagonal()
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "operator"])
+def test_a_preconditioner_saves_products_and_changes_no_solution(kind: str) -> None:
+    a, diagonal = uneven()
+    damping, right = 0.5, torch.randn(SIZE, 2, generator=torch.Generator().manual_seed(1)).double()
+    damped = a.dense() + damping * torch.eye(SIZE)
+    near: Any = 1 / (diagonal + damping)
+    if kind == "operator":
+        rough = torch.linalg.inv(damped + 0.1 * matrix(3, definite=True))
+        near = DenseOperator(rough, symmetric=True)
+    given: dict[str, Any] = {"damping": damping, "tolerance": 1e-9}
+    found = solve(a, right, preconditioner=near, **given)
+    assert found.converged
+    own = (right - damped @ found.values).norm(dim=0) / right.norm(dim=0)
+    torch.testing.assert_close(found.residuals, own, rtol=1e-2, atol=1e-12)
+    assert float(own.max()) <= 1e-9
+    torch.testing.assert_close(found.values, torch.linalg.solve(damped, right), rtol=1e-6, atol=0)
+    assert found.products < 0.75 * solve(a, right, **given).products
+    product = hb.inverse(a, preconditioner=near, **given) @ right
+    torch.testing.assert_close(product, found.values)
+
+
+def test_negative_curvature_is_met_with_a_preconditioner_too() -> None:
+    near = torch.linspace(1, 2, SIZE).double()
+    with pytest.raises(RunError, match=r"negative curvature.*more damping"):
+        _ = inverse(operator(0), damping=0.01, preconditioner=near) @ torch.ones(SIZE).double()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("near", "words"),
+    [
+        (
+            torch.ones(SIZE + 1),
+            r"expected an operator of shape \(12, 12\) or the entries \(12,\) of",
+        ),
+        (torch.eye(SIZE), "of a diagonal, finite and above 0"),
+        (DenseOperator(torch.eye(SIZE + 1)), "expected an operator of shape"),
+        (-torch.ones(SIZE), "of a diagonal, finite and above 0"),
+        (torch.full((SIZE,), torch.inf), "of a diagonal, finite and above 0"),
+        (identity_like(operator(0)) * -1.0, "expected a positive definite one"),
+    ],
+)
+def test_a_preconditioner_that_is_none_is_refused(near: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        _ = inverse(operator(2, definite=True), preconditioner=near) @ torch.ones(SIZE).double()

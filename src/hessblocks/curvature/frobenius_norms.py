@@ -44,6 +44,9 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         """Return tidy rows: quantity, layer, group, role, part, value, standard_error, method."""
         return norm_rows(self._groups, self)
 
+    def _content(self) -> tuple[str, dict[str, Any]]:
+        return type(self).__name__, {"groups": self._groups, "norms": dict(self)}
+
     def heterogeneity(self, part: Part) -> Heterogeneity[Estimate]:
         """Divide the largest norm of one part by the smallest, with a 95 % interval."""
         check_name("part", part, self.parts)

@@ -20,6 +20,7 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Hessian, Problem
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import extreme_eigenvalues, working_dtype
+from hessblocks.storage import Tabular
 
 KINDS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
 """Optimisers whose step is D⁻¹ times an average of gradients, with a diagonal D that stands in
@@ -80,7 +81,7 @@ class PreconditionedHessian(Hessian):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Sharpness:
+class Sharpness(Tabular):
     """Largest eigenvalue of A as far as a few products show it."""
 
     value: float
@@ -96,7 +97,11 @@ class Sharpness:
     vector: Float[Tensor, " N"]
     """The unit vector, to start the next measurement with."""
 
-    def __repr__(self) -> str:
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Build one row: value, residual, threshold and products."""
+        return [{name: value for name, value in vars(self).items() if name != "vector"}]
+
+    def __str__(self) -> str:
         """Say the value, its residual, what was spent, and the threshold."""
         edge = "" if math.isnan(self.threshold) else f"; stable up to {self.threshold:.4g}"
         return f"{self.value:.4g} (residual {self.residual:.1g}, {self.products} products{edge})"
@@ -186,7 +191,8 @@ def _plain(optimizer: Any) -> Optimizer:
     if type(plain) not in KINDS:
         raise ArgumentError(
             "optimizer: expected torch's SGD, Adam or AdamW, whose preconditioner is known, got "
-            f"{type(plain).__module__}.{type(plain).__name__}"
+            f"{type(plain).__module__}.{type(plain).__name__} (Muon has none: its step has one "
+            "length whatever the gradient's, so that no sharpness makes it unstable)"
         )
     assert isinstance(plain, Optimizer)
     if any(settings.get("maximize") for settings in plain.param_groups):

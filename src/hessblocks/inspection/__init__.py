@@ -1,5 +1,6 @@
-"""Curvature and signal of any saved, fresh or given model: what the commands do, from Python."""
+"""Curvature and signal of any saved, fresh or given model: what the commands do; results again."""
 
 from hessblocks.inspection.measure import measure_curvature, measure_signal
+from hessblocks.inspection.reading import read
 
-__all__ = ["measure_curvature", "measure_signal"]
+__all__ = ["measure_curvature", "measure_signal", "read"]

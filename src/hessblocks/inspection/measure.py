@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from torch import nn
@@ -64,7 +65,8 @@ def measure_curvature(
             Hugging Face cache, or `preset:NAME` for a block at initialisation.
         data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences,
             tokens)}.
-        out: run folder, new or of the same measurement; runs/curvature-MODEL by default.
+        out: run folder, new or of the same measurement, in which `{model}` stands for the model's
+            name. None keeps nothing: what is measured goes through a temporary folder.
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
         progress: told what is going on.
         finish: given the folder when all is done, before another process may write there.
@@ -75,7 +77,7 @@ def measure_curvature(
 
     Raises:
         ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
-            fit, or another run in `out`.
+            fit, another run in `out`, or `finish` without `out`.
         RunError: damaged files, a loss that is not finite, or `out` cannot be written.
 
     Cost:
@@ -83,6 +85,12 @@ def measure_curvature(
         gradients for all groups together. It is told to `progress` before it starts, from one
         product that is measured.
     """
+    if out is None:
+        if finish:
+            raise ArgumentError("finish: what it writes would be lost; give the folder as out=...")
+        with TemporaryDirectory(prefix="hessblocks-") as place:
+            fields |= {"device": device, "progress": progress}
+            return measure_curvature(model, data, out=Path(place, "run"), **fields)
     progress = progress or Progress()
     settings, batch = _settings(CurvatureInspection, data, fields)
     device = _device(model, device)
@@ -91,7 +99,7 @@ def measure_curvature(
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
-    folder = Path(out or Path("runs", f"curvature-{subject.name.replace('/', '-')}"))
+    folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
     problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
     # refuses a limit or a budget that is too low before the folder is made

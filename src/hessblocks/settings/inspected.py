@@ -36,8 +36,8 @@ class CurvatureInspection(InspectionSettings):
     """Random seed of a preset's weights, the windows and the probes."""
     groups: tuple[str, ...] = ("*",)
     """Patterns of group names with commas, such as '*.attention.query'."""
-    level: Annotated[str, OneOf(("role", "head", "tensor"))] = "role"
-    """How finely parameters are grouped: role, head or tensor."""
+    level: Annotated[str, OneOf(("role", "head", "expert", "tensor"))] = "role"
+    """How finely parameters are grouped: role, head, expert or tensor."""
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
     probes: Annotated[int, at_least(4)] = 16

@@ -73,4 +73,4 @@ from hessblocks.storage.rows import (
 )
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import Row, Scalar, table_text, write_table
-from hessblocks.storage.tabular import Tabular
+from hessblocks.storage.tabular import Rows, Tabular, read_result

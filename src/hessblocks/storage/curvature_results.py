@@ -144,14 +144,13 @@ class CurvatureResults(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say of which model, how many groups, how uneven, and where it is stored."""
+        """Say of which model, how many groups, how uneven, and where it is stored, if anywhere."""
         last = self.parts[-1]
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
         missing = f", {len(self.missing)} missing" if self.missing else ""
-        return (
-            f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}; in {self.folder}"
-        )
+        place = f"; in {self.folder}" if self.folder.is_dir() else ""
+        return f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}{place}"
 
     def by_size(self) -> list[str]:
         """Sort the groups, the largest norm of the last part first."""

@@ -1,18 +1,43 @@
-"""Base of results: one line that says them, and rows for pandas, a page or a file."""
+"""Base of results: one line that says them, rows for pandas or a page, files to read again.
+
+A JSON file holds the kind of a result, its fields and its tensors. A safetensors file holds the
+same text as its metadata, and the tensors as they are.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage.files import write_json
+from hessblocks.storage.files import atomic_path, damaged, parse_json, read_object, write_text
 from hessblocks.storage.tables import write_table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
+
+KIND = "hessblocks"
+"""Names the kind of a result in its file."""
+MOST_IN_JSON = 1_000_000
+"""Entries of tensors that a JSON file holds."""
 
 SHOWN = 20
 """Rows of a table in a notebook."""
@@ -29,6 +54,9 @@ class Tabular(abc.ABC):
     >>> Squares()
     3 squares
     """
+
+    rows_alone: ClassVar[bool] = False
+    """Whether files hold the rows alone, since the rest is a model or a function."""
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
@@ -58,24 +86,43 @@ class Tabular(abc.ABC):
         return pd.DataFrame(self.to_rows())
 
     def save(self, path: str | Path) -> None:
-        """Write the rows to a file, whole or not at all.
+        """Write the result to a file that `hessblocks.read` takes up again, or its rows to a table.
 
         Args:
-            path: ends in .csv or .json.
+            path: ends in .json, in .safetensors, which holds tensors of any size (eigenvectors), or
+                in .csv, for the rows alone. It is written whole or not at all.
 
         Raises:
-            ArgumentError: another ending.
+            ArgumentError: another ending, or too many numbers for JSON.
             RunError: the file cannot be written.
         """
-        path, rows = Path(path), self.to_rows()
+        path = Path(path)
         if path.suffix == ".csv":
+            rows = self.to_rows()
             write_table(path, list(dict.fromkeys(name for row in rows for name in row)), rows)
+            return
+        tensors: dict[str, Tensor] = {}
+        kind, content = self._content()
+        written: dict[str, Any] = {KIND: kind, "fields": _plain(content, tensors)}
+        if path.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            # of their own: views of one storage would be refused
+            own = {name: one.clone().contiguous() for name, one in tensors.items()}
+            with atomic_path(path) as temporary:
+                save_file(own, temporary, metadata={KIND: json.dumps(written)})
         elif path.suffix == ".json":
-            write_json(path, rows)
+            write_text(path, json.dumps(written | {"tensors": _listed(tensors)}, indent=1) + "\n")
         else:
             raise ArgumentError(
-                f"path: expected a name that ends in .csv or .json, got {str(path)!r}"
+                f"path: expected a name that ends in .csv, .json or .safetensors, got {str(path)!r}"
             )
+
+    def _content(self) -> tuple[str, dict[str, Any]]:
+        """Name the kind that a file has, and what makes the result anew; without fields, rows."""
+        if is_dataclass(self) and not self.rows_alone:
+            return type(self).__name__, {one.name: getattr(self, one.name) for one in fields(self)}
+        return Rows.__name__, {"line": str(self), "rows": self.to_rows()}
 
     def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
         """The first rows, and how many there are; for tables too long to be made for a look."""
@@ -103,3 +150,158 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rows(Tabular):
+    """Rows of what cannot be made anew from a file, such as a callback of a training."""
+
+    line: str
+    """As it was printed."""
+    rows: Sequence[Mapping[str, float | bool | str | None]]
+    """As they were."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """List them."""
+        return [dict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        """Print the line."""
+        return self.line
+
+
+def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Turn a value into one of JSON; tensors are put aside, and their names stand for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        pairs = [(_plain(key, tensors), _plain(one, tensors)) for key, one in value.items()]
+        return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else pairs
+    if isinstance(value, list | tuple):
+        return [_plain(one, tensors) for one in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name), tensors) for one in fields(value)}
+    if hasattr(value, "detach"):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu()
+        return name
+    return str(value)  # a path, or a dtype of torch
+
+
+def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Turn tensors into lists for JSON."""
+    if (count := sum(one.numel() for one in tensors.values())) > MOST_IN_JSON:
+        raise ArgumentError(
+            f"path: {count:,} numbers are too many for JSON; give a name that ends in .safetensors"
+        )
+    values = {name: _plain(one.flatten().tolist(), {}) for name, one in tensors.items()}
+    return {
+        name: {"dtype": str(one.dtype), "shape": [*one.shape], "values": values[name]}
+        for name, one in tensors.items()
+    }
+
+
+def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
+    """Read a result that `Tabular.save` wrote; nothing in the file is executed.
+
+    Args:
+        path: a file of JSON or safetensors.
+        kinds: by the name that the file has for them.
+
+    Returns:
+        The result, its tensors on the CPU.
+
+    Raises:
+        ArgumentError: another ending.
+        RunError: the file cannot be read, is damaged, or is not one of these kinds.
+    """
+    if path.suffix not in (".json", ".safetensors"):
+        raise ArgumentError(
+            f"path: expected a .json or .safetensors file, got {str(path)!r}; .csv holds rows alone"
+        )
+    try:
+        written, tensors = _opened(path)
+        kind = kinds[written[KIND]]
+        found: Tabular = kind(**_fields(kind, written["fields"], tensors))
+        str(found), found._first(1)  # what does not fit together cannot be said
+    except (RunError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: the file is somebody else's
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise damaged(path, None, f"not a result that hessblocks saved ({why})") from error
+    return found
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    import torch
+
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return parse_json((file.metadata() or {})[KIND]), tensors
+    written = read_object(path)
+    return written, {
+        name: torch.tensor(
+            [float(value) for value in one["values"]], dtype=_dtype(one["dtype"])
+        ).reshape(one["shape"])
+        for name, one in written["tensors"].items()
+    }
+
+
+def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Give the fields of a class their types; lengths that share a name have to be equal."""
+    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
+    lengths: dict[str, int] = {}
+    return {name: _typed(hints[name], value, tensors, lengths) for name, value in content.items()}
+
+
+def _typed(hint: Any, value: Any, tensors: Mapping[str, Tensor], lengths: dict[str, int]) -> Any:
+    """Read a value of JSON as one of a type, or raise ValueError."""
+    kind, inner = get_origin(hint), get_args(hint)
+    for one in inner if kind in (Union, UnionType) else ():  # the first that it can be
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            return _typed(one, value, tensors, lengths)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return hint(**_fields(hint, value, tensors))
+    if hasattr(hint, "dim_str"):
+        return _fitting(tensors[value], hint.dim_str.split(), lengths)
+    if kind in (tuple, Sequence) and isinstance(value, list):
+        types = inner if kind is tuple and ... not in inner else [inner[0]] * len(value)
+        found = [_typed(*one, tensors, lengths) for one in zip(types, value, strict=True)]
+        return tuple(found) if kind is tuple else found
+    if kind in (dict, Mapping):
+        pairs = value.items() if isinstance(value, dict) else value
+        return {
+            _typed(inner[0], key, tensors, lengths): _typed(inner[1], one, tensors, lengths)
+            for key, one in pairs
+        }
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if getattr(hint, "__qualname__", "") == "dtype":
+        return _dtype(value)
+    if (kind is Literal and value in inner) or hint is Any or type(value) is hint:
+        return value
+    if hint is float and (type(value) is int or value in ("nan", "inf", "-inf")):
+        return float(value) if isinstance(value, str) else value
+    raise ValueError(f"expected {hint}, got {value!r:.60}")
+
+
+def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> Tensor:
+    """Return a tensor whose axes have the lengths of their names, as far as these are known."""
+    pairs = [] if "..." in names else zip(names, tensor.shape, strict=True)
+    alike = all(lengths.setdefault(name, length) == length for name, length in pairs)
+    if not (alike and tensor.is_floating_point()):
+        raise ValueError(f"got {tensor.dtype} of shape {tuple(tensor.shape)} beside {lengths}")
+    return tensor
+
+
+def _dtype(name: str) -> Any:
+    """Find a dtype of torch by its name."""
+    import torch
+
+    known = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    return known[name]

@@ -4,6 +4,19 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("infinite numbers are no JSON", "not math.isfinite($value) => False",
+          "test_reading.py", within="_plain"),
+    fault("tensors of one storage are written as such", "$one.clone().contiguous() => $one",
+          "test_half_precision_and_shared_memory_are_kept"),
+    fault("any number of entries goes into JSON", "MOST_IN_JSON = 1000000 => MOST_IN_JSON = 10 ** 9",
+          "test_many_numbers_are_for_safetensors"),
+    fault("a tensor of a file may have any length",
+          "$lengths.setdefault(name, length) == length => True",
+          "test_tensors_that_do_not_fit_together_are_refused"),
+    fault("a field of a file may be of any type", "type(value) is hint => True",
+          "test_what_is_no_result_is_refused_in_one_sentence", within="_typed"),
+    fault("a file may hold any word", "value in inner => True",
+          "test_what_is_no_result_is_refused_in_one_sentence", within="_typed"),
     fault("a file is not sent to the disk", "os.fsync($descriptor) =>", "test_files.py",
           within="sync"),
     fault("partial files of others are removed", "glob.escape($name) => glob.escape($name) + '*'",

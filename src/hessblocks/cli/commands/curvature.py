@@ -29,8 +29,9 @@ def curvature(
     *,
     settings: CurvatureInspection,
     out: Annotated[
-        Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]")
-    ] = None,
+        Path,
+        Parameter(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]", show_default=False),
+    ] = Path("runs", "curvature-{model}"),
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:

@@ -51,6 +51,7 @@ MODULE = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.weight$")
 class Allocation(Tabular):
     """Bits of each place."""
 
+    rows_alone = True
     choices: tuple[Price, ...]
     """The chosen change of each place."""
     total: Price

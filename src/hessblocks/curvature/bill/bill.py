@@ -38,6 +38,7 @@ FEWEST_SAMPLES = 2
 class Bill(Tabular, Mapping[str, Price]):
     """Prices of changes by name, which share their sampled gradients."""
 
+    rows_alone = True
     problem: Problem
     """Model, batches and loss."""
     changes: Mapping[str, Change]

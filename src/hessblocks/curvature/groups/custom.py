@@ -1,14 +1,16 @@
 """Select and define parameter groups by patterns on names, with or without slices."""
 
 import difflib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import views
-from hessblocks.curvature.groups.roles import merge
+from hessblocks.curvature.groups.roles import UnknownRoleWarning, merge, parameter_groups
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError
 
@@ -46,7 +48,8 @@ def custom_groups(
             the end always are slices.
 
     Returns:
-        Groups by name; entries that none of them names belong to no group.
+        Groups by name, with the role and the layer of `parameter_groups` where all their entries
+        have the same; entries that none of them names belong to no group.
 
     Raises:
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
@@ -55,14 +58,34 @@ def custom_groups(
     model = views.plain_model(model, sharded=True)
     with exclusive(model):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        with warnings.catch_warnings():  # groups of one's own are the remedy
+            warnings.simplefilter("ignore", UnknownRoleWarning)
+            known = [*parameter_groups(model).values()]
     groups = {}
     for name, given in specifications.items():
         texts = [given] if isinstance(given, str) else given
         own = [view for text in texts for view in _views(text, parameters)]
-        parts = [views.ParameterGroup(name=name, role="other", layer=None, views=(v,)) for v in own]
-        groups[name] = merge(name, parts)
+        owners = [owner for view in own for owner in _owners(view, known, parameters)]
+        groups[name] = replace(merge(name, owners), views=tuple(own))
     views.check_disjoint(groups.values(), parameters)
     return groups
+
+
+def _owners(
+    view: views.ParameterView,
+    known: Sequence[views.ParameterGroup],
+    parameters: Mapping[str, Tensor],
+) -> list[views.ParameterGroup]:
+    """List the known groups that entries of a view belong to."""
+    mine = torch.zeros(parameters[view.parameter].numel(), dtype=torch.bool)
+    mine.as_strided(view.shape, view.stride, view.offset).fill_(True)
+    return [
+        group
+        for group in known
+        for one in group.views
+        if one.parameter == view.parameter
+        and mine.as_strided(one.shape, one.stride, one.offset).any()
+    ]
 
 
 def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterView]:

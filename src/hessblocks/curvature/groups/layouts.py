@@ -121,7 +121,7 @@ _HESSBLOCKS = {
     "final.norm": "final_norm",
 }
 
-_EXPERTS = r"((experts|shared_expert)\.)?"
+_EXPERTS = r"((experts(\.\d+)?|shared_expert)\.)?"
 NAMES = {
     **{
         role: rf"(self_)?attn\.{role[0]}_proj(_weight)?|attn\.[Wb]_{role[0].upper()}"

@@ -1,8 +1,9 @@
-"""Cut a model's parameters into groups: by role, by head, by parameter."""
+"""Cut a model's parameters into groups: by role, by head, by expert, by parameter."""
 
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,11 +13,15 @@ from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule, outside_rul
 from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.curvature.model_state import exclusive
-from hessblocks.errors import check_name
+from hessblocks.errors import ArgumentError, check_name
 
-LEVELS = ("role", "head", "tensor")
+LEVELS = ("role", "head", "expert", "tensor")
 _SHOWN = 5
 """Parameters that a warning names."""
+EXPERTS = re.compile(r"\bexperts\.((?P<number>\d+)\.)?")
+"""Stands in the name of a weight of all experts, or of one in a list of modules."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Names of the number of experts in configurations."""
 
 
 class UnknownRoleWarning(UserWarning):
@@ -32,13 +37,15 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
             not divide by the heads, form groups under their own name (role `other`), and a warning
             names them, but for an unknown architecture with no recognised one.
         level: `role` (query, key, value, ... of each layer), `head` (query, key, value and
-            projection of each head besides) or `tensor` (each parameter).
+            projection of each head besides), `expert` (the MLP of each expert of a mixture
+            besides) or `tensor` (each parameter).
 
     Returns:
         Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
 
     Raises:
-        ArgumentError: unknown level, heads asked for where their number is not known.
+        ArgumentError: unknown level, heads asked for where their number is not known, or experts
+            where there are none.
     """
     check_name("level", level, LEVELS)
     model = plain_model(model, sharded=True)
@@ -49,9 +56,14 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
         rules = [] if level == "tensor" else _rules_of(model, kind)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                for group in _cut(name, parameter, rules, config, by_head=level == "head"):
+                for group in _cut(name, parameter, rules, config, level):
                     collected.setdefault(group.name, []).append(group)
     groups = {name: merge(name, parts) for name, parts in collected.items()}
+    if level == "expert" and not any(".expert." in name for name in groups):
+        raise ArgumentError(
+            f"model: no experts of a mixture are known in {kind or type(model).__name__}; use "
+            "level='role'"
+        )
     left = [name for name, group in groups.items() if group.role == "other"]
     if rules and left:
         warnings.warn(
@@ -101,12 +113,14 @@ def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
 
 
 def _cut(
-    name: str, parameter: Tensor, rules: Sequence[Rule], config: Any, *, by_head: bool
+    name: str, parameter: Tensor, rules: Sequence[Rule], config: Any, level: str
 ) -> list[ParameterGroup]:
     for rule in rules:
         match = re.fullmatch(rule.pattern, name)
-        if match and (pieces := _pieces(rule, name, parameter, config, by_head=by_head)):
+        if match and (pieces := _pieces(rule, name, parameter, config, by_head=level == "head")):
             layer = match.groupdict().get("layer")
+            if level == "expert" and (found := EXPERTS.search(name)):
+                pieces = _by_expert(*pieces[0], config, found["number"])
             return [
                 ParameterGroup(
                     name=title.format(layer=layer),
@@ -143,6 +157,22 @@ def _pieces(
         for name_of_part, part in parts.items():
             found.append((name_of_part, piece.role, _view(name, parameter, axis, part)))
     return found
+
+
+def _by_expert(
+    title: str, role: str, view: ParameterView, config: Any, number: str | None
+) -> list[tuple[str, str, ParameterView]]:
+    """Cut a weight [expert][...] by experts; that of a module of a list is of one expert alone."""
+    if number is not None:
+        return [(f"{title}.expert.{number}", role, view)]
+    counts = {getattr(config, name, None) for name in EXPERT_COUNTS}
+    if view.shape[0] not in counts:  # an axis of something else
+        return [(title, role, view)]
+    first = replace(view, shape=view.shape[1:], stride=view.stride[1:])
+    return [
+        (f"{title}.expert.{at}", role, replace(first, offset=at * view.stride[0]))
+        for at in range(view.shape[0])
+    ]
 
 
 def _view(name: str, parameter: Tensor, axis: int, piece: Piece) -> ParameterView:

@@ -7,6 +7,7 @@ ragged batches, padding and the cut into batches do not change the answer.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -79,16 +80,19 @@ class Problem(Operand):
             num_batches: batches to take at most, the first ones; None: all.
 
         Raises:
-            ArgumentError: no trainable parameters, complex ones or some without values, no batches,
-                a function without `params` or a module with them,
-                an iterator that gives more than may be kept, batches of an unknown form, an unknown
-                loss or that of another task than the model's, a bad limit, parameters sharded in
-                another way than by rows, or without layers, `shard` without a process group, or
-                processes that were given different weights, or different batches where they should
-                be the same.
+            ArgumentError: a name in place of a model, a function without `params` or a module
+                with them, no trainable parameters, complex ones or some
+                without values, no batches, an iterator that gives more than may be kept, batches of
+                an unknown form, an unknown loss or that of another task than the model's, a bad
+                limit, parameters sharded in another way than by rows, or without layers, `shard`
+                without a process group, or processes that were given different weights, or different
+                batches where they should be the same.
         """
-        model = as_module(model, params)
         loss, self._loss_of = losses.loss_of(loss)
+        if isinstance(model, str | os.PathLike):
+            loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
+            raise ArgumentError(f"model: expected a module, got a name; {loads}")
+        model = as_module(model, params)
         if isinstance(model, torch.jit.ScriptModule):
             raise ArgumentError(
                 "model: compiled by torch.jit, which hides its operations; give the module itself"

@@ -1,9 +1,10 @@
 """Conjugate gradients (CG) for (A + damping · I) x = b, with residual and reason of the end.
 
-Letters: N rows, K right-hand sides.
+Letters: N rows, K right-hand sides, P the preconditioner, r residual, z = P r.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -63,17 +64,21 @@ def solve(
     right: Float[Tensor, "N ..."],
     *,
     damping: float = 0.0,
+    preconditioner: LinearOperator | Float[Tensor, " N"] | None = None,
     tolerance: float = 1e-6,
     max_products: int = 1000,
 ) -> Solution:
-    """Solve (A + damping · I) x = b by conjugate gradients.
+    """Solve (A + damping · I) x = b by conjugate gradients, preconditioned where asked.
 
     Args:
         operator: A, symmetric; positive definite with the damping; a `Problem` stands for its
             Hessian.
         right: b, (N,) or (N, K) of the operator's dtype and device.
         damping: at least 0, in the unit of A.
-        tolerance: ‖b − A x‖ / ‖b‖ at which a column is done.
+        preconditioner: P ≈ (A + damping · I)⁻¹, positive definite: an operator, or the entries of
+            a diagonal one, such as 1 / (diagonal + damping). It changes the number of products,
+            and not what is solved.
+        tolerance: ‖b − A x‖ / ‖b‖ at which a column is done, with the damping in A.
         max_products: with single vectors, for each column.
 
     Returns:
@@ -81,16 +86,18 @@ def solve(
         reached before.
 
     Raises:
-        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, or a b
-            that does not fit.
+        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, a b
+            or preconditioner that does not fit, or a preconditioner that is not positive definite.
         RunError: numbers that are not finite.
 
     Cost: a product an iteration and column, at most about the root of the condition number times
-        ln(2 / tolerance); four vectors a column.
+        ln(2 / tolerance), that of P (A + damping · I) with a preconditioner; four vectors a column,
+        and as many products with P.
 
     Source: Hestenes and Stiefel (1952).
     """
     operator = operator_of(operator)
+    precondition = _preconditioning(operator, preconditioner)
     _check(operator, damping, tolerance, max_products)
     damped = operator + damping * identity_like(operator) if damping else operator
     if right.ndim not in (1, 2) or right.shape[0] != operator.shape[0]:
@@ -102,7 +109,9 @@ def solve(
     units = [unit_of(column) for column in columns.T]  # the squares of b have to stay in range
     unit = torch.tensor(units, dtype=columns.dtype, device=columns.device)
     columns = columns / unit
-    values, reasons, products = _conjugate_gradients(damped, columns, tolerance, max_products)
+    values, reasons, products = _conjugate_gradients(
+        damped, precondition, columns, tolerance, max_products
+    )
     sizes = columns.norm(dim=0)
     # measured: the residual of the iteration drifts away from the true one by rounding
     rest = (columns - damped @ values).norm(dim=0) / torch.where(sizes > 0, sizes, 1.0)
@@ -133,19 +142,51 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
         raise ArgumentError(f"max_products: expected at least 1, got {max_products}")
 
 
+def _preconditioning(
+    operator: LinearOperator, given: LinearOperator | Tensor | None
+) -> Callable[[Tensor], Tensor]:
+    """The product with P of columns."""
+    if given is None:
+        return lambda columns: columns
+    if isinstance(given, LinearOperator):
+        if given.shape == operator.shape:
+            return lambda columns: given @ columns
+    elif given.shape == operator.shape[:1] and bool((given.isfinite() & (given > 0)).all()):
+        diagonal = given.to(operator.device, operator.dtype)[:, None]
+        return lambda columns: diagonal * columns
+    raise ArgumentError(
+        f"preconditioner: expected an operator of shape {operator.shape} or the entries "
+        f"({operator.shape[0]},) of a diagonal, finite and above 0, such as "
+        "1 / (diagonal.abs() + damping)"
+    )
+
+
 def _conjugate_gradients(
-    operator: LinearOperator, right: Tensor, tolerance: float, most: int
+    operator: LinearOperator,
+    precondition: Callable[[Tensor], Tensor],
+    right: Tensor,
+    tolerance: float,
+    most: int,
 ) -> tuple[Tensor, tuple[Reason, ...], int]:
-    """Iterate on all columns at once; x solution, r residual, p direction, bend pᵀA p."""
-    x, r = torch.zeros_like(right), right.clone()
-    p, square = r.clone(), column_products(r, r)
-    goal = square * tolerance**2
+    """Iterate on all columns at once; x solution, p direction, bend pᵀA p, weight rᵀz."""
+    x, r, p = torch.zeros_like(right), right.clone(), torch.zeros_like(right)
+    square = column_products(r, r)
+    goal, weight = square * tolerance**2, torch.ones_like(square)
     reasons: list[Reason] = ["limit"] * right.shape[1]
     going = _unconverged(square, goal, reasons, torch.arange(right.shape[1]))
     products = 0
     for _ in range(most):
         if not len(going):
             break
+        z = precondition(r[:, going])
+        new = column_products(r[:, going], z)
+        if (new <= 0).any():
+            raise ArgumentError(
+                "preconditioner: expected a positive definite one, but there is a residual r with "
+                f"rᵀP r = {float(new.min()):.3g}"
+            )
+        p[:, going] = z + (new / weight[going]).to(x.dtype) * p[:, going]
+        weight[going] = new
         products += len(going)
         product = operator @ p[:, going]
         bend = column_products(p[:, going], product)
@@ -154,19 +195,17 @@ def _conjugate_gradients(
             reasons[column] = "negative curvature"
         good = ~bad
         going, product, bend = going[good.cpu()], product[:, good], bend[good]
-        step = (square[going] / bend).to(x.dtype)
+        step = (weight[going] / bend).to(x.dtype)
         x[:, going] += step * p[:, going]
         r[:, going] -= step * product
-        new = column_products(r[:, going], r[:, going])
-        p[:, going] = r[:, going] + (new / square[going]).to(x.dtype) * p[:, going]
-        square[going] = new
+        square = column_products(r[:, going], r[:, going])
         going = _unconverged(square, goal, reasons, going)
     return x, tuple(reasons), products
 
 
 def _unconverged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
-    """Mark converged columns and return those that go on."""
-    done = (square[going] <= goal[going]).cpu()
+    """Mark converged ones of the columns `going`, and return those that go on."""
+    done = (square <= goal[going]).cpu()
     for column in going[done].tolist():
         reasons[column] = "converged"
     return going[~done]
@@ -176,10 +215,9 @@ class InverseOperator(LinearOperator):
     """Inverse (A + damping · I)⁻¹ by conjugate gradients; see `inverse`."""
 
     def __init__(
-        self, operator: LinearOperator, damping: float, tolerance: float, max_products: int
+        self, operator: LinearOperator, solver: Callable[[Float[Tensor, "N K"]], Solution]
     ) -> None:
-        """Hold A and how far each product goes; nothing is computed."""
-        _check(operator, damping, tolerance, max_products)
+        """Hold A and what solves for columns; nothing is computed."""
         super().__init__(
             operator.shape,
             dtype=operator.dtype,
@@ -187,9 +225,7 @@ class InverseOperator(LinearOperator):
             symmetric=True,
             positive_semidefinite=operator.positive_semidefinite,
         )
-        self._solve = partial(
-            solve, operator, damping=damping, tolerance=tolerance, max_products=max_products
-        )
+        self._solve = solver
 
     def _matmat(self, columns: Tensor) -> Tensor:
         found = self._solve(columns)
@@ -205,6 +241,7 @@ def inverse(
     operator: LinearOperator | Operand,
     *,
     damping: float = 0.0,
+    preconditioner: LinearOperator | Float[Tensor, " N"] | None = None,
     tolerance: float = 1e-6,
     max_products: int = 1000,
 ) -> InverseOperator:
@@ -214,6 +251,7 @@ def inverse(
         operator: A, symmetric; positive definite with the damping; a `Problem` stands for its
             Hessian.
         damping: at least 0, in the unit of A.
+        preconditioner: as `solve` takes it, such as `1 / (hb.diagonal(H).values.abs() + damping)`.
         tolerance: relative residual of each product.
         max_products: with A, for each column.
 
@@ -222,8 +260,14 @@ def inverse(
         negative curvature along the way; `solve` gives residual and reason instead.
 
     Raises:
-        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number.
+        ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, or a
+            preconditioner that does not fit.
 
     Cost: that of `solve` a product.
     """
-    return InverseOperator(operator_of(operator), damping, tolerance, max_products)
+    operator = operator_of(operator)
+    _check(operator, damping, tolerance, max_products)
+    _preconditioning(operator, preconditioner)
+    given: dict[str, Any] = {"damping": damping, "preconditioner": preconditioner}
+    given |= {"tolerance": tolerance, "max_products": max_products}
+    return InverseOperator(operator, partial(solve, operator, **given))

@@ -1,0 +1,37 @@
+"""Read results again that were saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hessblocks import curvature, linalg, signal
+from hessblocks.conventions import AnyPath
+from hessblocks.storage import CurvatureResults, Rows, Tabular, load_curvature, read_result
+
+_CLASSES: tuple[type[Tabular], ...] = (
+    *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues, linalg.ConditionNumber),
+    *(linalg.Spectrum, linalg.Solution, signal.Signal, CurvatureResults, Rows),
+    *(curvature.GroupNorms, curvature.CurvatureMap, curvature.Sharpness, curvature.LossAlong),
+    *(curvature.DerivativeCheck, curvature.Price, curvature.BillCheck),
+)
+KINDS = {kind.__name__: kind for kind in _CLASSES}
+"""Classes of results, by the name that their files have for them."""
+
+
+def read(path: AnyPath) -> Tabular:
+    """Read a result that its `.save` wrote, or a run folder of `hessblocks curvature`.
+
+    Args:
+        path: a .json or .safetensors file, or a folder.
+
+    Returns:
+        An equal object of the same class, its tensors on the CPU; `Rows` of what needs a model or
+        a training: bills, allocations, callbacks.
+
+    Raises:
+        ArgumentError: another ending, or a folder of something else.
+        RunError: the file cannot be read, is damaged, or is not a result; nothing in it is
+            executed.
+    """
+    path = Path(path)
+    return load_curvature(path) if path.is_dir() else read_result(path, KINDS)
