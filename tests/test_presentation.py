@@ -123,7 +123,7 @@ def test_a_table_is_rows_a_data_frame_a_page_and_a_file(name: str, tmp_path: Pat
     assert len(written) == 1 + len(rows)
     result.save(tmp_path / "rows.json")
     kept = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
-    assert kept["hessblocks"] == type(result).__name__
+    assert kept["hessblocks"] == ("Rows" if result.rows_alone else type(result).__name__)
 
 
 def test_another_ending_is_refused_and_names_are_escaped(tmp_path: Path) -> None:

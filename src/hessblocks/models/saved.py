@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
@@ -123,6 +124,11 @@ class Saved:
                 )
             except (HessblocksError, MemoryError):
                 raise
+            except SafetensorError as error:
+                raise RunError(
+                    f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
+                    "the model again"
+                ) from error
             except Exception as error:  # of any kind: the files are somebody else's
                 raise RunError(
                     f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
