@@ -373,6 +373,27 @@ CASES: dict[str, Bad] = {
         r"budget: too small; \d+ products, the fewest for an error bar, take about",
         lambda p: gpt2(p / "m"),
     ),
+    "more eigenvalues than parameters": Bad(
+        curvature("m", *LOOK, "--eigenvalues", "100000000"),
+        2,
+        r"--eigenvalues: 100000000 are more than the \d+ parameters",
+        lambda p: gpt2(p / "m"),
+    ),
+    "a classifier without labels": Bad(
+        curvature("m", *LOOK, "--loss", "classification"),
+        2,
+        "--loss: classification needs labelled data; from Python",
+        lambda p: gpt2(p / "m"),
+    ),
+    "a masked loss of a causal model": Bad(
+        curvature("m", *LOOK, "--loss", "masked-lm"),
+        2,
+        "MODEL: m is a GPT2LMHeadModel",
+        lambda p: gpt2(p / "m"),
+    ),
+    "a text that is not there, for a model": Bad(
+        curvature("m", "--data", "nowhere.txt"), 2, "--data: nowhere.txt is no file or folder"
+    ),
     "one probe": Bad(
         ("curvature", "m", *LOOK, "--probes", "1"),
         2,

@@ -24,7 +24,7 @@ from tests.cli.helpers import Outcome, Shell, sentence
 from tests.training.helpers import files
 
 PRESET = ["--depth", "2", "--width", "8", "--heads", "2", "--vocab-size", "260"]
-SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4"]
+SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4", "--eigenvalues", "0"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full"]
 
 pytestmark = [
@@ -222,7 +222,7 @@ def test_the_last_attention_is_exact_and_agrees_with_the_probes(
 def test_a_group_is_measured_once_and_a_stopped_run_ends_with_the_same_numbers(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--map", "--spectrum", *FEW]
+    words = ["--map", "--spectrum", "--each-group", *FEW]
     assert preset(shell, tmp_path / "whole", *words).status == 0
     measured: list[str] = []
     real = curvature_run.CurvatureRun._measure

@@ -259,9 +259,31 @@ def test_samples_that_do_not_fit_together_are_taken_in_batches() -> None:
         for j, b in enumerate(groups)
     ]
     assert float(torch.stack(off).max()) < 4.5
-    small = Problem(case.model, case.batches, memory_limit=10 * one)
+    small = Problem(case.model, case.batches, memory_limit=4 * one)
     with pytest.raises(ArgumentError, match=r"8 sampled gradients .* are held together"):
         curvature_map(small, groups, "outer", method="sampled")
+
+
+def test_groups_that_do_not_fit_together_are_taken_in_pieces() -> None:
+    case, _ = solved("gpt2")
+    groups = parameter_groups(case.model)
+    one = sum(group.size for group in groups.values()) * 8
+    free = plan_samples(case.problem, groups, 8)
+    limits = [free.bytes - less * one for less in range(12)]
+    plans = {
+        limit: plan_samples(Problem(case.model, case.batches, memory_limit=limit), groups, 8)
+        for limit in limits
+    }
+    assert all(plan.bytes <= limit for limit, plan in plans.items())
+    assert free.pieces == (tuple(groups),)
+    cut = next(plan for plan in plans.values() if len(plan.pieces) > 1)
+    assert [name for piece in cut.pieces for name in piece] == list(groups)
+    assert len(cut.pieces) == 2
+    told: list[int] = []
+    whole = gram_matrices(case.problem, groups, free, seed=3).products
+    found = gram_matrices(case.problem, groups, cut, seed=3, step=told.append).products
+    assert torch.allclose(found, whole, rtol=1e-9)
+    assert told == list(range(1, 17))
 
 
 def test_one_batch_of_samples_is_held_at_a_time() -> None:

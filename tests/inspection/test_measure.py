@@ -26,7 +26,9 @@ pytestmark = [
 ]
 SIZES = {"depth": 2, "width": 8, "heads": 2, "vocab_size": 30}
 TOKENS = {"sequences": 2, "tokens": 6}
-FEW = {"groups": "layers.1.attention.*", "parts": "full", "probes": 4}
+FEW: dict[str, Any] = {
+    "groups": "layers.1.attention.*", "parts": "full", "probes": 4, "eigenvalues": 0,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -244,13 +246,25 @@ def test_saved_weights_that_are_not_finite_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+class Numbers:
+    """A tokeniser that gives 0 and its largest number."""
+
+    eos_token_id = None
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0, self.last] * 9}
+
+
 def test_the_token_just_behind_the_vocabulary_is_refused(
     model: torch.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
     settings = CurvatureInspection(data=str(write_code(tmp_path / "code")), **TOKENS)
     for last, fits in ((29, True), (30, False)):
-        subject = Subject(name="model", model=model, encode=lambda text, last=last: [0, last] * 9)
+        subject = Subject(name="model", model=model, tokenizer=Numbers(last))
         expected = nullcontext() if fits else pytest.raises(ArgumentError, match="ids up to 30")
         with expected:
             encoded_batch(subject, settings)

@@ -18,7 +18,7 @@ from hessblocks.curvature.bill import (
 )
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
-from hessblocks.curvature.cost import Cost, Work, decide
+from hessblocks.curvature.cost import Cost, Work, decide, duration, product_seconds
 from hessblocks.curvature.exact import (
     attention_moments,
     exact_attention_curvature,
@@ -64,6 +64,7 @@ from hessblocks.curvature.sampled import (
     MonteCarloFisher,
     gram_matrices,
     plan_samples,
+    root_is_known,
 )
 from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks

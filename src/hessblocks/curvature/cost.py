@@ -18,7 +18,7 @@ import torch
 from hessblocks.conventions import Part
 from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Block, Problem, total_products
+from hessblocks.curvature.products import Block, Hessian, Problem, total_products
 from hessblocks.curvature.sampled import Sampling, gram_matrices, plan_samples, root_is_known
 from hessblocks.errors import ArgumentError, check_name, in_units
 from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
@@ -66,7 +66,7 @@ class Cost:
         each = f"{self.count} probes in each of {self.groups} groups"
         if self.method == "sampled":
             each = f"{self.count} sampled gradients for all {self.groups} groups"
-        took = "" if self.seconds is None else f", about {_said(self.seconds)}"
+        took = "" if self.seconds is None else f", about {duration(self.seconds)}"
         return f"{each}: {self.products} products{took}, {in_units(self.bytes)}"
 
 
@@ -134,13 +134,13 @@ def decide(
         if sampling:
             sampling = plan_samples(work.problem, work.groups, count)
             count, peak = sampling.batches * sampling.size, sampling.bytes
-    products = count if sampling else work.products(count)
+    passes = len(sampling.pieces) * count if sampling else work.products(count)
     cost = Cost(
         method="sampled" if sampling else "probes",
         count=count,
         groups=len(work.groups),
-        products=products,
-        seconds=fixed + each * products if measured else None,
+        products=passes,
+        seconds=fixed + each * (count if sampling else passes) if measured else None,
         bytes=peak,
     )
     if measured:
@@ -159,10 +159,11 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, float, int]:
     """Seconds that are spent once, seconds of each sample, and bytes."""
     one = replace(sampling, batches=1, size=1)
-    seconds = (
-        _clocked(lambda: gram_matrices(work.problem, work.groups, one), work) if measured else 0.0
-    )
-    return sampling.batches * FORWARD * seconds, (1 - FORWARD) * seconds, sampling.bytes
+    problem = work.problem
+    if not measured:
+        return 0.0, 0.0, sampling.bytes
+    seconds = _clocked(lambda: gram_matrices(problem, work.groups, one), problem.device)
+    return 0.0, (1 - FORWARD + FORWARD / sampling.size) * seconds, sampling.bytes
 
 
 def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
@@ -176,9 +177,12 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
     vector = torch.ones(1, group.size, dtype=like.dtype, device=like.device)
     fixed = each = 0.0
     if measured:
-        each = _clocked(partial(total_products, problem, vector, block), work)
+        each = _clocked(partial(total_products, problem, vector, block), problem.device)
         if problem.plan.hold:  # the first has built the graphs
-            fixed, each = each, _clocked(partial(total_products, problem, vector, block), work)
+            fixed, each = (
+                each,
+                _clocked(partial(total_products, problem, vector, block), problem.device),
+            )
     vectors = (1 + len(work.parts)) * rows.size * problem.plan.together * like.element_size()
     return fixed, each, problem.plan.peak + vectors
 
@@ -201,23 +205,43 @@ def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: f
         needed = fixed + each * products
         raise ArgumentError(
             f"budget: too small; {products} products, the fewest for an error bar, take about "
-            f"{_said(needed)} ({each:.2g} s each): give that much, or choose fewer groups"
+            f"{duration(needed)} ({each:.2g} s each): give that much, or choose fewer groups"
         )
     return count
 
 
-def _clocked(run: Callable[[], object], work: Work) -> float:
+def _clocked(run: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, the device's work included."""
     start = time.perf_counter()
     run()
-    if work.problem.device.type == "cuda":
-        torch.cuda.synchronize(work.problem.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
-def _said(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Format a time for people."""
     return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"
+
+
+def product_seconds(problem: Problem, group: ParameterGroup) -> float:
+    """Measure the seconds of a Hessian-vector product, once the graphs are built.
+
+    Args:
+        problem: model, batches and loss.
+        group: whose Hessian is multiplied.
+
+    Returns:
+        Seconds of one product.
+
+    Raises:
+        ArgumentError: not even one row fits the memory.
+        RunError: the product is not finite, or there is no second derivative.
+    """
+    op = Hessian(problem, group)
+    vector = torch.ones(group.size, 1, dtype=op.dtype, device=op.device)
+    held = problem.plan.hold  # the first product builds the graphs then
+    return [_clocked(lambda: op @ vector, problem.device) for _ in range(1 + held)][-1]
 
 
 class Forecast:

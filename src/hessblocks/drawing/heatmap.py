@@ -23,6 +23,10 @@ DECADES = 12
 """Most decades of the colour scale, counted from the largest norm; smaller norms look alike."""
 CELL = 0.24
 """Width and height of a block, in inches."""
+LARGEST = 12.0
+"""Width and height of a map, in inches; blocks of many groups are smaller."""
+LABELS = 60
+"""Names that fit beside a map; where there are more groups, layers are named in their place."""
 MARGINS = (3.4, 2.2)
 """Room of names and colour scale besides the map, in inches."""
 
@@ -48,7 +52,7 @@ def draw_heatmap(
     Returns:
         The matplotlib figure that was drawn on.
     """
-    side = CELL * max(len(names), 8)
+    side = min(CELL * max(len(names), 8), LARGEST)
     if ax is None:
         size = side + MARGINS[0], side + MARGINS[1]
         ax = Figure(figsize=size, layout="constrained").subplots()
@@ -107,17 +111,35 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Write short names at both sides, and a line wherever the layer changes."""
     short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name)) for name in names]
-    size = 9 if len(names) <= 40 else 7
-    axis.set_xticks(range(len(names)), short, rotation=90, fontsize=size)
-    axis.set_yticks(range(len(names)), short, fontsize=size)
+    changes = [
+        place for place, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
+    ]
+    places, size = list(range(len(names))), 9 if len(names) <= 40 else 7
+    if many := len(names) > LABELS:
+        places, size = _apart([0, *changes], len(names) / LABELS), 9
+        short = [
+            name if layer is None else f"layer {layer}"
+            for name, layer in zip(short, layers, strict=True)
+        ]
+    shown = [short[place] for place in places]
+    axis.set_xticks(places, shown, rotation=90, fontsize=size)
+    axis.set_yticks(places, shown, fontsize=size)
     axis.set_xlabel("Group of the columns (a number in front: its layer)")
     axis.set_ylabel("Group of the rows")
     axis.tick_params(length=0)
     axis.grid(visible=False)
-    for place, (before, after) in enumerate(itertools.pairwise(layers)):
-        if before != after:
-            axis.axhline(place + 0.5, color="white", linewidth=1.4)
-            axis.axvline(place + 0.5, color="white", linewidth=1.4)
+    for place in changes:
+        axis.axhline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
+        axis.axvline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
+
+
+def _apart(places: Sequence[int], least: float) -> list[int]:
+    """Leave out places that are nearer to the one before than names are high."""
+    kept = [places[0]]
+    for place in places[1:]:
+        if place - kept[-1] >= least:
+            kept.append(place)
+    return kept
 
 
 def draw_layers(

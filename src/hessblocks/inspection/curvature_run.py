@@ -1,7 +1,8 @@
 """Measure curvature in its folder: one group after the other, each recorded once."""
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +24,14 @@ from hessblocks.curvature import (
 )
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
-from hessblocks.inspection.spending import Spending
-from hessblocks.linalg import Estimate, PairNorms, norms_from_pairs, spectral_density
+from hessblocks.inspection.spending import Spending, Subjects
+from hessblocks.linalg import (
+    Estimate,
+    PairNorms,
+    extreme_eigenvalues,
+    norms_from_pairs,
+    spectral_density,
+)
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import group_key, identity_in, mended_store
@@ -38,8 +45,10 @@ EXACT_KEY = 10**11
 """The same for a head's keys behind norms or rotary positions."""
 SAME_LOSS = 1e-3
 """Relative difference of losses up to which two are of the same model and data."""
-SPECTRUM = {"steps": 40, "probes": 10, "points": 256}
-"""Lanczos steps, probes and points of a spectrum."""
+POINTS = 256
+"""Of a spectrum."""
+WHOLE = ""
+"""Name of all groups as one, where they are recorded."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,12 @@ class CurvatureRun:
 
     name: str
     """Of the model, in results.csv."""
-    problem: Problem
-    """Model, batch and loss."""
-    groups: Mapping[str, ParameterGroup]
-    """What is measured of."""
+    of: Subjects
+    """Model, batch and loss, and the groups."""
     settings: CurvatureInspection
     """What is measured."""
     spending: Spending
-    """How much is spent on norms and map."""
+    """How much is spent."""
     folder: Path
     """Prepared run folder."""
 
@@ -68,15 +75,32 @@ class CurvatureRun:
         store, of = mended_store(self.folder), identity_in(self.folder)
         records: dict[str, Mapping[str, Any]] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
-        loss = self.problem.value(twice=not self.spending.samples or self.settings.spectrum)
-        with progress.stage("curvature", self.name, len(self.groups)):
-            for count, name in enumerate(self.groups, start=1):
+        twice = not self.spending.samples or bool(self.spending.products or self.spending.steps)
+        loss = self.problem.value(twice=twice)
+        names = [*self.groups, *([WHOLE] if self._has_whole else [])]
+        with progress.stage("curvature", self.name, len(names)):
+            for count, name in enumerate(names, start=1):
                 key = group_key(of, name)
                 found = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
                 (records[name],) = found.rows
                 self._check(records[name], loss)
                 write_tables(self.folder, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
+
+    @property
+    def problem(self) -> Problem:
+        """Model, batch and loss, with the whole memory limit."""
+        return self.of.problem
+
+    @property
+    def groups(self) -> Mapping[str, ParameterGroup]:
+        """What is measured of."""
+        return self.of.groups
+
+    @property
+    def _has_whole(self) -> bool:
+        """Tell whether something is measured of all groups as one."""
+        return WHOLE in self.of.units and bool(self.spending.products or self.spending.steps)
 
     def _check(self, record: Mapping[str, Any], loss: float) -> None:
         """Refuse what was measured of another model, where its digests do not show it."""
@@ -87,23 +111,25 @@ class CurvatureRun:
             )
 
     def _measure(self, name: str) -> dict[str, Any]:
-        """Measure all that is asked of one group, as JSON values."""
-        group, settings = self.groups[name], self.settings
+        """Measure all that is asked of one group, or of all as one, as JSON values."""
+        if name == WHOLE:
+            return self._spectral(name, self.spending.parts)
+        group, settings, spending = self.groups[name], self.settings, self.spending
         norms, squares = self._exact_norms(group), None
-        if self.spending.samples:
+        if spending.samples:
             place = list(self.groups).index(name)
             norms = norms or {"outer": self._sampled[1].norm(place, place)}
-        elif settings.map or norms is None:
+        elif spending.map or norms is None:
             squares = column_squares(
                 self.problem,
                 self.groups,
                 name,
-                rows=None if settings.map else [name],
-                parts=settings.parts,
-                probes=self.spending.probes,
+                rows=None if spending.map else [name],
+                parts=spending.parts,
+                probes=spending.probes,
                 seed=settings.seed,
             )
-            norms = norms or {part: squares.norm(part, name) for part in settings.parts}
+            norms = norms or {part: squares.norm(part, name) for part in spending.parts}
         record: dict[str, Any] = {
             "group": name,
             "role": group.role,
@@ -111,21 +137,19 @@ class CurvatureRun:
             "size": group.size,
             "norms": {part: asdict(norm) for part, norm in norms.items()},
         }
-        if settings.map and squares is not None:
+        if spending.map and squares is not None:
             record["column"] = asdict(squares)
-        elif settings.map:
+        elif spending.map:
             record["samples"] = self._sampled[0][place].tolist()
-        if settings.spectrum:
-            record["spectra"] = {
-                part: self._spectrum(group, part) for part, norm in norms.items() if norm.value > 0
-            }
+        if name in self.of.units:
+            record |= self._spectral(name, [part for part, norm in norms.items() if norm.value > 0])
         return record
 
     def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
         """Compute closed-form norms, where the closed form's block has the group's entries."""
         if group.role not in ATTENTION or group.layer != self._last_layer:
             return None
-        if self.settings.level != "role" or self._exact is None:
+        if self.settings.level != "role" or self.settings.loss != "causal-lm" or not self._exact:
             return None
         known = self._exact.groups  # query and key may be one matrix there
         name = "query_key" if group.role == "query" and "query" not in known else group.role
@@ -135,14 +159,14 @@ class CurvatureRun:
             return None
         norms = {
             part: self._exact.block(name, name, part).frobenius_norm()
-            for part in self.settings.parts
+            for part in self.spending.parts
         }
         return {part: Estimate(value=norm, method="exact") for part, norm in norms.items()}
 
     @cached_property
     def _sampled(self) -> tuple[Tensor, PairNorms]:
         """Inner products of samples (groups, batches, samples, samples), and norms from these."""
-        plan = plan_samples(self.problem, self.groups, self.spending.samples)
+        plan = plan_samples(self.problem, self.groups, self.spending.samples, self.spending.batches)
         found = gram_matrices(self.problem, self.groups, plan, seed=self.settings.seed).products
         return found, norms_from_pairs(found)
 
@@ -166,14 +190,42 @@ class CurvatureRun:
         except ArgumentError:
             return None
 
+    def _spectral(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
+        """Find the largest eigenvalues of H, and spectra of parts, where they are asked for."""
+        group = self.of.units[name]
+        found: dict[str, Any] = {}
+        self.problem.held = None  # graphs of two problems would not fit together
+        if self.spending.steps:
+            found["spectra"] = {part: self._spectrum(group, part) for part in parts}
+        if self.spending.products:
+            found["eigenvalues"] = self._eigenvalues(group)
+        self.of.products.held = None
+        return found
+
     def _spectrum(self, group: ParameterGroup, part: Part) -> dict[str, Any]:
         found = spectral_density(
-            OPERATORS[part](self.problem, group),
+            OPERATORS[part](self.of.products, group),
             seed=self.settings.seed,
             probe_chunk=1 if group.size > 1 << 17 else None,
-            **SPECTRUM,
+            steps=self.spending.steps,
+            probes=self.spending.spectrum_probes,
+            points=POINTS,
         )
         curves = {"eigenvalue": found.grid, "density": found.density}
         curves["standard_error"] = found.standard_error
         numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
         return {**numbers, "method": found.method}
+
+    def _eigenvalues(self, group: ParameterGroup) -> list[dict[str, float]]:
+        """Find the largest eigenvalues of H with their residuals."""
+        with warnings.catch_warnings():  # where they have not converged, the residuals say so
+            warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
+            found = extreme_eigenvalues(
+                Hessian(self.of.products, group),
+                self.spending.eigenvalues,
+                "largest",
+                max_products=self.spending.products,
+                memory_limit=self.of.limit,
+                seed=self.settings.seed,
+            )
+        return found.to_rows()

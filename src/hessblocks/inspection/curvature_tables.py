@@ -17,7 +17,14 @@ from hessblocks.curvature import (
     norm_rows,
 )
 from hessblocks.linalg import Estimate
-from hessblocks.storage import MAP_COLUMNS, SPECTRUM_COLUMNS, ResultRow, write_results, write_table
+from hessblocks.storage import (
+    EIGENVALUE,
+    MAP_COLUMNS,
+    SPECTRUM_COLUMNS,
+    ResultRow,
+    write_results,
+    write_table,
+)
 
 Record = Mapping[str, Any]
 """All that was measured of one group, as JSON values."""
@@ -36,7 +43,7 @@ def write_tables(
     Args:
         folder: gets results.csv, map.csv and spectra.csv.
         groups: all groups of the run.
-        records: of the groups that are measured.
+        records: of the groups that are measured, and of all as one under the name ''.
         loss: mean loss, nats per token.
         **run: `preset` and `seed` of every row.
 
@@ -46,20 +53,23 @@ def write_tables(
     norms = {
         name: {part: Estimate(**record["norms"][part]) for part in _ordered(record["norms"])}
         for name, record in records.items()
+        if name
     }
     rows, maps = norm_rows(groups, norms), []
-    if len(records) == len(groups):
-        if _all_have("column", records):
+    if len(norms) == len(groups):
+        own = {name: records[name] for name in groups}
+        if _all_have("column", own):
             columns = [ColumnSquares(**records[name]["column"]) for name in groups]
             maps = [combine_columns(groups, columns, part) for part in _ordered(columns[0].squares)]
-        elif _all_have("samples", records):
+        elif _all_have("samples", own):
             products = [torch.tensor(records[name]["samples"]).double() for name in groups]
             maps = [combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
+    rows += _eigenvalue_rows(groups, records)
     found = [ResultRow(**run, **row) for row in rows]
     write_results(folder / "results.csv", found)
-    if _all_have("spectra", records):
-        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, _spectrum_rows(records))
+    if spectra := _spectrum_rows(records):
+        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, spectra)
     if maps:
         cells = [row for one in maps for row in one.to_rows()]
         write_table(folder / "map.csv", MAP_COLUMNS, cells)
@@ -87,6 +97,23 @@ def _summary_rows(
     ]
 
 
+def _eigenvalue_rows(
+    groups: Mapping[str, ParameterGroup], records: Mapping[str, Record]
+) -> list[dict[str, Any]]:
+    """List eigenvalues of H, the largest first, each followed by its residual."""
+    rows = []
+    for name, record in records.items():
+        for found in record.get("eigenvalues", []):
+            for quantity, value in zip(EIGENVALUE, found.values(), strict=True):
+                row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
+                rows.append(row | (_place(groups[name], name) if name else {}))
+    return rows
+
+
+def _place(group: ParameterGroup, name: str) -> dict[str, Any]:
+    return {"group": name, "layer": group.layer, "role": group.role}
+
+
 def _all_have(key: str, records: Mapping[str, Record]) -> bool:
     return all(key in record for record in records.values())
 
@@ -96,7 +123,7 @@ def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
     return [
         {"group": name, "part": part, "method": found[part]["method"]}
         | dict(zip(values, point, strict=True))
-        for name, found in ((name, record["spectra"]) for name, record in records.items())
+        for name, found in ((name, record.get("spectra", {})) for name, record in records.items())
         for part in _ordered(found)
         for point in zip(*(found[part][column] for column in values), strict=True)
     ]

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -20,9 +21,10 @@ from hessblocks.inspection.opening import (
     Source,
     check_sizes_are_used,
     check_sources,
+    masked,
     opened,
 )
-from hessblocks.inspection.spending import chosen
+from hessblocks.inspection.spending import Subjects, chosen, free_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -39,7 +41,7 @@ from hessblocks.storage import (
 from hessblocks.training import claimed, resolve_device
 
 SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
-MEASURED = ("parts", "map", "spectrum", "level", "seed")
+MEASURED = ("level", "loss", "seed")
 """Settings of curvature that config.json keeps, besides what is spent."""
 Finish = Callable[[Path], object]
 Settings = TypeVar("Settings", bound=InspectionSettings)
@@ -55,9 +57,11 @@ def measure_curvature(
     finish: Finish | None = None,
     **fields: Any,
 ) -> CurvatureResults:
-    """Measure Frobenius norms of H, H_o and H_f by parameter group, and their map and spectra.
+    """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    Each group is recorded in the run folder as soon as it is measured: the same call goes on where
+    Where nothing is asked, all parts are measured by probes where that takes at most 6 minutes,
+    else norms and map of H_o by sampled gradients. The largest eigenvalues of H of all groups
+    as one follow where the time allows them. Each group is recorded in the run folder as soon as it is measured: the same call goes on where
     it stopped.
 
     Args:
@@ -82,8 +86,8 @@ def measure_curvature(
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. It is told to `progress` before it starts, from one
-        product that is measured.
+        gradients for all groups together. All of it is told to `progress` before it starts, from
+        products that are measured. `budget` bounds the minutes, `memory_limit` the gigabytes.
     """
     if out is None:
         if finish:
@@ -93,17 +97,31 @@ def measure_curvature(
             return measure_curvature(model, data, out=Path(place, "run"), **fields)
     progress = progress or Progress()
     settings, batch = _settings(CurvatureInspection, data, fields)
+    if settings.loss == "classification" and batch is None:
+        raise ArgumentError(
+            "--loss: classification needs labelled data; from Python, give measure_curvature a "
+            "batch with labels and a model of hb.load(source, task='classification')."
+        )
     device = _device(model, device)
     with progress.stage("model and data"):
-        subject, tokens = opened(model, settings, batch)
+        subject, tokens = opened(model, settings, batch, settings.loss)
+        if settings.loss == "masked-lm" and batch is None:
+            tokens = masked(tokens, subject, settings.seed)
         check_sizes_are_used([model], settings)
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
-    limit = None if settings.memory_limit is None else int(settings.memory_limit * 1e9)
-    problem = Problem(placed(device, subject.model), tokens, loss="causal-lm", memory_limit=limit)
+    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
+    of_all = partial(Problem, placed(device, subject.model), tokens, loss=settings.loss)
+    of = Subjects(
+        problem=of_all(memory_limit=limit),
+        products=of_all(memory_limit=max(1, limit // 2)),
+        groups=selected,
+        each=settings.each_group,
+        limit=limit // 2,
+    )
     # refuses a limit or a budget that is too low before the folder is made
-    spending = chosen(problem, selected, settings, folder, progress)
+    spending = chosen(of, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
@@ -113,13 +131,13 @@ def measure_curvature(
             "parameters": sum(group.size for group in known.values()),
             **subject.said(),
         },
-        "data": _described(settings, tokens),
+        "data": _described(settings, tokens) | ({} if subject.ours else {"text": "whole"}),
         "groups": list(selected),
-        "curvature": measured | spending.said(),
+        "curvature": measured | spending.said(settings),
         "device": device,
     }
     with claimed(folder, config):
-        run = CurvatureRun(subject.name, problem, selected, settings, spending, folder)
+        run = CurvatureRun(subject.name, of, settings, spending, folder)
         run.complete(progress)
         if finish:
             finish(folder)

@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
+from hessblocks.conventions import IGNORED
 from hessblocks.data import (
     DEFAULT_VOCABULARY,
     END_OF_TEXT,
     Corpus,
     CorpusWarning,
     Windows,
+    documents_of,
+    encoded,
     load_corpus,
+    standard_library,
 )
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
@@ -28,6 +33,8 @@ from hessblocks.settings import InspectionSettings
 RANDOM = "random"
 PYTHON_CODE = "python-code"
 PREFIX = "preset:"
+MASKED = 0.15
+"""Share of the tokens that a masked language model predicts."""
 OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "vocab_size")
 """Settings that a model which is given or saved has no use for."""
 PLAIN = "-plain"
@@ -57,7 +64,10 @@ def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings
 
 
 def opened(
-    source: Source, settings: InspectionSettings, batch: Batch | None = None
+    source: Source,
+    settings: InspectionSettings,
+    batch: Batch | None = None,
+    task: str = "causal-lm",
 ) -> tuple[Subject, Tokens]:
     """Open a model, and draw tokens that it knows.
 
@@ -65,6 +75,7 @@ def opened(
         source: `preset:NAME`, a folder, a name in the local Hugging Face cache, or a model.
         settings: which tokens, the sizes of presets, and the seed.
         batch: the tokens, where they are given instead.
+        task: of a saved model, as `hb.load` takes it.
 
     Returns:
         The model, and its batch, each entry (sequences, tokens).
@@ -79,7 +90,8 @@ def opened(
     if isinstance(source, nn.Module):  # text cannot become its tokens
         subject = Subject(name=type(source).__name__, model=source)
     else:
-        subject = saved_model(str(source))
+        _check_text(settings.data, batch)  # before the weights are read
+        subject = saved_model(str(source), task)
     if subject.context is not None and settings.tokens > subject.context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
@@ -106,7 +118,8 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
     )
     subject = Subject(name=name, model=model.eval())
     if corpus:
-        return subject, _drawn(corpus.splits["validation"], corpus.name, settings)
+        text = f"the held-out text of {corpus.name}"
+        return subject, _drawn(corpus.splits["validation"], text, settings)
     return subject, dict(batch) if batch else _random_batch(subject, settings)
 
 
@@ -123,37 +136,57 @@ def _random_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
 
 
 def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
-    """Draw held-out windows of text in the model's own encoding, or random tokens.
+    """Draw windows of text in the model's own encoding, or random tokens.
+
+    Of a model that hessblocks trained the windows are held-out ones, of others of the whole text.
 
     Returns:
         {"input_ids": (sequences, tokens)}.
 
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
-            there are fewer held-out windows than asked for.
+            there are fewer windows than asked for.
     """
     if settings.data == RANDOM:
         return _random_batch(subject, settings)
-    if subject.encode is None:
+    if subject.tokenizer is None:
         raise ArgumentError(
             f"MODEL: {subject.name} has no tokenizer beside it, so that text cannot become its "
             "tokens; save the tokenizer into the same folder, or ask for random tokens with --data "
             "random."
         )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "--vocab-size", CorpusWarning)
-        corpus = _corpus(settings, DEFAULT_VOCABULARY)
-    ids = [token for text in _documents(corpus) for token in subject.encode(text)]
-    if ids and max(ids) >= subject.vocabulary:
+    name, documents = _documents(subject, settings)
+    ids = encoded(subject.tokenizer, documents)
+    if ids.size and ids.max() >= subject.vocabulary:
         raise ArgumentError(
-            f"MODEL: the tokenizer of {subject.name} gives token ids up to {max(ids)}, the model "
+            f"MODEL: the tokenizer of {subject.name} gives token ids up to {ids.max()}, the model "
             f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
             "or ask for random tokens with --data random."
         )
-    return _drawn(np.asarray(ids), corpus.name, settings)
+    return _drawn(ids, name, settings)
 
 
-def _documents(corpus: Corpus) -> Iterator[str]:
+def _check_text(data: str, batch: Batch | None) -> None:
+    """Refuse a text that is not there."""
+    with suppress(OSError):  # a closed folder, of which the reader speaks
+        if batch is None and data not in (RANDOM, PYTHON_CODE) and not Path(data).exists():
+            raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
+
+
+def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[str]]:
+    """Read a name and the documents of a text: all, or what was held out from a model of ours."""
+    if subject.ours:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "--vocab-size", CorpusWarning)
+            corpus = _corpus(settings, DEFAULT_VOCABULARY)
+        return f"the held-out text of {corpus.name}", list(_held_out(corpus))
+    if settings.data == PYTHON_CODE:
+        source = standard_library()
+        return source.name, [text for _, text in source.read("validation")]
+    return settings.data, documents_of(Path(settings.data))
+
+
+def _held_out(corpus: Corpus) -> Iterator[str]:
     """Decode the held-out documents to text again."""
     ids = np.asarray(corpus.splits["validation"])
     ends = np.flatnonzero(ids == corpus.tokenizer.token_to_id(END_OF_TEXT))
@@ -162,11 +195,32 @@ def _documents(corpus: Corpus) -> Iterator[str]:
             yield text
 
 
+def masked(batch: Batch, subject: Subject, seed: int) -> Tokens:
+    """Mask 15 % of the tokens, and label these alone.
+
+    Returns:
+        `input_ids` and `labels`, each (sequences, tokens).
+
+    Raises:
+        ArgumentError: the model has no tokeniser with a mask token.
+    """
+    mask = getattr(subject.tokenizer, "mask_token_id", None)
+    if mask is None:
+        raise ArgumentError(
+            f"--loss: masked-lm needs a tokenizer with a mask token beside {subject.name}; save it "
+            "into the same folder, or choose another loss."
+        )
+    ids = batch["input_ids"]
+    order = torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(seed))
+    hidden = (order < max(1, round(MASKED * ids.numel()))).view(ids.shape)
+    return {"input_ids": ids.masked_fill(hidden, mask), "labels": ids.masked_fill(~hidden, IGNORED)}
+
+
 def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 
     Args:
-        ids: held-out tokens.
+        ids: tokens.
         name: of the text, for the error.
         settings: how many windows of how many tokens, and the seed.
 
@@ -174,10 +228,10 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
         {"input_ids": (sequences, tokens)}.
 
     Raises:
-        ArgumentError: fewer held-out windows than asked for.
+        ArgumentError: fewer windows than asked for.
     """
-    windows, text = Windows(ids, settings.tokens), f"the held-out text of {name}"
-    return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", text)}
+    windows = Windows(ids, settings.tokens)
+    return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 
 def check_sources(sources: Sequence[Source]) -> None:

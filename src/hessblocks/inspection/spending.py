@@ -1,82 +1,330 @@
-"""Choose what is spent on norms and map: as asked, by a budget, or as an unfinished run did."""
+"""Choose what is measured and what it costs: as asked, by a budget, or as an unfinished run did."""
 
+import json
+import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hessblocks.curvature import Cost, ParameterGroup, Problem, Work, decide
+import torch
+
+from hessblocks.conventions import PARTS, Part
+from hessblocks.curvature import (
+    Cost,
+    ParameterGroup,
+    Problem,
+    Work,
+    decide,
+    duration,
+    merge,
+    product_seconds,
+    root_is_known,
+)
+from hessblocks.errors import ArgumentError, HessblocksError, in_units, main_memory
+from hessblocks.linalg import FEWEST_PROBES
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import read_object
 
+MINUTES = 6.0
+"""Budget where nothing else is asked."""
+EIGENVALUES = 3
+"""Largest eigenvalues that are found where nothing else is asked."""
+PRODUCTS = 40
+"""Products spent on an eigenvalue at most."""
+FEWEST_PRODUCTS = 8
+"""Products for an eigenvalue below which its residual is worth nothing."""
+STEPS = (12, 40)
+"""Lanczos steps of a spectrum, fewest and most; each holds a vector."""
+SPECTRUM_PROBES = (2, 10)
+"""Random vectors of a spectrum, fewest and most."""
+SHARE = 1 / 3
+"""Of a budget that a spectrum may take, and eigenvalues that are asked for."""
+FAR = 4
+"""Times the budget at which an estimate from one product is enough to take samples instead."""
+PAGE = (2.0, 0.03)
+"""Seconds that a page takes: always, and for each group."""
+ASKED = ("parts", "map", "probes", "method", "budget", "eigenvalues", "spectrum", "each_group")
+"""Settings that decide what is chosen."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What the groups' norms and their map are made of."""
+    """What is measured, and with how much work."""
 
+    parts: tuple[Part, ...]
+    """Whose norms are measured."""
+    map: bool
+    """Whether the blocks between groups are measured too."""
     probes: int
     """Random vectors a group."""
     samples: int = 0
     """Gradients for all groups that take their place; 0 where they do not."""
+    batches: int = 0
+    """That samples are drawn in, so that a run that goes on draws the same."""
+    eigenvalues: int = 0
+    """Largest eigenvalues of H."""
+    products: int = 0
+    """Products for these at most, a unit."""
+    steps: int = 0
+    """Lanczos steps of a spectrum, a unit and part."""
+    spectrum_probes: int = 0
+    """Random vectors of a spectrum."""
     budget: float | None = None
-    """Minutes that chose the number."""
+    """Minutes that were given."""
 
-    def said(self) -> dict[str, Any]:
+    def said(self, settings: CurvatureInspection) -> dict[str, Any]:
         """Describe it in config.json, where only what is used stands."""
-        return {name: value for name, value in vars(self).items() if value}
+        chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
+        asked = {name: getattr(settings, name) for name in ASKED}
+        other = {name: value for name, value in asked.items() if value != chosen.get(name)}
+        return chosen | {"spectrum": settings.spectrum, "asked": other}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subjects:
+    """What there is to measure of."""
+
+    problem: Problem
+    """For norms and maps; holds the whole memory limit."""
+    products: Problem
+    """For spectra and eigenvalues, with half the limit; their vectors have the other half."""
+    groups: Mapping[str, ParameterGroup]
+    """By name."""
+    units: Mapping[str, ParameterGroup] = field(init=False)
+    """Whose eigenvalues are asked for: each group, or all as one under the name ''."""
+    each: bool
+    """Whether each group."""
+    limit: int
+    """Bytes for vectors of eigenvalues and spectra."""
+
+    def __post_init__(self) -> None:
+        """Put the groups together."""
+        whole = {"": merge("all groups", list(self.groups.values()))}
+        object.__setattr__(self, "units", self.groups if self.each else whole)
+
+    @property
+    def largest(self) -> ParameterGroup:
+        """Find the dearest unit."""
+        return max(self.units.values(), key=lambda unit: unit.size)
+
+    def vectors(self) -> int:
+        """Count the vectors of the largest unit that fit."""
+        like = next(iter(self.products.parameters.values()))
+        return self.limit // (self.largest.size * max(4, like.element_size()))
+
+
+class _Purse:
+    """The time that is left, and what spectra and eigenvalues take of it."""
+
+    def __init__(self, settings: CurvatureInspection, of: Subjects) -> None:
+        self.settings, self.of = settings, of
+        self.units = len(of.units)
+        self.page = PAGE[0] + PAGE[1] * len(of.groups)
+        self.end = time.perf_counter() + 60 * (settings.budget or MINUTES) - self.page
+        self.product = 0.0
+        self.spectra = 0.0
+        asked = settings.spectrum or settings.eigenvalues
+        if asked or settings.eigenvalues is None:
+            try:
+                self.product = product_seconds(of.products, of.largest)
+            except HessblocksError:  # too little memory, or no second derivative
+                if asked:
+                    raise
+            of.products.held = None  # norms come first, and need the memory
+
+    def left(self) -> float:
+        """Seconds until the budget is spent."""
+        return self.end - time.perf_counter()
+
+    def for_norms(self) -> float:
+        """Seconds for norms and map, beside what a spectrum takes and eigenvalues may."""
+        left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
+        return max(left, 1e-9) * (1.0 if self.settings.eigenvalues == 0 else 1 - SHARE)
+
+    def spectrum(self, parts: tuple[Part, ...]) -> dict[str, int]:
+        """Choose steps and probes of spectra, by memory and budget."""
+        if not self.settings.spectrum:
+            return {}
+        steps = min(STEPS[1], self.of.vectors())
+        if steps < STEPS[0]:
+            raise ArgumentError(
+                f"--spectrum: {STEPS[0]} vectors of {self.of.largest.size} numbers do not fit "
+                f"{in_units(self.of.limit)}, half the memory limit; raise --memory-limit, choose "
+                "fewer groups, or leave the spectrum out."
+            )
+        each = self.product * steps * len(parts) * self.units
+        probes = SPECTRUM_PROBES[1]
+        if self.settings.budget is not None:
+            probes = min(probes, int(SHARE * self.left() / each))
+        if probes < SPECTRUM_PROBES[0]:
+            raise ArgumentError(
+                f"budget: too small; a spectrum takes {duration(SPECTRUM_PROBES[0] * each)} at "
+                "least, a third of the budget: give more, or leave it out"
+            )
+        self.spectra = probes * each
+        return {"steps": steps, "spectrum_probes": probes}
+
+    def with_eigenvalues(self, spending: Spending, cost: Cost) -> Spending:
+        """Add the largest eigenvalues: as many as asked, by default where they fit."""
+        asked = self.settings.eigenvalues
+        fitting = self.of.vectors() - 3  # a search holds three vectors more
+        smallest = min(unit.size for unit in self.of.units.values())
+        count = min(EIGENVALUES, fitting, smallest) if asked is None else asked
+        if count < 1 or not self.product:
+            return spending
+        if count > fitting:
+            raise ArgumentError(
+                f"--eigenvalues: {count + 3} vectors of {self.of.largest.size} numbers do not fit "
+                f"{in_units(self.of.limit)}, half the memory limit; ask for fewer, or raise "
+                "--memory-limit."
+            )
+        products = PRODUCTS * count
+        if asked is None or self.settings.budget is not None:
+            spare = self.left() - (cost.seconds or 0.0)
+            spare -= self.spectra if self.settings.budget is not None else 0.0
+            products = min(products, int(spare / self.product / self.units))
+        if products >= FEWEST_PRODUCTS * count:
+            return replace(spending, eigenvalues=count, products=products)
+        if asked is None:
+            return spending
+        least = FEWEST_PRODUCTS * count * self.units
+        raise ArgumentError(
+            f"budget: too small; {count} eigenvalues take {least} products, about "
+            f"{duration(least * self.product)}, at least: give more, or --eigenvalues 0"
+        )
+
+    def said(self, spending: Spending, cost: Cost) -> str:
+        """Say what comes besides norms and map, and what all takes."""
+        eigen = spending.products * self.units
+        spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
+        counts = {f"{spending.eigenvalues} eigenvalues of H": eigen, "spectrum": spectra}
+        texts = [f"; {what}: {n} products at most" for what, n in counts.items() if n]
+        seconds = (cost.seconds or 0.0) + self.product * (eigen + spectra) + self.page
+        vectors = min(64, self.of.vectors()) * self.of.largest.size * 4
+        peak = max(cost.bytes, self.of.products.plan.peak + vectors if texts else 0)
+        return "".join(texts) + f"; in all about {duration(seconds)}, {in_units(peak)}"
 
 
 def chosen(
-    problem: Problem,
-    groups: Mapping[str, ParameterGroup],
-    settings: CurvatureInspection,
-    folder: Path,
-    progress: Progress,
+    of: Subjects, settings: CurvatureInspection, folder: Path, progress: Progress
 ) -> Spending:
-    """Choose what a run spends, and tell `progress` what it will cost.
+    """Choose what a run spends, and tell `progress` what it will cost in all.
 
     Args:
-        problem: model, batch and loss.
-        groups: that are measured.
+        of: model, batch, loss and groups.
         settings: what was asked for.
-        folder: of the run; where an earlier call was given the same budget, its number stands.
+        folder: of the run; where an earlier call was asked for the same, its choice stands.
         progress: told the cost.
 
     Returns:
-        Probes or samples.
+        Probes or samples, and the work for spectra and eigenvalues.
 
     Raises:
         ArgumentError: a memory limit or a budget that is too small.
 
     Cost: a product or two.
     """
-    if settings.budget is not None and (before := _before(folder, settings.budget)):
+    if before := _before(folder, settings):
         return before
-    work = Work(
-        problem=problem,
-        groups=groups,
-        parts=settings.parts,
-        blocks="all" if settings.map else "diagonal",
-    )
+    smallest = min(unit.size for unit in of.units.values())
+    if settings.eigenvalues and settings.eigenvalues > smallest:
+        raise ArgumentError(
+            f"--eigenvalues: {settings.eigenvalues} are more than the {smallest} parameters; ask "
+            "for fewer."
+        )
+    purse = _Purse(settings, of)
+    cost, spending, more = _norms(of, settings, purse)
+    spending = purse.with_eigenvalues(spending, cost)
+    said = f"{'map' if spending.map else 'norms'}: {cost}"
+    progress.note(said + purse.said(spending, cost))
+    if more is not None and more < math.inf:
+        progress.note(
+            "more: H and its two parts by probes with --budget "
+            f"{math.ceil((more + purse.page) / 60)} (minutes), one of them with --parts full, "
+            f"--spectrum ({duration(purse.product * STEPS[1] * SPECTRUM_PROBES[1])}), --eigenvalues"
+        )
+    return spending
 
-    def tell(cost: Cost) -> None:
-        progress.note(f"{'map' if settings.map else 'norms'}: {cost}")
 
-    cost, sampling = decide(
-        work, probes=settings.probes, method=settings.method, budget=settings.budget, tell=tell
-    )
-    return Spending(
-        probes=settings.probes if sampling else cost.count,
-        samples=cost.count if sampling else 0,
-        budget=settings.budget,
-    )
+def _norms(
+    of: Subjects, settings: CurvatureInspection, purse: _Purse
+) -> tuple[Cost, Spending, float | None]:
+    """Choose norms and map: as asked, else all parts where they fit, else samples of H_o.
+
+    Returns:
+        The cost, the choice, and the seconds of all parts where samples were taken instead.
+    """
+
+    def priced(
+        parts: tuple[Part, ...], mapped: bool, bounded: bool, method: str = settings.method
+    ) -> tuple[Cost, Spending]:
+        work = Work(
+            problem=of.problem,
+            groups=of.groups,
+            parts=parts,
+            blocks="all" if mapped else "diagonal",
+        )
+        spectrum = purse.spectrum(parts)
+        cost, sampling = decide(
+            work,
+            probes=settings.probes,
+            method=method,
+            budget=purse.for_norms() / 60 if bounded else None,
+            tell=lambda _: None,
+        )
+        spending = Spending(
+            parts=parts,
+            map=mapped,
+            probes=settings.probes if sampling else cost.count,
+            samples=cost.count if sampling else 0,
+            batches=sampling.batches if sampling else 0,
+            budget=settings.budget,
+            **spectrum,
+        )
+        return cost, spending
+
+    given = settings.budget is not None
+    if not settings.chooses or not root_is_known(of.problem):
+        return *priced(settings.parts, settings.map, given), None
+    # a column of all three parts costs about as much as a product of H of all groups
+    needed = purse.product * sum(min(settings.probes, one.size) for one in of.groups.values())
+    if needed <= FAR * purse.left():
+        with suppress(ArgumentError):  # second derivatives may not fit the memory
+            found = priced(PARTS, False, False)
+            needed = found[0].seconds or 0.0
+            if not given and needed <= purse.left():
+                return *found, None
+            if given and needed * FEWEST_PROBES / settings.probes <= purse.for_norms():
+                return *priced(PARTS, False, True), None
+    found = priced(("outer",), True, False, "sampled")
+    if given or (found[0].seconds or 0.0) > purse.for_norms():
+        found = priced(("outer",), True, True, "sampled")
+    return *found, needed
 
 
-def _before(folder: Path, budget: float) -> Spending | None:
-    """Find what an earlier call with this budget chose."""
+def free_memory(device: str) -> int:
+    """Read the bytes that are free on a device."""
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    with suppress(OSError):  # on Linux alone
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
+        return min(1024 * int(free), main_memory())
+    return main_memory()
+
+
+def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:
+    """Find what an earlier call that was asked for the same chose."""
     path = folder / "config.json"
     found = read_object(path).get("curvature") if path.is_file() else None
-    if not isinstance(found, dict) or found.get("budget") != budget or "probes" not in found:
+    if not isinstance(found, dict) or not isinstance(found.get("asked"), dict):
         return None
-    return Spending(probes=found["probes"], samples=found.get("samples", 0), budget=budget)
+    asked = json.loads(json.dumps({name: getattr(settings, name) for name in ASKED}))
+    if any((found | found["asked"]).get(name) != value for name, value in asked.items()):
+        return None
+    known = {name: found[name] for name in Spending.__dataclass_fields__ if name in found}
+    return Spending(**known | {"parts": tuple(found["parts"])})

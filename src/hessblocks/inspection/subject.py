@@ -1,18 +1,15 @@
-"""Load a causal language model with what is needed to feed it."""
+"""Load a language model with what is needed to feed it."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from hessblocks.models import context_of, fingerprint, load_saved
-from hessblocks.quiet import quiet
 
-Encode = Callable[[str], list[int]]
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
     "output_attentions", "output_hidden_states", "return_dict",
@@ -29,9 +26,9 @@ class Subject:
     name: str
     """Short name, for tables and titles."""
     model: nn.Module
-    """A causal language model in evaluation mode and float32."""
-    encode: Encode | None = None
-    """From a document to its token ids; None without a tokeniser."""
+    """A language model in evaluation mode and float32."""
+    tokenizer: Any = None
+    """Of transformers; None where there is none."""
 
     @property
     def vocabulary(self) -> int:
@@ -43,6 +40,11 @@ class Subject:
     def context(self) -> int | None:
         """Read the longest sequence, where the model has one."""
         return context_of(self.model)
+
+    @property
+    def ours(self) -> bool:
+        """Tell whether hessblocks built it, so that it may have been trained on the text."""
+        return getattr(getattr(self.model, "config", None), "model_type", "") == "hessblocks"
 
     def configuration(self) -> str:
         """Digest what the weights do not show: configuration, and each module's words (SHA-256)."""
@@ -58,32 +60,20 @@ class Subject:
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 
 
-def saved_model(source: str) -> Subject:
-    """Load a causal language model from a folder or the local Hugging Face cache.
+def saved_model(source: str, task: str) -> Subject:
+    """Load a language model from a folder or the local Hugging Face cache.
 
     Args:
         source: a folder, a run folder of `hessblocks train`, a GGUF file, or a hub name.
+        task: whose head it must have, as `hb.load` takes it.
 
     Returns:
         The model in evaluation mode and float32, with the tokeniser beside it.
 
     Raises:
-        ArgumentError: no such folder, or a model that gives no logits of the next token.
+        ArgumentError: no such folder, or a model without the head for the task.
         RunError: a hub name that is not in the local cache, damaged files, or weights that are not
             finite.
     """
-    model, saved = load_saved(source, "causal-lm")
-    return Subject(name=saved.name, model=model, encode=_encoder(saved.tokenizer()))
-
-
-def _encoder(tokenizer: Any) -> Encode | None:
-    """Make the encoder of documents, each ended by the end-of-text token."""
-    if tokenizer is None:
-        return None
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-
-    def encode(text: str) -> list[int]:
-        with quiet():
-            return [*tokenizer(text, add_special_tokens=False)["input_ids"], *end]
-
-    return encode
+    model, saved = load_saved(source, task)
+    return Subject(name=saved.name, model=model, tokenizer=saved.tokenizer())

@@ -8,7 +8,12 @@ from hessblocks.report.comparison import (
     compare_results,
     comparison_rows,
 )
-from hessblocks.report.curvature_page import norm_text, write_curvature_report
+from hessblocks.report.curvature_page import (
+    WHOLE,
+    eigenvalue_text,
+    norm_text,
+    write_curvature_report,
+)
 from hessblocks.report.headline import headline
 from hessblocks.report.page import write_report
 from hessblocks.report.signal_figure import write_signal_figures

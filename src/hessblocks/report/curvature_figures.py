@@ -13,8 +13,10 @@ from hessblocks.storage import CurvatureResults, SpectrumRow
 
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
-ROW = 0.24
-"""Height of a group in the figure of norms, in inches."""
+ROWS = {False: (0.24, 9), True: (0.13, 7)}
+"""Height of a group in the figure of norms, in inches, and size of its name: few groups, many."""
+MANY = 60
+"""Groups above which they stand closer."""
 FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
@@ -46,7 +48,8 @@ def norms_figure(results: CurvatureResults) -> Drawn:
     """One line a group, one marker a part, bars of one standard error, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
-    figure = Drawn(figsize=(9, ROW * len(names) + 1.6), layout="constrained")
+    row, size = ROWS[len(names) > MANY]
+    figure = Drawn(figsize=(9, row * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
         shift = (order - (len(results.parts) - 1) / 2) * 0.22
@@ -62,7 +65,7 @@ def norms_figure(results: CurvatureResults) -> Drawn:
             label=PARTS[part],
         )
     set_scale(axis, "x", scale["y_scale"], scale["limits"])
-    axis.set_yticks(range(len(names)), list(map(plain_math, names)), fontsize=9)
+    axis.set_yticks(range(len(names)), list(map(plain_math, names)), fontsize=size)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=True, axis="both")
     axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)")
@@ -92,7 +95,7 @@ def _spectrum(name: str, found: Sequence[SpectrumRow]) -> Panel:
         error=tuple(point.standard_error for point in found),
     )
     return Panel(
-        title=plain_math(name),
+        title=plain_math(name or "all groups as one"),
         x_label=r"Eigenvalue $\lambda$ (nats per token)",
         y_label="Share of eigenvalues per unit",
         series=(density,),

@@ -1,5 +1,6 @@
 """Write the page of a curvature run: figures, tables, settings, without network."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hessblocks.conventions import AnyPath
@@ -7,10 +8,11 @@ from hessblocks.figures import PART_WORDS
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
-from hessblocks.storage import CurvatureResults, Norm, load_curvature
+from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Numbers behind the page, linked where they are."""
+WHOLE = "all groups as one"
 WORDS = {part: words.replace("$", "") for part, words in PART_WORDS.items()}
 
 
@@ -47,6 +49,10 @@ def write_curvature_report(folder: AnyPath) -> Path:
         data=results.config["data"],
         spent=_spent(results),
         sampled="samples" in results.config["curvature"],
+        whole=any("" in densities for densities in results.spectra.values()),
+        eigenvalues=[
+            (group or WHOLE, eigenvalue_text(found)) for group, found in results.eigenvalues.items()
+        ],
         columns=("Group", "Role", *results.parts),
         rows=[
             (
@@ -75,6 +81,11 @@ def norm_text(norm: Norm) -> str:
     if norm.method == "exact" or norm.value == 0:
         return f"{norm.value:.4g}" + (" (exact)" if norm.method == "exact" else "")
     return with_error(Average(value=norm.value, standard_error=norm.standard_error, seeds=1))
+
+
+def eigenvalue_text(found: Sequence[Eigenvalue]) -> str:
+    """Format eigenvalues, each with its residual."""
+    return ", ".join(f"{one.value:.4g} (residual {one.residual:.1g})" for one in found)
 
 
 def _headline(results: CurvatureResults) -> str:

@@ -45,13 +45,19 @@ class CurvatureInspection(InspectionSettings):
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
     """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None
-    """Minutes for norms and map, by one product that is measured; takes the place of --probes."""
+    """Minutes for all that is asked, in the place of --probes; 6 where nothing is asked."""
+    eigenvalues: Annotated[int | None, at_least(0)] = None
+    """Largest eigenvalues of H of all groups as one; by default 3 where the budget allows them."""
     spectrum: bool = False
-    """Density of the eigenvalues of each group's block."""
+    """Density of the eigenvalues of all groups as one."""
+    each_group: bool = False
+    """Eigenvalues and spectrum of each group's own block instead."""
     map: bool = False
     """Norms of all blocks between two groups."""
+    loss: Annotated[str, OneOf(("causal-lm", "masked-lm", "classification"))] = "causal-lm"
+    """Loss: causal-lm, masked-lm (of 15 % of the tokens), or, from Python, classification."""
     memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
-    """Gigabytes besides model and data, a quarter of the machine's by default; less is slower."""
+    """Gigabytes besides model and data, by default half of what is free; less is slower."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and put the parts into their order."""
@@ -68,6 +74,12 @@ class CurvatureInspection(InspectionSettings):
             raise ArgumentError("--groups: expected patterns with commas, got none.")
         ordered = tuple(part for part in PARTS if part in self.parts)
         object.__setattr__(self, "parts", ordered)
+
+    @property
+    def chooses(self) -> bool:
+        """Tell whether nothing is asked, so that the budget chooses what is measured."""
+        names = ("parts", "map", "probes", "method")
+        return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

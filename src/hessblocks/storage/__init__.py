@@ -2,9 +2,11 @@
 
 from hessblocks.storage.config import Settings, differences, run_path
 from hessblocks.storage.curvature_results import (
+    EIGENVALUE,
     MAP_COLUMNS,
     SPECTRUM_COLUMNS,
     CurvatureResults,
+    Eigenvalue,
     Norm,
     SpectrumRow,
     group_key,

@@ -44,7 +44,7 @@ class SpectrumRow:
     """One row of spectra.csv: a point of the density of a group's eigenvalues."""
 
     group: str
-    """Whose block it is."""
+    """Whose block it is; empty for all groups as one."""
     part: str
     """outer, functional or full."""
     eigenvalue: float
@@ -57,6 +57,8 @@ class SpectrumRow:
     """exact or estimate."""
 
 
+EIGENVALUE = ("eigenvalue", "eigenvalue_residual")
+"""Quantities of an eigenvalue's two rows in results.csv."""
 MAP_COLUMNS = columns_of(MapRow)
 SPECTRUM_COLUMNS = columns_of(SpectrumRow)
 
@@ -86,6 +88,16 @@ class Ratio(Norm):
     """Its upper end."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Eigenvalue:
+    """One of the largest eigenvalues of H."""
+
+    value: float
+    """Nats per token."""
+    residual: float
+    """An eigenvalue of H lies within it."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CurvatureResults(Tabular):
     """What the folder holds."""
@@ -111,7 +123,9 @@ class CurvatureResults(Tabular):
     cells: Mapping[str, Mapping[tuple[str, str], Norm]]
     """By part, the norms of all blocks (row, column); empty without a map."""
     spectra: Mapping[str, Mapping[str, Sequence[SpectrumRow]]]
-    """By part and group, the points of a density; empty without spectra."""
+    """By part and group ('': all as one), the points of a density; empty without spectra."""
+    eigenvalues: Mapping[str, Sequence[Eigenvalue]]
+    """By group ('': all as one), the largest eigenvalues of H; empty without them."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -187,6 +201,9 @@ class CurvatureResults(Tabular):
             "heterogeneity": {part: vars(norm) for part, norm in self.heterogeneity.items()},
             "off_diagonal_share": {
                 part: vars(norm) for part, norm in self.off_diagonal_shares.items()
+            },
+            "eigenvalues": {
+                group: [vars(one) for one in found] for group, found in self.eigenvalues.items()
             },
             "zero_groups": self.zero_groups(),
             "missing": list(self.missing),
@@ -269,6 +286,7 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         loss=whole["loss"][""].value if whole["loss"] else None,
         cells=_cells(folder / "map.csv"),
         spectra=_spectra(folder / "spectra.csv"),
+        eigenvalues=_eigenvalues(rows),
     )
 
 
@@ -291,6 +309,15 @@ def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
         high=found.high,
         method=method if found.low == found.high else "estimate",
     )
+
+
+def _eigenvalues(rows: Sequence[ResultRow]) -> dict[str, list[Eigenvalue]]:
+    """Pair the rows of eigenvalues and residuals, which are in one order."""
+    found: dict[str, list[Eigenvalue]] = defaultdict(list)
+    values, residuals = ([row for row in rows if row.quantity == name] for name in EIGENVALUE)
+    for row, residual in zip(values, residuals, strict=False):
+        found[row.group].append(Eigenvalue(value=row.value, residual=residual.value))
+    return found
 
 
 def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:

@@ -17,4 +17,17 @@ FAULTS = (
           "test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart"),
     fault("the token behind the vocabulary passes", "max($ids) >= $a => max($ids) > $a",
           "test_the_token_just_behind_the_vocabulary_is_refused", within="encoded_batch"),
+    fault("what is far beyond the budget is measured by probes all the same",
+          "$needed <= FAR * $left => True", "test_choice.py", within="_norms"),
+    fault("what does not fit the budget is measured by probes all the same",
+          "not $given and $needed <= $left => not $given", "test_choice.py", within="_norms"),
+    fault("eigenvalues take the time of the norms too",
+          "self.left() - ($cost.seconds or 0.0) => self.left()", "test_choice.py",
+          within="with_eigenvalues"),
+    fault("a run that goes on chooses anew", "if $before := _before($folder, $settings): "
+          "return $before => pass", "test_a_stopped_run_goes_on_with_what_it_chose",
+          within="chosen"),
+    fault("eigenvalues and residuals change places", "zip(EIGENVALUE, $found, strict=True) => "
+          "zip(EIGENVALUE[::-1], $found, strict=True)", "test_choice.py",
+          within="_eigenvalue_rows"),
 )

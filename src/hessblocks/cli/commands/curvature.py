@@ -1,4 +1,4 @@
-"""`hessblocks curvature`: norms, map and spectra of any causal language model, group by group."""
+"""`hessblocks curvature`: norms, map and eigenvalues of any language model, group by group."""
 
 import time
 from dataclasses import asdict
@@ -21,7 +21,7 @@ def curvature(
         str,
         Parameter(
             name="MODEL",
-            help="A folder that save_pretrained wrote, a name in the local Hugging Face cache, or "
+            help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging Face cache, or "
             "preset:NAME for a block of `hessblocks presets` at initialisation.",
         ),
     ],
@@ -35,7 +35,7 @@ def curvature(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure the curvature of a causal language model; --depth to --vocab-size are for presets."""
+    """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
     options.check_place(settings.data)
     from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature

@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hessblocks.escape import printable, printable_lines
-from hessblocks.report import Comparison, norm_text, ratio_text, short_names, with_interval
+from hessblocks.report import (
+    WHOLE,
+    Comparison,
+    eigenvalue_text,
+    norm_text,
+    ratio_text,
+    short_names,
+    with_interval,
+)
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults
 
@@ -122,6 +130,8 @@ def summary_lines(results: CurvatureResults, most: int) -> list[str]:
         lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
     for part, found in results.off_diagonal_shares.items():
         lines.append(f"off-diagonal share of {part}: {norm_text(found)}")
+    for group, values in list(results.eigenvalues.items())[:most]:
+        lines.append(f"largest eigenvalues of H, {group or WHOLE}: {eigenvalue_text(values)}")
     for part, names in results.zero_groups().items():
         lines.append(f"zero curvature ({part}): {short_names(names)}")
     return lines

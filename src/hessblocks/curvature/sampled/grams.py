@@ -3,10 +3,12 @@
 Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε
 random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The
 samples of a batch are held together, in the dtype of the parameters or float32; what remains of
-them are S × S inner products a group.
+them are S × S inner products a group. Where even a small batch does not fit the memory, the same
+samples are drawn again for one piece of the groups after the other.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +50,8 @@ class Sampling:
     """B, batches of samples."""
     size: int
     """S, samples of each; pairs are taken within a batch."""
+    pieces: tuple[tuple[str, ...], ...]
+    """Names of the groups that are held at once; each piece has backward passes of its own."""
     bytes: int
     """At the worst moment, besides model and data."""
 
@@ -67,20 +71,26 @@ def root_is_known(problem: Problem) -> bool:
     return not callable(problem.loss) or isinstance(problem.loss, nn.Module)
 
 
-def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples: int) -> Sampling:
-    """Choose how many samples are held together: all where they fit, else as few batches as do.
+def plan_samples(
+    problem: Problem,
+    groups: Mapping[str, ParameterGroup],
+    samples: int,
+    batches: int | None = None,
+) -> Sampling:
+    """Choose how many samples are held together, in as few pieces and batches as fit the memory.
 
     Args:
         problem: its memory limit, by default a quarter of the machine's memory, bounds what is
             held.
         groups: whose entries are held.
         samples: at least so many are drawn, the same number in each batch.
+        batches: of an earlier plan, so that the same samples are drawn; None: the fewest that fit.
 
     Returns:
-        The passes, and the batches of samples.
+        The passes, the pieces of the groups, and the batches of samples.
 
     Raises:
-        ArgumentError: too few samples, or not even 8 of them fit.
+        ArgumentError: too few samples, or 8 of them do not fit for the largest group alone.
     """
     if samples < FEWEST_SAMPLES:
         raise ArgumentError(
@@ -92,22 +102,46 @@ def plan_samples(problem: Problem, groups: Mapping[str, ParameterGroup], samples
             "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
     limit = problem.memory_limit or default_limit(problem.device)
-    one = sum(group.size for group in groups.values()) * _dtype(problem).itemsize
-    if problem.cuts:
-        one = -(-one // problem.processes.count)
-    try:
-        with readable_errors():
-            plan = make_plan(problem, twice=False, spare=FEWEST_SAMPLES * one)
-    except ArgumentError as error:
-        raise ArgumentError(
-            f"{error}, or choose fewer groups: {FEWEST_SAMPLES} sampled gradients of "
-            f"{in_units(one)} are held together"
-        ) from error
-    fixed = plan.peak - FEWEST_SAMPLES * one
-    fitting = problem.processes.least((limit - fixed) // one, problem.device)
-    batches = -(-samples // max(FEWEST_SAMPLES, min(samples, fitting)))
+    each = _dtype(problem).itemsize / (problem.processes.count if problem.cuts else 1)
+    sizes = {name: math.ceil(group.size * each) for name, group in groups.items()}
+    least = FEWEST_SAMPLES if batches is None else -(-samples // batches)
+    plan, spare = _plan(problem, least, [sum(sizes.values()), max(sizes.values())])
+    fixed = plan.peak - spare
+    room = problem.processes.least(limit - fixed, problem.device)
+    pieces = _pieces(sizes, room // least)
+    one = max(sum(sizes[name] for name in piece) for piece in pieces)
+    batches = batches or -(-samples // max(least, min(samples, room // one)))
     size = max(FEWEST_SAMPLES, -(-samples // batches))
-    return Sampling(plan=plan, batches=batches, size=size, bytes=fixed + size * one)
+    held = fixed + size * one
+    return Sampling(plan=plan, batches=batches, size=size, pieces=pieces, bytes=held)
+
+
+def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
+    """Plan the passes beside so many samples of the first size that fits."""
+    for size in held:
+        spare = count * size
+        try:
+            with readable_errors():
+                return make_plan(problem, twice=False, spare=spare), spare
+        except ArgumentError as error:
+            refused = error
+    raise ArgumentError(
+        f"{refused}, or choose smaller groups: {count} sampled gradients of the largest, "
+        f"{in_units(spare)}, are held together"
+    ) from refused
+
+
+def _pieces(sizes: Mapping[str, int], room: int) -> tuple[tuple[str, ...], ...]:
+    """Cut groups into the fewest pieces of neighbours, none larger than `room` or one group."""
+    pieces: list[list[str]] = []
+    left = 0
+    for name, size in sizes.items():
+        if not pieces or size > left:
+            pieces.append([])
+            left = room
+        pieces[-1].append(name)
+        left -= size
+    return tuple(map(tuple, pieces))
 
 
 def gram_matrices(
@@ -134,33 +168,51 @@ def gram_matrices(
         ArgumentError: autograd's derivatives are not those of the logits; see `Guard`.
         RunError: a loss or a gradient is not finite, or the memory is full.
 
-    Cost: a forward pass a batch of samples, and a backward pass a sample.
+    Cost: for each piece, a forward pass a batch of samples, and a backward pass a sample.
     """
     say_precision(problem, twice=False)
-    held = list(groups.values())
-    if problem.cuts:
-        held = [OwnEntries.of(group, problem.cuts).group for group in held]
-    whole = merge("samples", held)
-    sizes = [group.size for group in held]
     if guard := sampling.plan.guard:
         with readable_errors():
-            guard.check(problem, whole.parameters, twice=False)
-    found = []
+            every = merge("samples", list(groups.values()))
+            guard.check(problem, every.parameters, twice=False)
     problem.follow()
-    for batch in range(sampling.batches):
-        with exclusive(problem.model), readable_errors():
-            vectors = _samples(problem, whole, sampling, batch, seed, step)
-            inner = _inner_products(vectors, sizes)
-            del vectors  # or the next batch of samples would stand beside this one
-            found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
+    found = []
+    for number, names in enumerate(sampling.pieces):
+        own = [groups[name] for name in names]
+        drawn = number * sampling.batches * sampling.size
+        found.append(_of_piece(problem, own, sampling, seed, step, drawn))
     problem.note_form()
-    products = torch.stack(found, dim=1)
+    products = torch.cat(found)
     if not torch.isfinite(products).all():
         raise RunError(
             "curvature: sampled gradients of H_o are not finite; look at the weights, or use "
             "float64 parameters"
         )
     return GramMatrices(names=tuple(groups), products=products)
+
+
+def _of_piece(
+    problem: Problem,
+    groups: Sequence[ParameterGroup],
+    sampling: Sampling,
+    seed: int,
+    step: Step | None,
+    drawn: int,
+) -> Float[Tensor, "G B S S"]:
+    """Inner products for a piece of the groups."""
+    if problem.cuts:
+        groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
+    whole = merge("samples", groups)
+    sizes = [group.size for group in groups]
+    found = []
+    told = None if step is None else lambda count: step(drawn + count)
+    for batch in range(sampling.batches):
+        with exclusive(problem.model), readable_errors():
+            vectors = _samples(problem, whole, sampling, batch, seed, told)
+            inner = _inner_products(vectors, sizes)
+            del vectors  # or the next batch of samples would stand beside this one
+            found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
+    return torch.stack(found, dim=1)
 
 
 def _samples(

@@ -1,0 +1,181 @@
+"""What `measure_curvature` chooses where nothing is asked, by a budget, and how a run goes on with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.curvature import cost as costs
+from hessblocks.errors import ArgumentError
+from hessblocks.inspection import spending
+from hessblocks.progress import Progress
+from hessblocks.storage import read_results
+from hessblocks.storage.examination import check_folder
+from hessblocks.storage.store import POINTS
+
+pytestmark = [
+    pytest.mark.usefixtures("blank"),
+    pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
+]
+BATCH = {"input_ids": torch.randint(20, (2, 6), generator=torch.Generator().manual_seed(0))}
+
+
+class Notes(Progress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 20}
+    return hb.build("pre-ln", context=6, **sizes)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What every product is said to take."""
+    found = {"product": 0.001}
+
+    def clocked(run: Any, device: object) -> float:
+        run()
+        return found["product"]
+
+    monkeypatch.setattr(costs, "_clocked", clocked)
+    return found
+
+
+def measured(model: torch.nn.Module, out: Path, **fields: Any) -> tuple[Any, Notes]:
+    notes = Notes()
+    return hb.measure_curvature(model, BATCH, out=out, progress=notes, **fields), notes
+
+
+def test_what_fits_the_budget_is_measured_by_probes_with_three_eigenvalues(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    found, notes = measured(model, tmp_path)
+    assert found.parts == ("outer", "functional", "full")
+    assert found.config["curvature"]["probes"] == 16
+    assert not found.cells
+    (values,) = found.eigenvalues.values()
+    exact = torch.linalg.eigvalsh(hb.Hessian(hb.Problem(model, BATCH)).dense())
+    assert [one.value for one in values] == pytest.approx(exact.flip(0)[:3].tolist(), rel=1e-2)
+    (line,) = notes.lines
+    assert "; 3 eigenvalues of H: 120 products at most; in all about" in line
+
+
+def test_what_does_not_fit_is_sampled_with_its_map(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    seconds["product"] = 3.0
+    found, notes = measured(model, tmp_path)
+    asked = found.config["curvature"]
+    assert found.parts == ("outer",)
+    assert asked["samples"] == 64
+    assert set(found.cells) == {"outer"}
+    assert {norm["outer"].method for norm in found.norms.values()} == {"sampled", "exact"}
+    assert 24 <= asked["products"] < 120
+    line, more = notes.lines
+    groups = hb.parameter_groups(model).values()
+    assert line.startswith(f"map: 64 sampled gradients for all {len(groups)} groups: 64 products")
+    products = sum(min(16, group.size) for group in groups)
+    assert 0 <= int(more.partition("--budget ")[2].split()[0]) - 3 * products / 60 < 1.1
+    for word in ("--parts full", "--spectrum", "--eigenvalues"):
+        assert word in more
+
+
+def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    seconds["product"] = 12.0
+    none, notes = measured(model, tmp_path)
+    assert none.config["curvature"]["samples"] < 64
+    assert not none.eigenvalues
+    assert "eigenvalues of H" not in notes.lines[0]
+
+
+def test_a_stopped_run_goes_on_with_what_it_chose(
+    model: torch.nn.Module,
+    tmp_path: Path,
+    seconds: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds["product"] = 3.0
+    first, _ = measured(model, tmp_path)
+    lines = (tmp_path / POINTS).read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(first.norms) + 1
+    (tmp_path / POINTS).write_bytes(b"".join(lines[1:-1]))
+    seconds["product"] = 1e-6
+    again, notes = measured(model, tmp_path)
+    assert again.norms == first.norms
+    assert again.cells == first.cells
+    assert again.eigenvalues == first.eigenvalues
+    assert not notes.lines
+    assert {one.state for one in check_folder(tmp_path)} == {"whole"}
+    with pytest.raises(ArgumentError, match=r"other settings \(curvature.*asked.method"):
+        measured(model, tmp_path, method="probes", parts="full")
+
+
+def test_eigenvalues_and_spectrum_are_of_all_groups_or_of_each(
+    model: torch.nn.Module, tmp_path: Path
+) -> None:
+    asked = {"parts": "full", "probes": 4, "groups": "layers.0.attention.*", "spectrum": True}
+    whole, notes = measured(model, tmp_path / "whole", eigenvalues=1, **asked)
+    each, _ = measured(model, tmp_path / "each", eigenvalues=1, each_group=True, **asked)
+    assert list(whole.spectra["full"]) == list(whole.eigenvalues) == [""]
+    assert list(each.eigenvalues) == list(each.norms)
+    assert set(each.spectra["full"]) <= set(each.norms)
+    (top,) = whole.eigenvalues[""]
+    assert all(one.value <= top.value * 1.01 for (one,) in each.eigenvalues.values())
+    assert "spectrum: 400 products at most" in notes.lines[0]
+    rows = read_results(tmp_path / "each" / "results.csv")
+    assert [row.group for row in rows if row.quantity == "eigenvalue_residual"] == list(each.norms)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"eigenvalues": 10**6}, "--eigenvalues: 1000000 are more than the .* parameters"),
+        ({"budget": 1e-6}, "budget: too small"),
+        ({"memory_limit": 1e-6}, "memory_limit: one row of a batch needs"),
+        ({"loss": "classification", "data": "random"}, "--loss: classification needs labelled"),
+        (
+            {"loss": "masked-lm", "data": "random", "tokens": 6},
+            "--loss: masked-lm needs a tokenizer with a",
+        ),
+        ({"data": "nowhere.txt", "tokens": 6}, "has no tokenizer beside it"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(
+    model: torch.nn.Module, tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        hb.measure_curvature(model, **{"data": BATCH, **fields}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_budget_is_shared_by_all_that_is_asked(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    seconds["product"] = 0.5
+    asked = {"budget": 10.0, "parts": "outer", "method": "sampled", "groups": "layers.0.*"}
+    found, _ = measured(model, tmp_path, spectrum=True, eigenvalues=2, **asked)
+    spent = found.config["curvature"]
+    spectrum = 0.5 * spent["steps"] * spent["spectrum_probes"]
+    assert spectrum <= 200
+    assert 0.5 * spent["samples"] * 0.7 + spectrum + 0.5 * spent["products"] <= 600
+    assert json.loads((tmp_path / "config.json").read_text())["curvature"]["budget"] == 10
+
+
+def test_memory_that_is_free_is_no_more_than_there_is() -> None:
+    assert 0 < spending.free_memory("cpu") <= costs.torch.iinfo(torch.int64).max
