@@ -173,7 +173,7 @@ def _check_text(data: str, batch: Batch | None) -> None:
             raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
 
 
-def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[str]]:
+def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
     """Read a name and the documents of a text: all, or what was held out from a model of ours."""
     if subject.ours:
         with warnings.catch_warnings():
