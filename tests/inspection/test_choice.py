@@ -103,6 +103,17 @@ def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
     assert "eigenvalues of H" not in notes.lines[0]
 
 
+def test_only_a_budget_of_the_users_own_is_refused(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    seconds["product"] = 1000.0
+    found, notes = measured(model, tmp_path / "own")
+    assert found.config["curvature"]["samples"] == 8
+    assert "minutes" in notes.lines[0]
+    with pytest.raises(ArgumentError, match=r"budget: too small; 8 products"):
+        measured(model, tmp_path / "given", budget=6.0)
+
+
 def test_a_stopped_run_goes_on_with_what_it_chose(
     model: torch.nn.Module,
     tmp_path: Path,

@@ -43,6 +43,8 @@ SPECTRUM_PROBES = (2, 10)
 """Random vectors of a spectrum, fewest and most."""
 SHARE = 1 / 3
 """Of a budget that a spectrum may take, and eigenvalues that are asked for."""
+FEWEST = 2
+"""Probes whose samples are the fewest, taken where the budget is not the user's own."""
 FAR = 4
 """Times the budget at which an estimate from one product is enough to take samples instead."""
 PAGE = (2.0, 0.03)
@@ -260,7 +262,11 @@ def _norms(
     """
 
     def priced(
-        parts: tuple[Part, ...], mapped: bool, bounded: bool, method: str = settings.method
+        parts: tuple[Part, ...],
+        mapped: bool,
+        bounded: bool,
+        method: str = settings.method,
+        probes: int = settings.probes,
     ) -> tuple[Cost, Spending]:
         work = Work(
             problem=of.problem,
@@ -271,7 +277,7 @@ def _norms(
         spectrum = purse.spectrum(parts)
         cost, sampling = decide(
             work,
-            probes=settings.probes,
+            probes=probes,
             method=method,
             budget=purse.for_norms() / 60 if bounded else None,
             tell=lambda _: None,
@@ -302,7 +308,12 @@ def _norms(
                 return *priced(PARTS, False, True), None
     found = priced(("outer",), True, False, "sampled")
     if given or (found[0].seconds or 0.0) > purse.for_norms():
-        found = priced(("outer",), True, True, "sampled")
+        try:
+            found = priced(("outer",), True, True, "sampled")
+        except ArgumentError:  # too little time for an error bar
+            if given:
+                raise
+            found = priced(("outer",), True, False, "sampled", FEWEST)
     return *found, needed
 
 
