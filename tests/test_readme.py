@@ -16,6 +16,7 @@ from hessblocks.curvature import exact_last_block
 from hessblocks.curvature.verification.tiny_models import batch_of, stirred
 from hessblocks.theory import CASES, attention_hessian
 from hessblocks.theory.verification import arguments
+from tests.models.gguf_files import tiny_llama, write
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,8 +37,11 @@ def test_it_is_read_in_a_few_minutes() -> None:
 def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (code,) = blocks("python")
+    (name,) = re.findall(r'hb.load\("(.*?)"\)', code)
+    write(tiny_llama(), tmp_path / name)  # the real one: tests/test_examples.py
+    (tmp_path / "text.txt").write_text("abc and so on. " * 200, encoding="utf-8")
     exec(compile(code, "README.md", "exec"), {})
-    assert (tmp_path / "spectrum.png").stat().st_size > 10_000
+    assert (tmp_path / "curvature.png").stat().st_size > 10_000
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
