@@ -177,8 +177,8 @@ def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Par
         told = Parameter(converter=whole)
     elif own := kind.mark(settings.ByOptimiser):
         told = Parameter(show_default=lambda _: own.text)
-    elif default is False or default == ():
-        told = Parameter(show_default=False)
+    if default is False or default == ():
+        told = Parameter.combine(told, Parameter(show_default=False))
     return Parameter.combine(
         told,
         Parameter(

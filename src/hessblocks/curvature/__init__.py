@@ -7,6 +7,7 @@ from hessblocks.curvature.bill import (
     Bill,
     BillCheck,
     Change,
+    Draws,
     Edit,
     Price,
     change_each,

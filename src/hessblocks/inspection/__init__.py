@@ -1,6 +1,7 @@
 """Curvature and signal of any saved, fresh or given model: what the commands do; results again."""
 
 from hessblocks.inspection.measure import measure_curvature, measure_signal
+from hessblocks.inspection.pricing import measure_price
 from hessblocks.inspection.reading import read
 
 __all__ = ["measure_curvature", "measure_signal", "read"]

@@ -16,6 +16,12 @@ from hessblocks.report.curvature_page import (
 )
 from hessblocks.report.headline import headline
 from hessblocks.report.page import write_report
+from hessblocks.report.price_page import (
+    COSTS,
+    cost_cells,
+    price_headline,
+    write_price_report,
+)
 from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.report.summary import summary
 from hessblocks.report.templates import drawn_picture, write_page

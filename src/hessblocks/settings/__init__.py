@@ -30,6 +30,7 @@ from hessblocks.settings.observation import (
     is_due,
 )
 from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.priced import PricingSettings
 from hessblocks.settings.run_settings import (
     MATCHES,
     BlockSizes,

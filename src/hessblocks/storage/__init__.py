@@ -10,7 +10,6 @@ from hessblocks.storage.curvature_results import (
     Norm,
     SpectrumRow,
     group_key,
-    is_curvature_run,
     load_curvature,
 )
 from hessblocks.storage.environment import (

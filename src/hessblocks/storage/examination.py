@@ -11,7 +11,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import manifest
 from hessblocks.storage.config import read_settings, run_path
 from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
-from hessblocks.storage.files import read_object
+from hessblocks.storage.files import read_bytes, read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
 from hessblocks.storage.rows import STEPS, ResultRow, SignalRow, read_results, steps_done
 from hessblocks.storage.store import POINTS, read_store
@@ -22,8 +22,12 @@ DAMAGED = "is damaged"
 """What is said of a file that cannot be read."""
 Read = Callable[[Path], object]
 """Reads a file; what it returns may be the words for what the file lacks."""
+PRICES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
+"""Tables of `hessblocks price`; the last two where they were asked for."""
 READERS: Mapping[str, Read] = {
     **dict.fromkeys(("config.json", "environment.json", "budget.json"), read_object),
+    "summary.json": read_object,
+    **dict.fromkeys(PRICES, read_bytes),
     **dict.fromkeys(KINDS, fault_in_finished_lines),
     "results.csv": read_results,
     "map.csv": partial(read_table, MapRow),
@@ -58,6 +62,7 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
         return (manifest.check_in_place(folder),)
     config = read_object(folder / "config.json")
     kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
+    kinds["edits"] = _price
     for name, look in kinds.items():
         if name in config and "model_type" not in config:  # which a saved model has
             return (*_about(folder), *look(folder, config))
@@ -129,6 +134,12 @@ def _curvature(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]
 
 def _signal(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     yield _file(folder / "results.csv", partial(read_table, SignalRow))
+
+
+def _price(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
+    unasked = {"allocation.csv": not config.get("allocate"), "check.csv": not config.get("check")}
+    for name in ("summary.json", *(table for table in PRICES if not unasked.get(table))):
+        yield _file(folder / name)
 
 
 def _about(folder: Path) -> list[manifest.Finding]:

@@ -5,6 +5,7 @@ from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
 from hessblocks.cli.commands.presets import presets
+from hessblocks.cli.commands.price import price
 from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.train import train
@@ -17,6 +18,7 @@ COMMANDS = {
     train: "sas-p --steps 2000 --data FILE_OR_FOLDER",
     curvature: "preset:sas --parts outer --method sampled --map",
     signal: "--presets pre-ln,skipless-plain,skipless",
+    price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
     verify: "--dtype float32",
     report: "runs/demo",
     check: "runs/demo",

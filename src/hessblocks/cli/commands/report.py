@@ -97,9 +97,10 @@ def _is_run(folder: Path) -> bool:
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """Write the page of a run, which lacks nothing."""
-    from hessblocks.report import write_curvature_report, write_report
-    from hessblocks.storage import held, is_curvature_run
+    from hessblocks.report import write_curvature_report, write_price_report, write_report
+    from hessblocks.storage import held, read_object
 
+    own = {"curvature": write_curvature_report, "price": write_price_report}
     with held(folder):
-        write = write_curvature_report if is_curvature_run(folder) else write_report
-        return write(folder), []
+        command = str(read_object(folder / "config.json").get("command"))
+        return own.get(command, write_report)(folder), []

@@ -1,0 +1,232 @@
+"""Price changes of a saved model's weights in a folder, as `hessblocks price` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hessblocks import curvature, storage
+from hessblocks.conventions import AnyPath
+from hessblocks.curvature import Bill, Change, Draws, Edit, Problem
+from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.errors import ArgumentError, RunError, in_units
+from hessblocks.inspection.measure import Finish, _fingerprint, placed
+from hessblocks.inspection.subject import Subject
+from hessblocks.models import load_saved
+from hessblocks.progress import Progress
+from hessblocks.settings import PricingSettings, make
+from hessblocks.training import claimed, resolve_device
+
+SHOWN = 60
+"""Changes in summary.json and on the page, the dearest first; bill.csv has them all."""
+HELD = 8
+"""Gradients that `hb.price` holds together at most."""
+TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
+"""Columns of together.csv."""
+
+
+def measure_price(
+    source: str,
+    data: AnyPath,
+    *,
+    out: AnyPath | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    finish: Finish | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Forecast what rounding, pruning or merging of each weight matrix costs, and check it.
+
+    Args:
+        source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
+            Face cache.
+        data: file or folder of text.
+        out: run folder, new or of the same call; runs/price-MODEL by default.
+        device: cpu, cuda or auto.
+        progress: told what is going on, and before it starts what it costs.
+        finish: given the folder when all is done.
+        **given: of `hessblocks.settings.PricingSettings`, such as `round=(3, 4), allocate=3.5`.
+
+    Returns:
+        What summary.json then holds.
+
+    Raises:
+        ArgumentError: settings, a model or a text that do not fit, or another run in `out`.
+        RunError: damaged files, numbers that are not finite, or `out` cannot be written.
+
+    Cost:
+        That of `hb.price` and `Bill.check`. Sampled numbers are kept: the same call goes on.
+    """
+    progress, settings = progress or Progress(), make(PricingSettings, given)
+    if not (settings.round or settings.prune or settings.merge):
+        raise ArgumentError(
+            "--round: there is nothing to price; give bits such as 3,4, or --prune or --merge."
+        )
+    device = resolve_device(device)
+    with progress.stage("model and data"):
+        texts = documents_of(Path(data))
+        model, saved = load_saved(source, "causal-lm")
+        subject = Subject(name=saved.name, model=placed(device, model))
+        text, other = _batches(subject, saved.tokenizer(), texts, settings)
+        edits = {edit.how: edit for edit in _edits(settings, subject)}
+        changes = curvature.change_each(model, *edits.values())
+    folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
+    config = {
+        "command": "price",
+        "source": source,
+        "model": {"name": subject.name, **subject.said()},
+        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
+        "edits": list(edits),
+        **asdict(settings),
+        "device": device,
+    }
+    problem = Problem(subject.model, text, loss="causal-lm")
+    with claimed(folder, config):
+        bill = _bill(problem, changes, settings, folder, progress)
+        bill.save(folder / "bill.csv")
+        found = {"command": "price", "model": subject.name, "changes": len(bill)}
+        found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
+        storage.write_json(folder / "summary.json", found)
+        if finish:
+            finish(folder)
+    return {**found, "out": str(folder)}
+
+
+def _batches(
+    subject: Subject, tokenizer: Any, texts: Sequence[str], settings: PricingSettings
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Draw windows for the forecasts, and others for the check."""
+    name, context = subject.name, subject.context
+    if tokenizer is None:
+        raise ArgumentError(f"MODEL: {name} has no tokenizer beside it; save it into the folder.")
+    if context is not None and settings.tokens > context:
+        raise ArgumentError(
+            f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
+        )
+    ids, count = encoded(tokenizer, texts), settings.sequences
+    if len(ids) and ids.max() >= subject.vocabulary:
+        raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
+    total = 2 * count if settings.check else count
+    found = Windows(ids, settings.tokens).drawn(total, settings.seed, "--sequences")
+    return {"input_ids": found[:count]}, found[count:]
+
+
+def _edits(settings: PricingSettings, subject: Subject) -> list[Edit]:
+    found = [curvature.rounded(bits=bits) for bits in settings.round]
+    found += [curvature.pruned(share=share) for share in settings.prune]
+    if settings.merge:
+        other, _ = load_saved(settings.merge, "causal-lm")
+        shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
+        if shapes[0] != shapes[1]:
+            raise ArgumentError(
+                f"--merge: {settings.merge} has other parameters than {subject.name}; give a model "
+                "of the same architecture and sizes."
+            )
+        found.append(curvature.merged(other))
+    return found
+
+
+def _bill(
+    problem: Problem,
+    changes: Mapping[str, Change],
+    settings: PricingSettings,
+    folder: Path,
+    progress: Progress,
+) -> Bill:
+    """Take the samples of an earlier call, or draw and keep them."""
+    path, of = folder / "draws.safetensors", storage.identity_in(folder)
+    if path.exists():
+        kept = _read(path, of)
+        sizes = tuple(kept.pop("relative_sizes").tolist())
+        return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
+    progress.note(_cost(problem, changes, settings))
+    with progress.stage("forecasts"):
+        bill = curvature.price(problem, changes, settings.samples, settings.seed)
+    tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
+    tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
+    with storage.atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": of}))
+    return bill
+
+
+def _read(path: Path, of: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            if file.metadata() == {"of": of}:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError):
+        pass
+    raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
+
+
+def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSettings) -> str:
+    """Estimate passes, minutes and bytes, from one forward pass and one change."""
+    start = time.perf_counter()
+    problem.value(twice=False)
+    forward, first = time.perf_counter() - start, next(iter(changes.values()))
+    first.relative_size(problem.parameters)  # the first takes longer
+    start = time.perf_counter()
+    first.relative_size(problem.parameters)
+    making = sum(c.size for c in changes.values()) / first.size * (time.perf_counter() - start)
+    pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
+    backward = -(-settings.samples // pieces) * pieces * 2
+    edits = len({change.how for change in changes.values()})
+    measured = settings.check + 1 + 2 * (edits + 1) if settings.check else 0
+    seconds = forward * (1 + 2 * backward / pieces + measured) + making * (2 + backward / HELD)
+    held = HELD * sum(c.size * 4 for c in changes.values()) // edits
+    return (
+        f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
+        f"the text, {measured} over other text for the check; about {seconds / 60:.1f} minutes, "
+        f"and at most {in_units(held)} for gradients besides model and passes"
+    )
+
+
+def _summary(
+    bill: Bill, other: Any, settings: PricingSettings, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Add up, allocate and check, and write the tables."""
+    sets: dict[str, tuple[str, ...]] = {}
+    for one in bill.values():
+        sets[f"all, {one.how}"] = (*sets.get(f"all, {one.how}", ()), one.name)
+    rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
+    found: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
+    if settings.allocate is not None:
+        allocation = bill.allocate(bits=settings.allocate)
+        allocation.save(folder / "allocation.csv")
+        lines = "".join(f"{line}\n" for line in allocation.tensor_types())
+        storage.write_text(folder / "tensor-types.txt", lines)
+        sets["allocation"] = allocation.names
+        width = max(bits for bits in settings.round if bits <= settings.allocate)
+        found |= {"bits": allocation.total.bits, "uniform": width, "shares": allocation.to_rows()}
+    together = [bill.sum(names).to_rows()[0] for names in sets.values()]
+    if settings.check:
+        with progress.stage("check"):
+            check = bill.check(settings.check, other)
+            together = [_together(bill, names, other) for names in sets.values()]
+        check.save(folder / "check.csv")
+        found["check"] = str(check)
+        for kind in ("svg", "png"):
+            with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
+                check.plot().savefig(temporary, dpi=150)
+    named = [{**row, "name": name} for name, row in zip(sets, together, strict=True)]
+    found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
+    storage.write_table(folder / "together.csv", TOGETHER, found["together"])
+    return found
+
+
+def _together(bill: Bill, names: Sequence[str], other: Any) -> dict[str, Any]:
+    """Measure changes together, each made once and not for each pass."""
+    parameters = bill.problem.parameters
+    made = {
+        name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))
+        for name in names
+    }
+    return replace(bill, changes={**bill.changes, **made}).check([tuple(names)], other).to_rows()[0]

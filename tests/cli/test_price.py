@@ -1,0 +1,203 @@
+"""`hessblocks price` on a tiny Llama: its files and page, going on, bad input."""
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import hessblocks as hb
+from hessblocks.cli.app import main
+from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.inspection import pricing
+from tests.cli.helpers import Outcome, Shell, sentence
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
+FEW = ["--sequences", "6", "--tokens", "8", "--samples", "6"]
+ASKED = ["--round", "3,4", "--prune", "0.25", "--allocate", "3.5", "--check", "3"]
+
+
+def llama(folder: Path, seed: int = 0, width: int = 16) -> Path:
+    torch.manual_seed(seed)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = LlamaConfig(
+        hidden_size=width, vocab_size=30, max_position_embeddings=16, initializer_range=0.2, **sizes
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    inner = Tokenizer(models.WordLevel({"<end>": 0} | {c: i + 1 for i, c in enumerate(LETTERS)}))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<end>", unk_token="<end>"
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a text, and out/ as the command left it."""
+    here = tmp_path_factory.mktemp("price")
+    llama(here / "model")
+    (here / "text.txt").write_text("".join(LETTERS[i * i * 7 % 29] for i in range(300)))
+    assert main([*map(str, words(here, here / "out")), "--json"]) == 0
+    return here
+
+
+def words(place: Path, out: Path, *more: object) -> list[object]:
+    data = ["--data", place / "text.txt"]
+    return ["price", place / "model", *data, *FEW, *ASKED, "--out", out, *more]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(shell: Shell, place: Path, out: Path, *more: object) -> Outcome:
+    return shell(*words(place, out, *more))
+
+
+def test_every_number_is_that_of_the_library(place: Path) -> None:
+    model, tokenizer = hb.load(place / "model")
+    ids = encoded(tokenizer, documents_of(place / "text.txt"))
+    drawn = Windows(ids, 8).drawn(12, 0)
+    edits = hb.rounded(bits=3), hb.rounded(bits=4), hb.pruned(share=0.25)
+    bill = hb.price(
+        hb.Problem(model, {"input_ids": drawn[:6]}), hb.change_each(model, *edits), samples=6
+    )
+    found = rows(place / "out" / "bill.csv")
+    assert [row["name"] for row in found] == list(bill)
+    assert len(found) == 3 * (2 * 7 + 1)
+    for row in found:
+        own = bill[row["name"]]
+        for name in ("forecast", "diagonal", "full", "gradient"):
+            assert float(row[name]) == pytest.approx(getattr(own, name).value, rel=1e-9)
+            assert float(row[f"{name}_error"]) == pytest.approx(
+                getattr(own, name).standard_error, rel=1e-9
+            )
+    allocation, other = bill.allocate(bits=3.5), {"input_ids": drawn[6:]}
+    shared = rows(place / "out" / "allocation.csv")
+    assert [float(row["bits"]) for row in shared] == [price.bits for price in allocation.choices]
+    lines = (place / "out" / "tensor-types.txt").read_text().splitlines()
+    assert lines == allocation.tensor_types()
+    assert len(lines) == 14
+    checked = rows(place / "out" / "check.csv")
+    assert [float(row["measured"]) for row in checked] == pytest.approx(
+        [number.value for number in bill.check(3, other).measured], rel=1e-9
+    )
+    together = {row["name"]: row for row in rows(place / "out" / "together.csv")}
+    assert list(together) == ["all, 3 bits", "all, 4 bits", "all, 0.25 pruned", "allocation"]
+    measured = bill.check([allocation.names], other).measured[0]
+    assert float(together["allocation"]["measured"]) == pytest.approx(measured.value, rel=1e-9)
+    three = bill.sum(name for name in bill if name.endswith("3 bits")).forecast
+    assert float(together["all, 3 bits"]["forecast"]) == pytest.approx(three.value, rel=1e-9)
+
+
+def test_the_page_opens_with_the_answer(place: Path) -> None:
+    page = (place / "out" / "report.html").read_text()
+    costs = {
+        row["name"]: row
+        for row in json.loads((place / "out" / "summary.json").read_text())["together"]
+    }
+    first = page.partition('<p class="headline">')[2].partition("</p>")[0]
+    assert first.startswith("At 3.")
+    assert "on average the allocation is expected to cost" in first
+    assert "all matrices at 3 bits would cost" in first
+    value = costs["all, 3 bits"]["forecast"]
+    said = first.partition("at 3 bits would cost ")[2].partition(" ")[0]
+    assert float(said) == pytest.approx(value, rel=0.5)
+    assert "One at a time: 3 changes measured on held-out data" in page
+    assert page.count("data:image/svg+xml") == 2
+    assert "model.layers.1.mlp.down_proj.weight, 3 bits" in page
+
+
+def test_the_same_call_goes_on_and_draws_nothing(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    for name in ("bill.csv", "report.html"):
+        (out / name).unlink()
+    monkeypatch.setattr(pricing.curvature, "price", None)
+    outcome = run(shell, place, out, "--json")
+    assert outcome.status == 0, outcome.errors
+    assert (out / "bill.csv").read_text() == (place / "out" / "bill.csv").read_text()
+    assert (
+        json.loads(outcome.output)["together"]
+        == json.loads((place / "out" / "summary.json").read_text())["together"]
+    )
+    assert shell("check", out).status == 0
+    (out / "report.html").unlink()
+    assert shell("report", out).status == 0
+    assert (out / "report.html").exists()
+    (out / "check.csv").unlink()
+    assert shell("check", out).status == 1
+
+
+def test_other_settings_and_damaged_samples_are_refused(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = run(shell, place, out, "--allocate", "3.2")
+    assert outcome.status == 2
+    assert "allocate is 3.2, was 3.5" in sentence(outcome)
+    with (out / "draws.safetensors").open("r+b") as file:
+        file.truncate(900)
+    outcome = run(shell, place, out)
+    assert outcome.status == 1
+    assert "draws.safetensors: damaged" in sentence(outcome)
+
+
+def test_samples_of_another_run_are_refused(shell: Shell, place: Path, tmp_path: Path) -> None:
+    assert run(shell, place, tmp_path / "out", "--seed", "1").status == 0
+    shutil.copy(place / "out" / "draws.safetensors", tmp_path / "out")
+    outcome = run(shell, place, tmp_path / "out", "--seed", "1")
+    assert outcome.status == 1
+    assert "of another run" in sentence(outcome)
+
+
+def test_a_merge_and_no_check(shell: Shell, place: Path, tmp_path: Path) -> None:
+    other = llama(tmp_path / "other", seed=1)
+    data = ["--data", place / "text.txt"]
+    out = tmp_path / "out"
+    outcome = shell(
+        "price", place / "model", *data, *FEW, "--merge", other, "--check", 0, "--out", out
+    )
+    assert outcome.status == 0, outcome.errors
+    assert "all, 0.5 merged: " in outcome.output
+    assert "about 0.0 minutes" in outcome.errors
+    (row,) = rows(out / "together.csv")
+    assert not row["measured"]
+    assert not (out / "check.csv").exists()
+    assert shell("check", out).status == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--round", "1,4"], "--round: expected bits from 2 to 8, got '1'"),
+        (["--round", "9"], "--round: expected bits from 2 to 8, got '9'"),
+        (["--prune", "0.1,1"], "--prune: expected shares between 0 and 1, got '1'"),
+        (["--prune", "half"], "--prune: expected shares between 0 and 1, got 'half'"),
+        ([], "--round: there is nothing to price"),
+        (["--prune", "0.1", "--allocate", "3"], "--allocate: 3 bits .* the fewest are missing"),
+        (["--round", "4", "--allocate", "3"], "--allocate: 3 bits .* the fewest are 4"),
+        (["--round", "4", "--data", "no.txt"], "--data: no.txt is no file or folder"),
+        (["--round", "4", "--sequences", "30"], "--sequences: 60 windows of 8 tokens"),
+        (["--round", "4", "--tokens", "17"], "--tokens: 17 are longer than the context of 16"),
+        (["--merge", "WIDER"], "--merge: .* has other parameters than model"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused_in_a_sentence(
+    shell: Shell, place: Path, tmp_path: Path, more: list[str], said: str
+) -> None:
+    if "WIDER" in more:
+        more = ["--merge", str(llama(tmp_path / "wider", width=24))]
+    data = ["--data", place / "text.txt"]
+    outcome = shell("price", place / "model", *data, *FEW, *more, "--out", tmp_path / "out")
+    assert outcome.status == 2, outcome.errors
+    assert re.search(said, sentence(outcome)), outcome.errors
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,25 @@
+"""Faults of `hessblocks price`: what it draws, keeps and says."""
+
+from tests.mutants.mutant import fault
+
+# fmt: off
+FAULTS = (
+    fault("price: the check sees the text of the forecasts", "found[count:] => found[:count]",
+          "test_every_number_is_that_of_the_library", within="_batches"),
+    fault("price: samples of another run are taken", "file.metadata() == {'of': of} => True",
+          "test_samples_of_another_run_are_refused", within="_read"),
+    fault("price: samples are not kept", "if path.exists(): $$body =>",
+          "test_the_same_call_goes_on_and_draws_nothing", within="_bill"),
+    fault("price: the allocation's budget is forgotten",
+          "bill.allocate(bits=settings.allocate) => bill.allocate(bits=max(settings.round))",
+          "test_every_number_is_that_of_the_library", within="_summary"),
+    fault("price: the answer names the cheaper width",
+          "bits <= settings.allocate => True",
+          "test_the_page_opens_with_the_answer", within="_summary"),
+    fault("price: shapes of a merge are not compared", "if shapes[0] != shapes[1]: $$body =>",
+          "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_edits"),
+    fault("price: a single bit is taken", "least <= $found <= most => True",
+          "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_number"),
+    fault("price: a missing table is not seen", "not unasked.get(table) => table == 'bill.csv'",
+          "test_the_same_call_goes_on_and_draws_nothing", within="_price"),
+)
