@@ -101,7 +101,7 @@ def measure_price(
 
 
 def _batches(
-    subject: Subject, tokenizer: Any, texts: Sequence[str], settings: PricingSettings
+    subject: Subject, tokenizer: Any, texts: Sequence[Any], settings: PricingSettings
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Draw windows for the forecasts, and others for the check."""
     name, context = subject.name, subject.context
