@@ -37,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         source = write_library(tmp_path_factory.mktemp("library"))
         patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(docstrings, "standard_library", lambda: source)
+        patch.setattr(docstrings.data, "standard_library", lambda: source)
         patch.setitem(masked_lm.SIZES, "smoke", small)
         patch.setitem(
             downstream.TUNINGS, "smoke", replace(downstream.TUNINGS["smoke"], examples=32)

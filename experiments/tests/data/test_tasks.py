@@ -18,7 +18,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> tuple[Docstring, ...]:
     with pytest.MonkeyPatch.context() as patch:
         source = write_library(tmp_path_factory.mktemp("library"))
         patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(docstrings, "standard_library", lambda: source)
+        patch.setattr(docstrings.data, "standard_library", lambda: source)
         return load_docstrings()
 
 

@@ -21,7 +21,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[N
     with pytest.MonkeyPatch.context() as patch:
         source = write_library(tmp_path_factory.mktemp("library"))
         patch.setenv("HESSBLOCKS_CACHE", str(cache))
-        patch.setattr(docstrings, "standard_library", lambda: source)
+        patch.setattr(docstrings.data, "standard_library", lambda: source)
         yield
 
 

@@ -4,6 +4,7 @@ Letters: B sequences, L tokens, D width, K query-key width.
 """
 
 import copy
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -29,18 +30,11 @@ def head_norms(
 
 
 def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
-    """The norm as a function of one vector and its trained parameters, as it is now."""
     held = copy.deepcopy(module)
-    trained = {own: p for own, p in held.named_parameters() if p.requires_grad}
-
-    def normed(vector: Tensor, parameters: Tensor) -> Tensor:
-        pieces = parameters.split([p.numel() for p in trained.values()])
-        shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
-        found: Tensor = functional_call(held, dict(zip(trained, shaped, strict=True)), (vector,))
-        return found
-
-    flat = [p.detach().flatten().to(like) for p in trained.values()]
-    norm = HeadNorm(function=normed, parameters=torch.cat([like.new_zeros(0), *flat]))
+    flat = [p.detach().flatten().to(like) for p in _trained(held).values()]
+    # a partial, which can be pickled
+    function = partial(_normed, held)
+    norm = HeadNorm(function=function, parameters=torch.cat([like.new_zeros(0), *flat]))
     try:
         norm.check(like.shape[-1])
     except ArgumentError as error:
@@ -48,6 +42,19 @@ def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
             f"expects {name} to act on each head's vector by itself ({error})"
         ) from error
     return norm
+
+
+def _normed(held: nn.Module, vector: Tensor, parameters: Tensor) -> Tensor:
+    """Norm as a function of one vector and its trained parameters, as it was when taken."""
+    trained = _trained(held)
+    pieces = parameters.split([p.numel() for p in trained.values()])
+    shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
+    found: Tensor = functional_call(held, dict(zip(trained, shaped, strict=True)), (vector,))
+    return found
+
+
+def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def norm_multipliers(
