@@ -14,10 +14,11 @@ GOES_ON = "hessblocks: interrupted; the same command goes on where it stopped."
 AGAIN = "hessblocks: interrupted; start the same command again."
 WORK = {
     "demo": ("demo", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
-    "presets": ("presets", "hessblocks.cli.commands.presets.block_sizes", AGAIN),
+    "presets": ("presets", "hessblocks.cli.terminal.plain_table", AGAIN),
     "compare": ("compare", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "train": ("train sas", "hessblocks.cli.commands.work.load_corpus", GOES_ON),
     "curvature": ("curvature preset:sas", "hessblocks.inspection.measure_curvature", GOES_ON),
+    "price": ("price model --data . --round 3", "hessblocks.inspection.measure_price", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),
     "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),
