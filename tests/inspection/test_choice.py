@@ -84,6 +84,8 @@ def test_what_does_not_fit_is_sampled_with_its_map(
     assert set(found.cells) == {"outer"}
     assert {norm["outer"].method for norm in found.norms.values()} == {"sampled", "exact"}
     assert 24 <= asked["products"] < 120
+    # a sample takes two thirds of a gradient at least; all together keep to the six minutes
+    assert 3.0 * (64 * 2 / 3 + asked["products"]) <= 60 * spending.MINUTES
     line, more = notes.lines
     groups = hb.parameter_groups(model).values()
     assert line.startswith(f"map: 64 sampled gradients for all {len(groups)} groups: 64 products")
@@ -101,6 +103,29 @@ def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
     assert none.config["curvature"]["samples"] < 64
     assert not none.eigenvalues
     assert "eigenvalues of H" not in notes.lines[0]
+
+
+@pytest.mark.parametrize(("product", "tried"), [(3.0, True), (1000.0, False)])
+def test_all_parts_are_tried_where_they_are_not_far_beyond_the_budget(
+    model: torch.nn.Module,
+    tmp_path: Path,
+    seconds: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    product: float,
+    tried: bool,
+) -> None:
+    seconds["product"], parts = product, []
+    right = costs.total_products
+
+    def counted(problem: Any, vector: Any, block: Any) -> Any:
+        parts.append(len(block.parts))
+        return right(problem, vector, block)
+
+    monkeypatch.setattr(costs, "total_products", counted)
+    found, _ = measured(model, tmp_path)
+    assert found.parts == ("outer",)
+    # a product of all three, which needs second derivatives, is not taken for its time alone
+    assert set(parts) == ({3} if tried else set())
 
 
 def test_only_a_budget_of_the_users_own_is_refused(
