@@ -27,7 +27,7 @@ FAULTS = (
     fault("what is rough in float32 is not looked at in float64",
           "COPIES * 8 * $entries > $room => True",
           "test_a_second_derivative_that_is_wrong_is_named_by_group"),
-    fault("samples ask no guard", "guard.check($problem, whole.parameters, twice=False) => None",
+    fault("samples ask no guard", "guard.check($problem, every.parameters, twice=False) => None",
           "test_sampled_norms_need_first_derivatives_alone"),
     fault("the first step decides", "all($one.settled for $one in best) => best",
           "test_kinks_do_not_make_right_derivatives_wrong"),

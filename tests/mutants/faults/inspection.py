@@ -15,7 +15,7 @@ FAULTS = (
     fault("batches of one shape are one batch",
           "f'{$name}{tuple($one.shape)}{$one.tolist()}' => f'{$name}{tuple($one.shape)}'",
           "test_a_batch_of_ones_own_gives_its_loss_and_is_told_apart"),
-    fault("the token behind the vocabulary passes", "max($ids) >= $a => max($ids) > $a",
+    fault("the token behind the vocabulary passes", "$ids.max() >= $a => $ids.max() > $a",
           "test_the_token_just_behind_the_vocabulary_is_refused", within="encoded_batch"),
     fault("what is far beyond the budget is tried by probes all the same",
           "$needed <= FAR * $left => True",
