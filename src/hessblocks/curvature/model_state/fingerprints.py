@@ -210,7 +210,9 @@ class _Walk:
     def _object(self, value: Any) -> None:
         held = tuple(_state(value))
         sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
-        if isinstance(value, Enum | Exception | types.ModuleType) or sharding or not held:
+        # a problem holds the fingerprint before, which would grow with each walk
+        alone = sharding or not held or getattr(type(value), "holds_fingerprint", False)
+        if isinstance(value, Enum | Exception | types.ModuleType) or alone:
             self._found.append(_Same(value))
             return
         self._add(type(value), *held)

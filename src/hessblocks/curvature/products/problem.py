@@ -36,6 +36,9 @@ from hessblocks.linalg import Operand, default_limit
 class Problem(Operand):
     """Mean loss over the valid tokens of a set of batches, as a function of the parameters."""
 
+    holds_fingerprint = True
+    """Walks over what a model reads pass it over: each would hold the one before."""
+
     def __init__(
         self,
         model: nn.Module | Callable[..., Any],
