@@ -174,11 +174,16 @@ def test_learning_ends_with_a_signal_though_the_trainer_looks_at_none() -> None:
         threads.append(threading.current_thread())
         released.wait(20)
 
+    # a script started in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     clock = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     clock.start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        corpus._run_interruptibly(learn)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            corpus._run_interruptibly(learn)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 5
     assert threads != [threading.main_thread()]  # which the trainer would hold
     released.set()

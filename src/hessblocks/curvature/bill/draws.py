@@ -1,8 +1,7 @@
 """Sampled gradients times changes: a few numbers for each, and no gradient is kept.
 
-Letters: U pieces of the data, D samples, J changes, M pairs of samples, g
-sampled gradient, Δ change, n tokens
-of a part.
+Letters: U pieces of the data, D samples, J changes, M pairs of samples, g sampled gradient, Δ
+change, n tokens of a part.
 
 Each sample goes through a piece of the data of its own. What differs between pieces then is the
 error over samples and over text in one: a sample of all the text would cost as much, and tell
