@@ -106,7 +106,7 @@ def test_a_function_that_writes_its_parameters_is_refused() -> None:
         (by_name, None, "got function without params"),
         (by_name, {}, "got function without params"),
         (MODEL, NAMED, "got Sequential with params"),
-        ("a name", NAMED, "got str with params"),
+        ("a name", NAMED, "got a name"),
         (by_name, {"w": 3}, "'w': int"),
         (by_name, {0: torch.ones(2)}, "0: torch.float32"),
         (by_name, [torch.ones(2), torch.tensor([1, 2])], "'1': torch.int64"),
