@@ -1,6 +1,7 @@
 """`hessblocks price` on a tiny Llama: its files and page, going on, bad input."""
 
 import csv
+import importlib
 import json
 import re
 import shutil
@@ -196,6 +197,7 @@ def test_what_cannot_be_priced_is_refused_in_a_sentence(
 ) -> None:
     if "WIDER" in more:
         more = ["--merge", str(llama(tmp_path / "wider", width=24))]
+    importlib.import_module("pydantic")  # which cyclopts asks where something has imported it
     data = ["--data", place / "text.txt"]
     outcome = shell("price", place / "model", *data, *FEW, *more, "--out", tmp_path / "out")
     assert outcome.status == 2, outcome.errors

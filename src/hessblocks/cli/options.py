@@ -146,7 +146,9 @@ def _described(record: Any, place: float) -> Any:
             inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            fields[name] = Annotated[kind.type, _parameter(record, name, kind, place)]
+            # words become numbers in the settings: pydantic, where imported, would refuse them first
+            shown = tuple[Any, ...] if kind.several else kind.type
+            fields[name] = Annotated[shown, _parameter(record, name, kind, place)]
 
     def from_options(_: type, **given: Any) -> Any:
         return settings.make(record, given)
