@@ -15,6 +15,7 @@ from hessblocks.blocks.kernels import Context
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
 from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.presets import with_start
 from hessblocks.blocks.weights import Dense, Identity, Reparametrised
 
 WIDTH, TOKENS = 8, 6
@@ -149,6 +150,7 @@ def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
 
 def check_it_trains(block: hb.BlockConfig) -> None:
     torch.manual_seed(0)
+    block = with_start(block, "fixed")  # small, so that no rate is too large
     blocks = nn.ModuleList(Block(block, layer, 2) for layer in range(2))
     optimiser = torch.optim.SGD(blocks.parameters(), lr=0.1)
     x, target = torch.randn(2, TOKENS, WIDTH), torch.randn(2, TOKENS, WIDTH)

@@ -74,8 +74,12 @@ def test_changes_that_need_each_other_are_made_at_once() -> None:
             "key_value_heads: expected a whole number or none, got '1.5'.",
         ),
         ("key_value_heads=true", "key_value_heads: expected a whole number or none"),
-        ("attention.query.std=wide", "attention.query.std: expected a number, got 'wide'."),
-        ("attention.query.std=NaN", "std: expected a number above 0, got nan"),
+        ("attention.query.std=wide", "dense: std: expected fan-in or a number above 0, got 'wide'"),
+        (
+            "attention.query.std=true",
+            "attention.query.std: expected a number or a word, got 'true'",
+        ),
+        ("attention.query.std=NaN", "std: expected fan-in or a number above 0, got nan"),
         (
             "attention.querry.init=zeros",
             "field of attention: 'querry' is unknown; did you mean",

@@ -19,7 +19,13 @@ FILE = Path(__file__).with_name("golden.json")
 STEPS = 200
 LEARNED = ", learned positions"
 """Ends the names of those that have them."""
-NAMES = (*hb.PRESETS, f"pre-ln{LEARNED}", f"sas-p{LEARNED}")
+FIXED = ", start fixed"
+"""Ends the names of those whose weights are drawn with 0.02 at every width."""
+NAMES = tuple(
+    name + start
+    for start in ("", FIXED)
+    for name in (*hb.PRESETS, f"pre-ln{LEARNED}", f"sas-p{LEARNED}")
+)
 KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 150, 199)
 """Steps whose loss is kept."""
 
@@ -27,9 +33,10 @@ KEPT = (0, 1, 2, 5, 10, 20, 50, 100, 150, 199)
 def losses(name: str, steps: int) -> list[float]:
     """Training losses in nats per token, of AdamW on tokens that count up by a few each time."""
     torch.manual_seed(0)
+    start, name = ("fixed" if name.endswith(FIXED) else "scaled"), name.removesuffix(FIXED)
     preset, position = name.removesuffix(LEARNED), "learned" if name.endswith(LEARNED) else None
     sizes = {"depth": 2, "width": 16, "heads": 4, "vocab_size": 23, "context": 16}
-    model = hb.build(preset, position=position, **sizes).double()
+    model = hb.build(preset, position=position, start=start, **sizes).double()
     round_off(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     found = []

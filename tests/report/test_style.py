@@ -12,7 +12,9 @@ from hessblocks.figures.text import number
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.statistics import Average
 
-OWN = {**MARKS, **BESIDE}
+ALIAS = "pre-ln, zero queries"
+"""What the studies call `pre-ln-zero`."""
+OWN = {name: mark for name, mark in {**MARKS, **BESIDE}.items() if name != ALIAS}
 
 
 def luminance(colour: str) -> float:
@@ -24,6 +26,8 @@ def luminance(colour: str) -> float:
 
 def test_every_preset_has_its_own_mark() -> None:
     assert set(PRESETS) == set(MARKS)
+    assert marks([ALIAS, "other"])[ALIAS] == MARKS["pre-ln-zero"]
+    assert marks([ALIAS, *(f"other {n}" for n in range(12))])["other 1"] != MARKS["pre-ln-zero"]
 
 
 @pytest.mark.parametrize("trait", ["colour", "marker", "dashes"])

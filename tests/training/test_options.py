@@ -43,25 +43,36 @@ def by_hand(corpus: Corpus, chosen: RunSettings) -> list[float]:
     torch.manual_seed(chosen.seed)
     model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **asdict(MODEL))
     training, found = chosen.training, []
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    decayed = {name: p for name, p in model.named_parameters() if p.ndim >= 2}
+    inner = [decayed.pop(name) for name in [*decayed] if ".layers." in name]
     free = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
+    by_width = training.base_width / MODEL.width if training.rates == "width" else 1.0
+    matrices = {"params": inner, "weight_decay": 0.1 / by_width, "share": by_width}
+    groups = [
+        {"params": [*decayed.values()], "weight_decay": 0.1, "share": 1.0},
+        {"params": free, "weight_decay": 0.0, "share": 1.0},
+    ]
     if training.optimiser == "sgd":
-        optimiser = torch.optim.SGD(groups, lr=1.0, momentum=training.momentum)
+        optimisers = [torch.optim.SGD([matrices, *groups], lr=1.0, momentum=training.momentum)]
+    elif training.optimiser == "muon":
+        muon = torch.optim.Muon([matrices], lr=1.0, adjust_lr_fn="match_rms_adamw")
+        optimisers = [muon, torch.optim.AdamW(groups, lr=1.0)]
     else:
-        optimiser = torch.optim.AdamW(groups, lr=1.0)
+        optimisers = [torch.optim.AdamW([matrices, *groups], lr=1.0)]
     warmup = round(training.warmup * training.steps)
     for step, tokens in enumerate(batches(corpus, chosen)):
         done = (step - warmup) / (training.steps - warmup)
         falling = (1 + math.cos(math.pi * done)) / 2 if training.schedule == "cosine" else 1 - done
-        for group in optimiser.param_groups:
-            group["lr"] = training.learning_rate * (step / warmup if step < warmup else falling)
+        share = step / warmup if step < warmup else falling
+        for group in (group for one in optimisers for group in one.param_groups):
+            group["lr"] = training.learning_rate * share * group["share"]
         with torch.autocast("cpu", torch.bfloat16, enabled=training.bf16):
             loss = loss_of(model, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+        for one in optimisers:
+            one.step()
+            one.zero_grad()
         found.append(loss.item())
     return found
 
@@ -71,6 +82,12 @@ CASES = {
     "momentum": ({"optimiser": "sgd", "learning_rate": 0.3, "momentum": 0.0}, 1e-5),
     "cosine": ({"schedule": "cosine", "warmup": 0.25, "learning_rate": 1e-2}, 1e-5),
     "bf16": ({"bf16": True, "learning_rate": 1e-2}, 2e-3),
+    "muon": ({"optimiser": "muon", "learning_rate": 3e-2}, 1e-3),  # rounds to bfloat16 inside
+    "width": ({"rates": "width", "base_width": 64, "learning_rate": 3e-3}, 1e-5),
+    "muon by width": (
+        {"optimiser": "muon", "rates": "width", "base_width": 32, "learning_rate": 1e-2},
+        1e-3,
+    ),
     "accumulate": ({"accumulate": 2, "learning_rate": 1e-2}, 1e-5),
 }
 
@@ -96,7 +113,8 @@ def test_bf16_leaves_weights_and_files_in_float32(corpus: Corpus, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "case", ["accumulate", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "bf16"))]
+    "case",
+    ["accumulate", "muon", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "bf16"))],
 )
 def test_a_killed_run_goes_on_with_the_same_digits(
     corpus: Corpus, tmp_path: Path, case: str
@@ -118,6 +136,7 @@ def test_a_killed_run_goes_on_with_the_same_digits(
         ({"optimiser": "adma"}, "--optimiser: 'adma' is unknown; did you mean 'adamw'"),
         ({"schedule": "cosin"}, "--schedule: 'cosin' is unknown; did you mean 'cosine'"),
         ({"momentum": 1.0}, "momentum: expected 0 or more, below 1, got 1.0"),
+        ({"optimiser": "sgd", "rates": "width"}, "--rates: those by the width are for steps"),
         ({"accumulate": 0}, "--accumulate: expected a whole number of at least 1"),
     ],
 )

@@ -22,7 +22,15 @@ from hessblocks.blocks.positions import (
     RotaryPosition,
     SinusoidalPosition,
 )
-from hessblocks.blocks.presets import JOIN, PRESETS, pattern_names, preset, summary
+from hessblocks.blocks.presets import (
+    JOIN,
+    PRESETS,
+    STARTS,
+    pattern_names,
+    preset,
+    summary,
+    with_start,
+)
 from hessblocks.blocks.shaped import centre
 from hessblocks.blocks.weights import (
     Dense,
@@ -36,6 +44,7 @@ __all__ = [
     "JOIN",
     "MLP",
     "PRESETS",
+    "STARTS",
     "Attention",
     "BlockConfig",
     "Branch",
@@ -56,4 +65,5 @@ __all__ = [
     "Weight",
     "pattern_names",
     "preset",
+    "with_start",
 ]

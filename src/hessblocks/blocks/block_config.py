@@ -160,14 +160,19 @@ def _value(given: Any, hint: Any, place: str) -> Any:
     kind = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) else object
     if issubclass(kind, BlockPart):
         return part_of(given, kind, place)
-    if kind not in _WORDS:
+    if not set(wanted) <= set(_WORDS):
         raise ArgumentError(f"{place}: can be given in a part only, not by name.")
     value = _read(given) if isinstance(given, str) and kind is not str else given
-    fits = isinstance(value, int | float if kind is float else kind)
-    if not fits or isinstance(value, bool) != (kind is bool):
-        expected = _WORDS[kind] + (" or none" if optional else "")
+    if not any(_fits(value, one) for one in wanted):
+        expected = " or ".join([*(_WORDS[one] for one in wanted), *(["none"] if optional else [])])
         raise ArgumentError(f"{place}: expected {expected}, got {given!r}.")
     return value
+
+
+def _fits(value: Any, kind: type) -> bool:
+    """Tell whether a value is of a kind; a whole number is a number, true and false are none."""
+    fits = isinstance(value, int | float if kind is float else kind)
+    return fits and isinstance(value, bool) == (kind is bool)
 
 
 def _read(word: str) -> Any:

@@ -1,13 +1,17 @@
 """Fields of a block: the choices that describe it, before they are checked with each other."""
 
+import math
 from dataclasses import dataclass
 
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Norm, RMSNorm
-from hessblocks.blocks.parts import BlockPart, one_of
+from hessblocks.blocks.parts import BlockPart, above_zero, one_of
 from hessblocks.blocks.positions import Position, RotaryPosition
+
+OVER_SQRT, OVER_WIDTH = "over-sqrt-width", "over-width"
+"""Standard deviations of embeddings: 1 / sqrt(width), and 1 / width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,9 @@ class BlockFields(BlockPart):
     """Norm before the head."""
     position: Position = RotaryPosition()
     """Position slot: how a token's place enters the model."""
+    embedding_std: float | str = above_zero(OVER_SQRT, OVER_WIDTH)
+    """Standard deviation of the entries of embeddings at the start: over-sqrt-width is
+    1 / sqrt(width), over-width is 1 / width; of several blocks that of the first counts."""
     attention: Attention = Attention()
     """The attention sub-block."""
     attention_branch: Branch = Branch()
@@ -42,6 +49,13 @@ class BlockFields(BlockPart):
     """The MLP sub-block."""
     mlp_branch: Branch = Branch()
     """Skip and gain of the MLP sub-block; in the parallel layout its skip is 0."""
+
+    @property
+    def resolved_embedding_std(self) -> float:
+        """Standard deviation of the entries of embeddings at the start."""
+        if isinstance(self.embedding_std, str):
+            return 1 / (math.sqrt(self.width) if self.embedding_std == OVER_SQRT else self.width)
+        return self.embedding_std
 
     @property
     def head_width(self) -> int:

@@ -41,9 +41,12 @@ class BlockPart:
                 raise unknown_name(place, str(value), choices)
             if above is None or (value is None and field.metadata["optional"]):
                 continue
-            if not (_is_finite(value) and value > above):
+            words = field.metadata["words"]
+            if not (value in words or (_is_finite(value) and value > above)):
                 expected = "a number above 0" if above == 0 else "a finite number"
-                raise ArgumentError(f"{place}: expected {expected}, got {value!r}")
+                raise ArgumentError(
+                    f"{place}: expected {' or '.join([*words, expected])}, got {value!r}"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the part as JSON values: its kind and its fields."""
@@ -130,13 +133,18 @@ def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
 
 def finite(default: float, *, optional: bool = False) -> Any:
     """Declare a field that must be a finite number, or None where it is optional."""
-    metadata = {"above": -math.inf, "optional": optional}
+    metadata = {"above": -math.inf, "optional": optional, "words": ()}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def above_zero(default: float | None) -> Any:
-    """Declare a field that must be a finite number above zero; a default of None passes too."""
-    return dataclasses.field(default=default, metadata={"above": 0, "optional": default is None})
+def above_zero(default: float | str | None, *others: str) -> Any:
+    """Declare a field that must be a finite number above zero; the words and None given pass too.
+
+    A default that is a word or None is one of them.
+    """
+    words = ((default,) if isinstance(default, str) else ()) + others
+    metadata = {"above": 0, "optional": default is None, "words": words}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def one_of(*choices: str, default: str = "") -> Any:

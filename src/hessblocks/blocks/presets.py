@@ -3,22 +3,29 @@
 Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 2405.19279.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.block_config import BlockConfig
+from hessblocks.blocks.block_fields import OVER_WIDTH
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, RMSNorm
+from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import RotaryPosition
-from hessblocks.blocks.weights import Dense, Identity, Reparametrised
+from hessblocks.blocks.weights import FAN_IN, FIXED, GAIN, Dense, Identity, Reparametrised
 from hessblocks.errors import check_name
 
 
 def _mlp_gain(block: BlockConfig) -> float:
     """Choose β_FF before depth scaling: 0.1 at 18 layers for an MLP of 4 widths, 0.2 for 2."""
     return 1.7 * block.width / block.resolved_mlp_width
+
+
+def _zero_queries(block: BlockConfig) -> BlockConfig:
+    return block.replace(attention=Attention(query=Dense(init="zeros")))
 
 
 def _post_ln(block: BlockConfig) -> BlockConfig:
@@ -33,6 +40,7 @@ def _skipless(block: BlockConfig) -> BlockConfig:
     return block.replace(
         attention=Attention(shaping=Shaping(), query=Dense(init="zeros")),
         attention_branch=Branch(skip=0.0, trainable=True),
+        embedding_std=OVER_WIDTH,
         mlp_branch=Branch(gain=_mlp_gain(block), trainable=True, over_sqrt_depth=True),
     )
 
@@ -84,6 +92,7 @@ def _modern(block: BlockConfig) -> BlockConfig:
 
 _PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {
     "pre-ln": ("skips and norms around both sub-blocks", lambda block: block),
+    "pre-ln-zero": ("pre-ln; zero queries, as the simplified blocks", _zero_queries),
     "post-ln": ("norm after each sum", _post_ln),
     "parallel": ("attention and MLP side by side, one norm and skip", _parallel),
     "skipless": ("no attention skip; shaped attention", _skipless),
@@ -99,13 +108,16 @@ _PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
 JOIN = "+"
 """Between the presets of a pattern."""
+STARTS = ("scaled", "fixed")
+"""How matrices and embeddings are drawn; see `with_start`."""
 
 
-def preset(name: str, **fields: Any) -> BlockConfig:
+def preset(name: str, *, start: str = "scaled", **fields: Any) -> BlockConfig:
     """Build the block of a preset.
 
     Args:
         name: one of `PRESETS`.
+        start: scaled or fixed; see `with_start`.
         **fields: fields of `BlockConfig`. Sizes and position are set before the preset's edits,
             which may depend on them; every field but sizes is set after them.
 
@@ -124,7 +136,40 @@ def preset(name: str, **fields: Any) -> BlockConfig:
     place = {"position": fields["position"]} if "position" in fields else {}
     base = BlockConfig().replace(**sizes, **place)
     _, edit = _PRESETS[name]
-    return edit(base).replace(**fields)
+    return with_start(edit(base).replace(**fields), start)
+
+
+def with_start(block: BlockConfig, start: str) -> BlockConfig:
+    """Choose how a block's matrices and its model's embeddings are drawn.
+
+    Args:
+        block: block to change; it stays as it is.
+        start: scaled, as the block says, or fixed: a standard deviation of 0.02, as in GPT-2,
+            wherever the block has one that goes by a width.
+
+    Returns:
+        The block.
+
+    Raises:
+        ArgumentError: an unknown start.
+
+    >>> with_start(preset("sas"), "fixed").mlp.input.std
+    0.02
+    """
+    check_name("start", start, STARTS)
+    fixed: BlockConfig = _fixed(block) if start == "fixed" else block
+    return fixed
+
+
+def _fixed(part: Any) -> Any:
+    """Draw every part of a part with one standard deviation, where it goes by a width."""
+    inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    changed = {name: _fixed(one) for name, one in inner.items() if isinstance(one, BlockPart)}
+    if isinstance(part, Dense) and part.std == FAN_IN:
+        changed |= {"std": FIXED, "gain": GAIN}
+    if isinstance(part, BlockConfig) and isinstance(part.embedding_std, str):
+        changed["embedding_std"] = FIXED
+    return dataclasses.replace(part, **changed)
 
 
 def pattern_names(name: str) -> list[str]:

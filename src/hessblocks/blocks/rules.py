@@ -10,7 +10,7 @@ from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import RotaryPosition
-from hessblocks.blocks.weights import TIED, Dense, Weight
+from hessblocks.blocks.weights import FIXED, TIED, Dense, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
@@ -79,7 +79,7 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
             "position: rotary positions and query_key='one-matrix' exclude each other; use "
             "position='learned'"
         )
-    if attention.key != Dense():
+    if attention.key not in (Dense(), Dense(std=FIXED)):
         yield (
             "attention: key and query_key='one-matrix' exclude each other: there is no W_K; "
             "leave key alone"

@@ -21,6 +21,12 @@ from hessblocks.errors import ArgumentError
 TIED = "tied-orthogonal"
 """The initial value of a projection that undoes the values: W_P = W_Vᵀ, W_V orthogonal."""
 
+FAN_IN, GAIN = "fan-in", 0.16
+"""The standard deviation gain / sqrt(inputs), and its gain; with 64 inputs it is 0.02."""
+
+FIXED = 0.02
+"""The standard deviation of GPT-2's matrices and embeddings, meant for width 768."""
+
 SQUARE = ("identity", TIED)
 """Initial values with as many outputs as inputs."""
 
@@ -57,10 +63,21 @@ class Dense(Weight, kind="dense"):
 
     init: str = one_of("normal", "zeros", "identity", "orthogonal", TIED)
     """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
-    std: float = above_zero(0.02)
-    """Standard deviation of the entries of a normal initial value."""
+    std: float | str = above_zero(FAN_IN)
+    """Standard deviation of the entries of a normal initial value; fan-in is gain / sqrt(inputs)."""
+    gain: float = above_zero(GAIN)
+    """That of fan-in."""
     bias: bool = False
     """Whether a trainable shift, initially zero, is added."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.std != FAN_IN and self.gain != GAIN:
+            raise ArgumentError(
+                f"dense: gain={self.gain:g} and std={self.std:g} exclude each other: a gain is that "
+                "of std='fan-in'; leave one of them out"
+            )
 
     @property
     def initial(self) -> str:
@@ -188,7 +205,11 @@ class DenseLinear(nn.Linear, Tied):
 
     def reset_parameters(self) -> None:
         """Set the initial value again."""
-        self._initialise(self.weight, self._part.init, self._part.std)
+        part = self._part
+        by_width = part.gain * self.in_features**-0.5
+        self._initialise(
+            self.weight, part.init, by_width if part.std == FAN_IN else float(part.std)
+        )
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

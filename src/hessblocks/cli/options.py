@@ -18,7 +18,7 @@ from hessblocks import settings
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
 
-NAMES = "pre-ln post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
+NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
 """As `hessblocks.blocks.PRESETS`, which needs torch."""
 KNOWN = {

@@ -26,6 +26,7 @@ class Mark:
 MARKS: Mapping[str, Mark] = MappingProxyType(
     {
         "pre-ln": Mark(colour="#000000", marker="o", dashes=()),
+        "pre-ln-zero": Mark(colour="#661100", marker="<", dashes=(3, 2)),
         "parallel": Mark(colour="#0072B2", marker="s", dashes=(7, 3)),
         "sas": Mark(colour="#E69F00", marker="^", dashes=(2, 2)),
         "sas-p": Mark(colour="#009E73", marker="D", dashes=(8, 3, 2, 3)),
@@ -39,7 +40,7 @@ MARKS: Mapping[str, Mark] = MappingProxyType(
 )
 BESIDE: Mapping[str, Mark] = MappingProxyType(
     {
-        "pre-ln, zero queries": Mark(colour="#661100", marker="<", dashes=(3, 2)),
+        "pre-ln, zero queries": MARKS["pre-ln-zero"],
         "gpt2": Mark(colour="#AA4499", marker=">", dashes=(9, 2, 1, 2)),
         "bigram table": Mark(colour="#999933", marker="H", dashes=(14, 4)),
     }
@@ -83,8 +84,9 @@ def marks(names: Iterable[str]) -> dict[str, Mark]:
     """
     names = list(names)
     own = {**MARKS, **BESIDE}
-    marks = list(own.values())
-    free = [mark for name, mark in own.items() if name not in names]
+    marks = list(dict.fromkeys(own.values()))
+    taken = [own[name] for name in names if name in own]
+    free = [mark for mark in marks if mark not in taken]
     free += [
         replace(marks[place - shift], colour=mark.colour)
         for shift in range(1, len(marks))

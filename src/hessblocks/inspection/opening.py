@@ -35,7 +35,7 @@ PYTHON_CODE = "python-code"
 PREFIX = "preset:"
 MASKED = 0.15
 """Share of the tokens that a masked language model predicts."""
-OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "vocab_size")
+OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "start", "vocab_size")
 """Settings that a model which is given or saved has no use for."""
 PLAIN = "-plain"
 """Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
@@ -115,6 +115,7 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
         context=settings.tokens,
         position=settings.position,
         slots=settings.slots,
+        start=settings.start,
     )
     subject = Subject(name=name, model=model.eval())
     if corpus:

@@ -1,6 +1,5 @@
 """Build a model from the name of a preset and sizes."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,8 @@ def build(
     task: str = "causal-lm",
     classes: int = 2,
     tie_word_embeddings: bool = True,
-    embedding_std: float = 0.02,
+    start: str = "scaled",
+    embedding_std: float | str | None = None,
     position: blocks.Position | str | None = None,
     slots: blocks.Slots = (),
     **block_fields: Any,
@@ -48,8 +48,9 @@ def build(
         task: causal-lm, masked-lm or classification; all but the first attend in both directions.
         classes: of a classification; 1 makes it a regression.
         tie_word_embeddings: whether the head is the transposed token embedding.
+        start: how matrices and embeddings are drawn, scaled or fixed; see `blocks.with_start`.
         embedding_std: standard deviation of the entries of token and position embeddings at
-            initialisation.
+            initialisation, as `BlockConfig.embedding_std`; None for that of the first block.
         position: how a token's place enters, as a part or its kind (rotary); None for the block's
             own.
         slots: other fields of each block by path, `{"attention.query.init": "zeros"}`; see
@@ -72,20 +73,21 @@ def build(
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for name, size in sizes.items():
         blocks.check_positive(name, size)
-    if not (math.isfinite(embedding_std) and embedding_std > 0):
-        raise ArgumentError(f"embedding_std: expected a number above 0, got {embedding_std!r}")
     check_name("task", task, TASKS)
     chosen = {}
     if position is not None:
         chosen = {"position": blocks.part_of(position, blocks.Position, "position")}
         block_fields |= chosen
+    if embedding_std is not None:
+        block_fields["embedding_std"] = embedding_std
     given = [block] if isinstance(block, str | blocks.BlockConfig) else block
     if not (isinstance(given, Sequence) and given) or isinstance(given, bytes):
         raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {block!r}")
     several = [blocks.pattern_names(one) if isinstance(one, str) else [one] for one in given]
     given = [part for parts in several for part in parts]
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
-    layers = [blocks.with_slots(_block(one, block_fields), changes) for one in given]
+    made = [blocks.with_start(_block(one, block_fields), start) for one in given]
+    layers = [blocks.with_slots(one, changes) for one in made]
     check_pattern(layers, depth)
     alike = all(one == layers[0] for one in layers)
     pattern = [one.to_dict() for one in (layers[:1] if alike else layers)]
@@ -98,7 +100,7 @@ def build(
         preset=blocks.JOIN.join(named) if len(named) == len(layers) else None,
         block=pattern if pattern[1:] else pattern[0],
         tie_word_embeddings=tie_word_embeddings,
-        embedding_std=embedding_std,
+        embedding_std=layers[0].resolved_embedding_std,
     )
     config.num_labels = classes
     return TASKS[task](config)

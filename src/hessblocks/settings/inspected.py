@@ -6,7 +6,7 @@ from typing import Annotated
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings.field_marks import OneOf, Seed, above_0, at_least
-from hessblocks.settings.run_settings import BlockSizes
+from hessblocks.settings.run_settings import STARTS, BlockSizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,8 @@ class InspectionSettings(BlockSizes):
     Sizes and vocabulary are for presets.
     """
 
+    start: Annotated[str, OneOf(STARTS)] = "scaled"
+    """How a preset's weights are drawn: scaled by the widths, or fixed (0.02 each)."""
     vocab_size: int = 4096
     """Entries of the vocabulary learnt from the data."""
     data: str = "python-code"

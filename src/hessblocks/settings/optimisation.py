@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings import field_marks
 
-OPTIMISERS = ("adamw", "sgd")
-RATES = {"adamw": 1e-3, "sgd": 0.3}
+OPTIMISERS = ("adamw", "sgd", "muon")
+RATES = {"adamw": 1e-3, "sgd": 0.3, "muon": 3e-3}
 """Peak learning rate of each optimiser where none is given."""
-DECAYS = {"adamw": 0.1, "sgd": 0.0}
-"""Weight decay of each, which gains and norms have none of. That of AdamW is decoupled; that of SGD
-is added to the gradient, where 0.1 would outweigh a clipped one."""
+DECAYS = {"adamw": 0.1, "sgd": 0.0, "muon": 0.1}
+"""Weight decay of each, which gains and norms have none of. That of AdamW and Muon is decoupled;
+that of SGD is added to the gradient, where 0.1 would outweigh a clipped one."""
 MOMENTA = {"sgd": 0.9}
 """Momentum of each that has one."""
 SHARE = field_marks.Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
@@ -40,9 +40,13 @@ class TrainingSettings:
     ] = RATES["adamw"]
     """Peak learning rate."""
     optimiser: Annotated[str, field_marks.OneOf(OPTIMISERS)] = "adamw"
-    """adamw, or sgd with momentum."""
+    """adamw, sgd with momentum, or muon for the layers' matrices beside adamw for the rest."""
     momentum: Annotated[float, field_marks.ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
     """Momentum of sgd."""
+    rates: Annotated[str, field_marks.OneOf(("same", "width"))] = "same"
+    """Rate of the layers' matrices: the same as all, or base width / width times that."""
+    base_width: Annotated[int, field_marks.at_least(1)] = 64
+    """Width at which --rates width changes nothing."""
     schedule: Annotated[str, field_marks.OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: Annotated[float, SHARE] = 0.05
@@ -69,13 +73,18 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         """Check ranges."""
         field_marks.check_ranges(self)
+        if self.rates == "width" and self.optimiser == "sgd":
+            raise ArgumentError(
+                "--rates: those by the width are for steps whose size is the rate's, not for sgd; "
+                "leave the option out, or use adamw or muon."
+            )
 
     @classmethod
     def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> TrainingSettings:
         """Make settings with the optimiser's own defaults where None is given.
 
         Args:
-            optimiser: adamw or sgd.
+            optimiser: adamw, sgd or muon.
             **others: further fields; learning_rate, momentum and weight_decay may be None or
                 missing.
 

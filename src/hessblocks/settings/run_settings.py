@@ -6,12 +6,21 @@ from pathlib import Path
 from typing import Annotated
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import OneOf, Repeated, Seed, at_least, check_ranges
+from hessblocks.settings.field_marks import (
+    OneOf,
+    Repeated,
+    Seed,
+    above_0,
+    at_least,
+    check_ranges,
+)
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 
 MATCHES = ("steps", "tokens", "time", "flops")
 """What blocks that are compared can be given as much of."""
+STARTS = ("scaled", "fixed")
+"""How weights can be drawn; as `blocks.STARTS`, which needs torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +61,10 @@ class ModelSettings(BlockSizes):
 
     context: Annotated[int, at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    embedding_std: float = 0.02
-    """Standard deviation of the entries of embeddings at the start."""
+    start: Annotated[str, OneOf(STARTS)] = "scaled"
+    """How weights are drawn: scaled by the widths, or fixed (0.02 each, as in GPT-2)."""
+    embedding_std: Annotated[float | None, above_0("a number")] = None
+    """Standard deviation of the entries of embeddings at the start; that of the block by default."""
 
 
 @dataclass(frozen=True, kw_only=True)

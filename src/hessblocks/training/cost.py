@@ -23,6 +23,7 @@ from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import ModelSettings, RunSettings
+from hessblocks.training.optimisers import averages
 from hessblocks.training.preparation import build_model, model_without_weights
 from hessblocks.training.trainer import make_trainer
 
@@ -134,10 +135,6 @@ def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
     return count
 
 
-AVERAGES = {"adamw": 2, "sgd": 1}
-"""What an optimiser keeps of each parameter."""
-
-
 def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
     """Count the bytes of one update on a cpu; on cuda 0, and counting begins.
 
@@ -164,8 +161,8 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
 
     found = peak_bytes(step, [*model.parameters(), *model.buffers()])
     model.zero_grad(set_to_none=True)
-    kept = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    return found + AVERAGES[settings.training.optimiser] * kept
+    kept = averages(model, settings.training.optimiser)
+    return found + sum(count * p.numel() * p.element_size() for count, p in kept)
 
 
 def allocated_peak(device: str) -> int:

@@ -20,6 +20,7 @@ from hessblocks.settings import RunSettings
 from hessblocks.training import ranks
 from hessblocks.training.divergence import Batch, Divergence, locate
 from hessblocks.training.folder import writing
+from hessblocks.training.optimisers import optimiser_of
 
 
 class GuardedTrainer(Trainer):
@@ -181,6 +182,7 @@ def make_trainer(
         train_dataset=corpus.windows("train", settings.model.context),
         eval_dataset=windows,
     )
+    trainer.optimizer = optimiser_of(trainer, settings.training)
     trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
     model.config.use_cache = True  # the Trainer turns it off, also in the model that is saved
     return trainer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hessblocks.blocks import MLP, BlockConfig, preset
+from hessblocks.blocks import MLP, BlockConfig, preset, with_start
 from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.models import build
 from hessblocks_studies.data import MASK, PADDING, RunSize
@@ -40,12 +40,13 @@ class Pretraining(RunSize):
     """Standard deviation of the entries of the embeddings at initialisation."""
 
     def block(self) -> BlockConfig:
-        """The preset with the gated MLP of the paper's BERT."""
+        """The preset with the gated MLP of the paper's BERT, from the fixed start."""
         found = preset(self.preset, width=self.width, heads=self.heads, mlp_width=self.mlp_width)
         branch = found.mlp_branch
         if branch.trainable:
             branch = branch.replace(gain=MLP_GAIN)
-        return found.replace(mlp=MLP(activation="gelu", gated=True), mlp_branch=branch)
+        found = found.replace(mlp=MLP(activation="gelu", gated=True), mlp_branch=branch)
+        return with_start(found, "fixed")
 
     def model(self, task: str = "masked-lm", classes: int = 2) -> PreTrainedModel:
         """A freshly initialised model; its weights come from `seed` alone."""
