@@ -94,6 +94,10 @@ SLOTS: dict[str, list[Choice]] = {
             Branch(skip=0.0),
             Branch(skip=0.0, trainable_skip=True, gain=0.5, trainable=True),
             Branch(gain=0.0, trainable=True),
+            Branch(norm=RMSNorm()),
+            Branch(skip=0.0, norm=LayerNorm()),
+            Branch(norm=DyT()),
+            Branch(norm=RMSNorm(gain=0.0)),
         )
     ],
     "mlp_branch": [
@@ -102,6 +106,8 @@ SLOTS: dict[str, list[Choice]] = {
             Branch(skip=0.0, gain=0.1),
             Branch(skip=0.0, gain=0.0, trainable=True),
             Branch(over_sqrt_depth=True, trainable=True),
+            Branch(skip=0.0, norm=RMSNorm(gain=None)),
+            Branch(norm=RMSNorm(gain=0.0), gain=0.5),
         )
     ],
     "activation": [

@@ -67,6 +67,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "layer norm": lambda: of_preset("pre-ln", norm=LayerNorm(), final_norm=LayerNorm()),
     "no norm": lambda: of_preset("pre-ln", norm=NoNorm(), final_norm=NoNorm()),
     "branch gain": lambda: of_preset("pre-ln", attention_branch=Branch(gain=0.3, trainable=True)),
+    "branch norm": lambda: of_preset(
+        "pre-ln", norm=NoNorm(), attention_branch=Branch(norm=LayerNorm(), gain=0.3)
+    ),
     "shaped, dense": lambda: of_preset("pre-ln", attention=Attention(shaping=Shaping(alpha=0.5))),
     "learned positions": lambda: of_preset("pre-ln", position="learned"),
     "rotary, shared heads": lambda: of_preset(

@@ -12,7 +12,7 @@ import hessblocks as hb
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import DyT, LayerNorm, RMSNorm
+from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
@@ -55,6 +55,19 @@ CASES = {
         "pre-ln",
         attention_branch=Branch(gain=0.3, trainable=True),
         mlp_branch=Branch(gain=0.4, trainable=True, trainable_skip=True),
+        **UNTIED,
+    ),
+    "norms of branches": lambda: of_preset(
+        "pre-ln",
+        attention_branch=Branch(norm=RMSNorm()),
+        mlp_branch=Branch(norm=LayerNorm(), gain=0.3, trainable=True),
+        **UNTIED,
+    ),
+    "parallel, norms of branches": lambda: of_preset(
+        "parallel",
+        norm=NoNorm(),
+        attention_branch=Branch(norm=DyT()),
+        mlp_branch=Branch(skip=0.0, norm=RMSNorm()),
         **UNTIED,
     ),
     "reparametrised": lambda: of_preset(

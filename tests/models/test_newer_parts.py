@@ -42,6 +42,10 @@ TYPED: dict[str, list[str]] = {
     "gate a head": ["attention.gate=dense", "attention.gate_per=head"],
     "window": ["attention.window=2"],
     "window, shaped": ["attention.window=2", "attention.shaping=shaping"],
+    "branch norms": [
+        *("attention_branch.norm=rms", "mlp_branch.norm=layer"),
+        *("mlp_branch.gain=0.5", "mlp_branch.trainable=true"),
+    ],
     "gate, shaped": ["attention.gate=reparametrised", "attention.shaping=shaping"],
 }
 """Slots of each part, as they are typed."""

@@ -19,6 +19,8 @@ FAULTS = (
           "test_the_mlp_gain_follows_depth_and_width", within="initial_gain"),
     fault("linear attention sees the future", "$scores.masked_fill(~$permitted, 0.0) => $scores",
           "test_every_slot_builds_trains_and_is_causal", within="linear_kernel"),
+    fault("the norm of a branch is over the sum", "_times(self.gain, self.norm($b)) => $b",
+          "test_norms_after_a_branch_alone_are_those_of_olmo_2", within="ResidualSum.forward"),
     fault("ReLU² is not squared", "F.relu($x).square() => F.relu($x)",
           "test_relu_squared_is_that_of_transformers"),
     fault("rotary positions mirror instead of turning", "-second => second",

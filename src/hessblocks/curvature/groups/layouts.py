@@ -115,7 +115,7 @@ _HESSBLOCKS = {
     "gains": r"attention\.gains|(attention|mlp)_branch",
     "mlp.in": r"mlp\.(input|gate)",
     "mlp.out": r"mlp\.output",
-    "norm": r"(attention|mlp)_norm|attention\.(query|key)_norm",
+    "norm": r"(attention|mlp)_(norm|branch\.norm)|attention\.(query|key)_norm",
     "embedding.token": "token_embedding",
     "embedding.position": "position_embedding",
     "final.norm": "final_norm",
