@@ -88,6 +88,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "window, shaped": lambda: of_preset(
         "pre-ln", attention=Attention(window=2, shaping=Shaping(alpha=0.5))
     ),
+    "alibi": lambda: of_preset("pre-ln", position="alibi", width=8, key_value_heads=1),
+    "alibi, shaped": lambda: of_preset(
+        "pre-ln", position="alibi", attention=Attention(shaping=Shaping(alpha=0.5), window=3)
+    ),
+    "alibi, bidirectional": lambda: of_preset("sas", task="masked-lm", position="alibi"),
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }

@@ -6,7 +6,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Norm, RMSNorm
-from hessblocks.blocks.parts import BlockPart, one_of
+from hessblocks.blocks.parts import BlockPart, above_zero, one_of
 from hessblocks.blocks.positions import Position, RotaryPosition
 
 
@@ -32,6 +32,8 @@ class BlockFields(BlockPart):
     """Norm of the first layer's attention input, where it differs."""
     final_norm: Norm = RMSNorm()
     """Norm before the head."""
+    logit_softcap: float | None = above_zero(None)
+    """c of the logits c tanh(logit / c) of a vocabulary (Gemma 2); None: as they are."""
     position: Position = RotaryPosition()
     """Position slot: how a token's place enters the model."""
     attention: Attention = Attention()

@@ -1,4 +1,4 @@
-"""Trainable scalars: the gains of shaped attention and of a residual branch."""
+"""Trainable scalars: gains of shaped attention and of a residual branch, scores of sinks."""
 
 from __future__ import annotations
 
@@ -70,6 +70,35 @@ class ShapedGains(nn.Module):
         """Shape α, β, γ as (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
         alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
         return alpha, beta, gamma
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink(BlockPart, kind="sink"):
+    """Attention sink: a trained score a head, of a further key whose value is zero.
+
+    So a token may attend to nothing. Source: GPT-OSS (OpenAI, 2025); Xiao et al. (2023).
+    """
+
+    score: float = finite(0.0)
+    """Initial score of the sink, which no softcap and no temperature changes."""
+
+    def build(self, heads: int) -> SinkScores:
+        """Build a module holding a score a head."""
+        return SinkScores(self, heads)
+
+
+class SinkScores(nn.Module):
+    """Scores of attention sinks, (heads,)."""
+
+    def __init__(self, part: Sink, heads: int) -> None:
+        super().__init__()
+        self._part = part
+        self.scores = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the configured score."""
+        nn.init.constant_(self.scores, self._part.score)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
 from hessblocks.blocks.weights import TIED, Dense, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
@@ -116,6 +116,14 @@ def _rotary(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _alibi(block: BlockFields) -> Iterator[str]:
+    if isinstance(block.position, ALiBiPosition) and block.attention.scores == "linear":
+        yield (
+            "position: alibi and scores='linear' exclude each other: it lowers scores under a "
+            "softmax; use another position"
+        )
+
+
 def _zero_scores(block: BlockFields) -> Iterator[str]:
     """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
@@ -162,6 +170,12 @@ def _linear(block: BlockFields) -> Iterator[str]:
     attention = block.attention
     if attention.scores != "linear":
         return
+    for name in ("softcap", "sink"):
+        if getattr(attention, name) is not None:
+            yield (
+                f"attention: scores='linear' and {name} exclude each other: it is of the scores "
+                f"under a softmax; leave {name} out"
+            )
     if attention.shaping is not None and attention.shaping.centred:
         yield (
             "attention: scores='linear' and a centre exclude each other: linear attention is 0 at "
@@ -295,6 +309,7 @@ RULES: tuple[Rule, ...] = (
     _one_matrix,
     _gate,
     _rotary,
+    _alibi,
     _zero_scores,
     _zero_norms,
     _zero_pairs,
