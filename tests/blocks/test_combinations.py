@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 import hessblocks as hb
 from hessblocks.blocks.block import Block
-from hessblocks.blocks.gains import Branch, Shaping
+from hessblocks.blocks.gains import Branch, Shaping, Sink
 from hessblocks.blocks.kernels import Context
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, RMSNorm
-from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.norms import Derf, DyT, LayerNorm, NoNorm, RMSNorm
+from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
 from hessblocks.blocks.presets import with_start
 from hessblocks.blocks.weights import Dense, Identity, Reparametrised
+from hessblocks.models.attention_functions import with_bias
 
 WIDTH, TOKENS = 8, 6
 BASES: dict[str, dict[str, Any]] = {
@@ -29,16 +30,19 @@ Choice = tuple[str, dict[str, Any]]
 
 SLOTS: dict[str, list[Choice]] = {
     "norm": [
-        ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=None))
+        ("norm", {"norm": norm})
+        for norm in (LayerNorm(), DyT(), Derf(), NoNorm(), RMSNorm(gain=None))
     ],
     "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
-    "position": [("position", {"position": RotaryPosition()})],
+    "position": [("position", {"position": p}) for p in (RotaryPosition(), ALiBiPosition())],
     "key_value_heads": [("key_value_heads|grouped", {"key_value_heads": 1})],
     "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
     "scores": [("scores", {"attention.scores": "linear"})],
     "query_key": [("query_key='one-matrix'", {"attention.query_key": "one-matrix"})],
     "window": [("window", {"attention.window": 2})],
     "temperature": [("temperature", {"attention.temperature": 2.0})],
+    "softcap": [("softcap", {"attention.softcap": 1.5})],
+    "sink": [("sink", {"attention.sink": Sink(score=0.5)})],
     "shaping": [
         ("shaping|centre", {"attention.shaping": shaping})
         for shaping in (
@@ -95,6 +99,10 @@ SLOTS: dict[str, list[Choice]] = {
             Branch(skip=0.0),
             Branch(skip=0.0, trainable_skip=True, gain=0.5, trainable=True),
             Branch(gain=0.0, trainable=True),
+            Branch(norm=RMSNorm()),
+            Branch(skip=0.0, norm=LayerNorm()),
+            Branch(norm=DyT()),
+            Branch(norm=RMSNorm(gain=0.0)),
         )
     ],
     "mlp_branch": [
@@ -103,6 +111,8 @@ SLOTS: dict[str, list[Choice]] = {
             Branch(skip=0.0, gain=0.1),
             Branch(skip=0.0, gain=0.0, trainable=True),
             Branch(over_sqrt_depth=True, trainable=True),
+            Branch(skip=0.0, norm=RMSNorm(gain=None)),
+            Branch(norm=RMSNorm(gain=0.0), gain=0.5),
         )
     ],
     "activation": [
@@ -139,9 +149,13 @@ def refusal(*choices: dict[str, Any]) -> str | None:
 
 def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1])[None]
+    bias = block.position.bias(places, places, block.heads, x.dtype)
+    near = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)
     context = Context(
         rotation=block.position.rotation(places, block.head_width, x.dtype),
-        windows={2: torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)},
+        mask=with_bias(None, bias, causal=True),
+        windows={2: with_bias(near, bias, causal=True)},
+        aligned=bias is None,
     )
     for layer in blocks:
         x = layer(x, context)

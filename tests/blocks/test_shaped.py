@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hessblocks as hb
 from hessblocks.blocks.attention import Attention, SelfAttention
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context
@@ -51,6 +52,19 @@ def real(x: Tensor, allowed: Tensor | None) -> Tensor:
 
 def attention(**parts: object) -> SelfAttention:
     return Attention(**parts).build(WIDTH, HEADS, HEADS, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "slots", [["attention.sink=sink", "attention.sink.score=0.7"], ["position=alibi"]], ids=str
+)
+def test_zero_queries_are_the_identity_whatever_is_added_to_the_scores(slots: list[str]) -> None:
+    model = hb.build("sas", depth=2, width=WIDTH, heads=HEADS, vocab_size=9, slots=slots)
+    attention, seen = model.model.layers[1].attention, {}
+    attention.register_forward_hook(
+        lambda module, inputs, output: seen.update(x=inputs[0], y=output)
+    )
+    model(torch.randint(9, (2, TOKENS)))
+    torch.testing.assert_close(seen["y"], seen["x"], rtol=0, atol=1e-5)
 
 
 @masks

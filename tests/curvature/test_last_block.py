@@ -67,6 +67,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "layer norm": lambda: of_preset("pre-ln", norm=LayerNorm(), final_norm=LayerNorm()),
     "no norm": lambda: of_preset("pre-ln", norm=NoNorm(), final_norm=NoNorm()),
     "branch gain": lambda: of_preset("pre-ln", attention_branch=Branch(gain=0.3, trainable=True)),
+    "branch norm": lambda: of_preset(
+        "pre-ln", norm=NoNorm(), attention_branch=Branch(norm=LayerNorm(), gain=0.3)
+    ),
     "shaped, dense": lambda: of_preset("pre-ln", attention=Attention(shaping=Shaping(alpha=0.5))),
     "learned positions": lambda: of_preset("pre-ln", position="learned"),
     "rotary, shared heads": lambda: of_preset(
@@ -85,6 +88,11 @@ CASES: dict[str, Callable[[], Case]] = {
     "window, shaped": lambda: of_preset(
         "pre-ln", attention=Attention(window=2, shaping=Shaping(alpha=0.5))
     ),
+    "alibi": lambda: of_preset("pre-ln", position="alibi", width=8, key_value_heads=1),
+    "alibi, shaped": lambda: of_preset(
+        "pre-ln", position="alibi", attention=Attention(shaping=Shaping(alpha=0.5), window=3)
+    ),
+    "alibi, bidirectional": lambda: of_preset("sas", task="masked-lm", position="alibi"),
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }

@@ -12,7 +12,7 @@ import hessblocks as hb
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Branch
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import DyT, LayerNorm, RMSNorm
+from hessblocks.blocks.norms import Derf, DyT, LayerNorm, NoNorm, RMSNorm
 from hessblocks.blocks.weights import Dense as DenseWeight
 from hessblocks.blocks.weights import Reparametrised
 from hessblocks.conventions import PARTS
@@ -57,6 +57,19 @@ CASES = {
         mlp_branch=Branch(gain=0.4, trainable=True, trainable_skip=True),
         **UNTIED,
     ),
+    "norms of branches": lambda: of_preset(
+        "pre-ln",
+        attention_branch=Branch(norm=RMSNorm()),
+        mlp_branch=Branch(norm=LayerNorm(), gain=0.3, trainable=True),
+        **UNTIED,
+    ),
+    "parallel, norms of branches": lambda: of_preset(
+        "parallel",
+        norm=NoNorm(),
+        attention_branch=Branch(norm=DyT()),
+        mlp_branch=Branch(skip=0.0, norm=RMSNorm()),
+        **UNTIED,
+    ),
     "reparametrised": lambda: of_preset(
         "pre-ln",
         mlp=MLP(
@@ -73,6 +86,10 @@ CASES = {
         **UNTIED,
     ),
     "tanh for norms": lambda: of_preset("pre-ln", norm=DyT(), **UNTIED),
+    "error function for norms": lambda: of_preset(
+        "pre-ln", norm=Derf(), final_norm=Derf(), attention_branch=Branch(norm=Derf()), **UNTIED
+    ),
+    "alibi, sas": lambda: of_preset("sas", position="alibi", **UNTIED),
     "few classes": lambda: of_preset("pre-ln", width=8, **UNTIED),
 }
 cases = pytest.mark.parametrize("name", CASES)
@@ -148,8 +165,8 @@ def test_every_parameter_from_the_last_attention_on_has_a_block(name: str) -> No
     expected = sum(
         p.numel() for p in case.model.parameters() if p.requires_grad and id(p) not in known
     )
-    if name == "tanh for norms":  # the scale inside the tanh of the norm in front of the attention
-        expected -= 1
+    # scale and shift inside the tanh or erf of the norm in front of the attention
+    expected -= {"tanh for norms": 1, "error function for norms": 2}.get(name, 0)
     sizes = {group: found.block(group, group).shape[0] for group in found.groups}
     if found.tied:
         sizes.pop("unembedding")

@@ -42,6 +42,17 @@ TYPED: dict[str, list[str]] = {
     "gate a head": ["attention.gate=dense", "attention.gate_per=head"],
     "window": ["attention.window=2"],
     "window, shaped": ["attention.window=2", "attention.shaping=shaping"],
+    "branch norms": [
+        *("attention_branch.norm=rms", "mlp_branch.norm=layer"),
+        *("mlp_branch.gain=0.5", "mlp_branch.trainable=true"),
+    ],
+    "softcaps": ["attention.softcap=1.5", "logit_softcap=2"],
+    "softcap, shaped": ["attention.softcap=1.5", "attention.shaping=shaping"],
+    "alibi": ["position=alibi"],
+    "alibi, shaped": ["position=alibi", "attention.shaping=shaping", "attention.window=3"],
+    "derf": ["norm=derf", "attention_branch.norm=derf"],
+    "sink": ["attention.sink=sink", "attention.sink.score=0.5", "attention.window=3"],
+    "sink, shaped": ["attention.sink=sink", "attention.shaping=shaping"],
     "gate, shaped": ["attention.gate=reparametrised", "attention.shaping=shaping"],
 }
 """Slots of each part, as they are typed."""
@@ -154,12 +165,21 @@ def test_a_gate_multiplies_what_each_head_returns(per: str, shaping: Shaping | N
     assert torch.allclose(made(x, Context()), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gate", "gate a head"])
-def test_closed_forms_refuse_a_gate_by_name(name: str) -> None:
-    case, _ = solved(name)
+@pytest.mark.parametrize(
+    ("slots", "words"),
+    [
+        (TYPED["gate"], "covers attention without a gate on what its"),
+        (TYPED["gate a head"], "covers attention without a gate on what its"),
+        (["attention.softcap=1.5"], "covers attention without a softcap of its scores"),
+        (["attention.sink=sink"], "and without a sink"),
+        (["logit_softcap=1e9"], "covers logits without a softcap"),
+    ],
+)
+def test_closed_forms_refuse_what_they_do_not_cover_by_name(slots: list[str], words: str) -> None:
+    model = perturbed("pre-ln", slots=slots, depth=1, width=8, heads=2)
     for exact in (hb.exact_attention_curvature, hb.exact_last_block):
-        with pytest.raises(hb.ArgumentError, match="covers attention without a gate on what its"):
-            exact(case.model, case.batches[0])
+        with pytest.raises(hb.ArgumentError, match=words):
+            exact(model, ids(1, 5))
 
 
 @pytest.mark.parametrize("name", ["gate", "gate a head", "gate, shaped"])
@@ -194,6 +214,8 @@ def test_what_excludes_each_other_is_refused() -> None:
             ["attention.gate=identity", "attention.gate_per=head"],
             "gate with initial value 'identity' and gate_per='head' exclude each other",
         ),
+        (["attention.softcap=0"], "softcap: expected a number above 0, got 0"),
+        (["attention.scores=linear", "attention.sink=sink"], "scores='linear' and sink exclude"),
         (["norm=layer", "norm.gain=none"], r"norm\.gain: expected a number, got 'none'"),
     ):
         with pytest.raises(hb.ArgumentError, match=message):

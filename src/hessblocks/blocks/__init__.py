@@ -10,12 +10,19 @@ from hessblocks.blocks.block_config import (
     slot_pairs,
     with_slots,
 )
-from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping
-from hessblocks.blocks.kernels import Context, Kernel, fused_kernel
+from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping, Sink
+from hessblocks.blocks.kernels import (
+    Context,
+    Kernel,
+    causal_mask,
+    fused_kernel,
+    matrix_kernel,
+)
 from hessblocks.blocks.mlp import MLP
-from hessblocks.blocks.norms import DyT, LayerNorm, NoNorm, Norm, RMSNorm
+from hessblocks.blocks.norms import Derf, DyT, LayerNorm, NoNorm, Norm, RMSNorm
 from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import (
+    ALiBiPosition,
     LearnedPosition,
     NoPosition,
     Position,
@@ -45,10 +52,12 @@ __all__ = [
     "MLP",
     "PRESETS",
     "STARTS",
+    "ALiBiPosition",
     "Attention",
     "BlockConfig",
     "Branch",
     "Dense",
+    "Derf",
     "DyT",
     "Identity",
     "LayerNorm",
@@ -61,6 +70,7 @@ __all__ = [
     "Reparametrised",
     "RotaryPosition",
     "Shaping",
+    "Sink",
     "SinusoidalPosition",
     "Weight",
     "pattern_names",

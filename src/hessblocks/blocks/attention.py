@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.gains import Shaping
+from hessblocks.blocks.gains import Shaping, Sink
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import BlockPart, above_zero, one_of
@@ -45,6 +46,10 @@ class Attention(BlockPart, kind="attention"):
     None: all before it."""
     temperature: float = above_zero(1.0)
     """Divides the scores."""
+    softcap: float | None = above_zero(None)
+    """c of the scores c tanh(score / c) (Gemma 2); None: as they are."""
+    sink: Sink | None = None
+    """A further key of each head, with a trained score and no value (GPT-OSS)."""
     query: Weight = Dense()
     """W_Q, or W_QK where there is one matrix."""
     key: Weight = Dense()
@@ -99,6 +104,8 @@ class SelfAttention(nn.Module):
         self.query_norm = part.resolved_query_norm.build(query_width)
         self.key_norm = part.query_key_norm.build(query_width)
         self.gains = part.shaping.build(heads) if part.shaping is not None else None
+        self.softcap = part.softcap
+        self.sink = part.sink.build(heads) if part.sink is not None else None
         gates = heads * (self.head_width if part.gate_per == "entry" else 1)
         self.gate = part.gate.build(width, gates) if part.gate is not None else None
         if isinstance(self.projection, Tied) and getattr(part.projection, "init", None) == TIED:
@@ -167,11 +174,15 @@ class SelfAttention(nn.Module):
         # behind a cache one query attends to all keys
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
-        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)
+        more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
+        if self.sink is not None:
+            more["sinks"] = self.sink.scores
+        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal, **more)
 
     def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """Compute C V: a running mean, or attention at zero scores where the mask is not plain."""
-        if context.aligned and self.window is None and value.shape[2] == query.shape[2]:
+        """Compute C V: a running mean, or attention at zero scores where A is not uniform then."""
+        plain = context.aligned and self.window is None and self.sink is None
+        if plain and value.shape[2] == query.shape[2]:
             return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
         return self._attend(torch.zeros_like(query), key, value, context)
 

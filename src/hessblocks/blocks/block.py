@@ -32,8 +32,8 @@ class Block(nn.Module):
             width, config.heads, config.resolved_key_value_heads, layer
         )
         self.mlp = config.mlp.build(width, config.resolved_mlp_width)
-        self.attention_branch = config.attention_branch.build(depth)
-        self.mlp_branch = config.mlp_branch.build(depth)
+        self.attention_branch = config.attention_branch.build(width, depth)
+        self.mlp_branch = config.mlp_branch.build(width, depth)
 
     def forward(
         self,

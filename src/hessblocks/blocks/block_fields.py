@@ -36,6 +36,8 @@ class BlockFields(BlockPart):
     """Norm of the first layer's attention input, where it differs."""
     final_norm: Norm = RMSNorm()
     """Norm before the head."""
+    logit_softcap: float | None = above_zero(None)
+    """c of the logits c tanh(logit / c) of a vocabulary (Gemma 2); None: as they are."""
     position: Position = RotaryPosition()
     """Position slot: how a token's place enters the model."""
     embedding_std: float | str = above_zero(OVER_SQRT, OVER_WIDTH)

@@ -1,4 +1,4 @@
-"""Trainable scalars: the gains of shaped attention and of a residual branch."""
+"""Trainable scalars: gains of shaped attention and of a residual branch, scores of sinks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import BlockPart, finite
 from hessblocks.errors import ArgumentError
 
@@ -72,8 +73,41 @@ class ShapedGains(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sink(BlockPart, kind="sink"):
+    """Attention sink: a trained score a head, of a further key whose value is zero.
+
+    So a token may attend to nothing. Source: GPT-OSS (OpenAI, 2025); Xiao et al. (2023).
+    """
+
+    score: float = finite(0.0)
+    """Initial score of the sink, which no softcap and no temperature changes."""
+
+    def build(self, heads: int) -> SinkScores:
+        """Build a module holding a score a head."""
+        return SinkScores(self, heads)
+
+
+class SinkScores(nn.Module):
+    """Scores of attention sinks, (heads,)."""
+
+    def __init__(self, part: Sink, heads: int) -> None:
+        super().__init__()
+        self._part = part
+        self.scores = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the configured score."""
+        nn.init.constant_(self.scores, self._part.score)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Branch(BlockPart, kind="branch"):
-    """Residual branch: the sum skip · x + gain · f(x)."""
+    """Residual branch: the sum skip · x + gain · norm(f(x)), norm the identity by default.
+
+    Source of the norm: Gemma 2 (Gemma Team, 2024), OLMo 2 (OLMo Team, 2024, section 3.3), Peri-LN
+    (Kim et al., 2025, arXiv 2502.02732).
+    """
 
     skip: float = finite(1.0)
     """Gain of the skip (the papers' α); a fixed 0 removes it."""
@@ -85,6 +119,8 @@ class Branch(BlockPart, kind="branch"):
     """Whether the branch gain is trained."""
     over_sqrt_depth: bool = False
     """Whether the branch gain is divided by the square root of the number of layers."""
+    norm: Norm = NoNorm()
+    """Norm of what the sub-block returns."""
 
     def __post_init__(self) -> None:
         """Check the gains."""
@@ -104,32 +140,33 @@ class Branch(BlockPart, kind="branch"):
         """Compute the branch gain at initialisation in a model of `depth` layers."""
         return self.gain / math.sqrt(depth) if self.over_sqrt_depth else self.gain
 
-    def build(self, depth: int) -> ResidualSum:
+    def build(self, width: int, depth: int) -> ResidualSum:
         """Build a module that adds skip and branch."""
-        return ResidualSum(self, depth)
+        return ResidualSum(self, width, depth)
 
 
 class ResidualSum(nn.Module):
-    """Residual sum skip · x + gain · branch; a fixed skip of 0 and gains of 1 cost nothing."""
+    """Residual sum skip · x + gain · norm(branch); a fixed skip of 0 and gains of 1 cost nothing."""
 
-    def __init__(self, part: Branch, depth: int) -> None:
+    def __init__(self, part: Branch, width: int, depth: int) -> None:
         super().__init__()
         self._initial = {"skip": part.skip, "gain": part.initial_gain(depth)}
         self.skip = scalar(self._initial["skip"], part.trainable_skip)
         self.gain = scalar(self._initial["gain"], part.trainable)
+        self.norm = part.norm.build(width)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the configured gains."""
         # a fixed gain is a plain number, no parameter
-        for name, parameter in self.named_parameters():
+        for name, parameter in self.named_parameters(recurse=False):
             nn.init.constant_(parameter, self._initial[name])
 
     def forward(
         self, branch: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"] | None = None
     ) -> Float[Tensor, "*shape"]:
         """Add the scaled branch to the scaled skip; `x` may be left out where there is no skip."""
-        scaled = _times(self.gain, branch)
+        scaled = _times(self.gain, self.norm(branch))
         if x is None or (isinstance(self.skip, float) and self.skip == 0.0):
             return scaled
         return scaled + _times(self.skip, x)

@@ -18,7 +18,8 @@ from hessblocks.errors import ArgumentError
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
 """Attention kernel: computes A V, by whatever way, from the arguments of `fused_kernel`.
 
-Without a mask and with `causal`, query number i attends to keys 0 to i.
+Without a mask and with `causal`, query number i attends to keys 0 to i. Where attention has them, it
+also takes `softcap` and `sinks`, as `matrix_kernel` does.
 """
 
 
@@ -31,8 +32,17 @@ def fused_kernel(
     *,
     scale: float,
     causal: bool,
+    **more: Any,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`."""
+    """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
+
+    That knows neither softcaps nor sinks: with one of them it is `matrix_kernel`.
+
+    Returns:
+        A V of each head.
+    """
+    if more:
+        return matrix_kernel(module, query, key, value, mask, scale=scale, causal=causal, **more)
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -42,6 +52,59 @@ def fused_kernel(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
+
+
+def matrix_kernel(
+    module: nn.Module,
+    query: Float[Tensor, "B H T K"],
+    key: Float[Tensor, "B G S K"],
+    value: Float[Tensor, "B G S V"],
+    mask: Shaped[Tensor, "... #T S"] | None,
+    *,
+    scale: float,
+    causal: bool,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+) -> Float[Tensor, "B H T V"]:
+    """Compute softmax attention that builds A; every derivative of it exists.
+
+    Args:
+        module: unused.
+        query: of the new tokens.
+        key: of all tokens.
+        value: of all tokens.
+        mask: booleans (True: may attend), or numbers added to the scores.
+        scale: of the scores.
+        causal: whether, without a mask, query number i attends to keys 0 to i.
+        softcap: c; the scores are c tanh(score / c), before the mask.
+        sinks: score of a further key of each head whose value is zero.
+
+    Returns:
+        A V of each head.
+
+    Source: softcaps: Gemma 2 (Gemma Team, 2024, section 2); sinks: GPT-OSS (OpenAI, 2025).
+    """
+    scores = _scores(query, key, scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is None and causal:
+        mask = causal_mask(query, key)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask
+    if sinks is not None:
+        beside = sinks[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, beside], dim=-1)
+    attention = scores.softmax(dim=-1)[..., : key.shape[2]]
+    return attention @ value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+
+
+def causal_mask(
+    query: Float[Tensor, "B H T K"], key: Float[Tensor, "B G S K"]
+) -> Bool[Tensor, "1 1 T S"]:
+    """Build the mask by which query number i attends to keys 0 to i."""
+    return query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool).tril()
 
 
 def linear_kernel(
@@ -62,16 +125,20 @@ def linear_kernel(
     Raises:
         ArgumentError: the mask is in a form of a kernel for softmax attention.
     """
-    groups = query.shape[1] // key.shape[1]
-    scores = scale * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
-    permitted = _permitted(scores, mask, causal)
+    scores = _scores(query, key, scale)
+    permitted = causal_mask(query, key) if mask is None and causal else _permitted(mask)
     scores = scores if permitted is None else scores.masked_fill(~permitted, 0.0)
-    return scores @ value.repeat_interleave(groups, dim=1)
+    return scores @ value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
+def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    return scale * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
+
+
+def _permitted(mask: object) -> Tensor | None:
     if mask is None:
-        return torch.ones_like(scores, dtype=torch.bool).tril() if causal else None
+        return None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
         raise ArgumentError(
             "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or "
@@ -94,9 +161,11 @@ class Context:
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None means no padding."""
     aligned: bool = True
-    """Whether `causal` and `allowed` say all that the mask does; False for the user's own mask."""
+    """Whether `causal` and `allowed` say all that the mask does; False for a bias or own mask."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
+    bias: Float[Tensor, "#B H T keys"] | None = None
+    """What positions add to the scores; the masks hold it already."""
     kernel: Kernel = fused_kernel
     """Computes A V of softmax attention."""
 

@@ -1,4 +1,4 @@
-"""Norm slot: LayerNorm, RMSNorm, DyT or none."""
+"""Norm slot: LayerNorm, RMSNorm, DyT, Derf or none."""
 
 import abc
 from dataclasses import dataclass
@@ -68,6 +68,21 @@ class DyT(Norm, kind="dyt"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Derf(Norm, kind="derf"):
+    """Dynamic error function: gain · erf(scale · x + shift) + bias, all trainable.
+
+    Source: Chen et al. (2025), arXiv 2512.10938.
+    """
+
+    scale: float = finite(0.5)
+    """Initial value of the trainable scale inside the error function; its shift starts at 0."""
+
+    def build(self, width: int) -> nn.Module:
+        """Build a `DynamicErf` module."""
+        return DynamicErf(width, self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoNorm(Norm, kind="no-norm"):
     """No norm: the identity."""
 
@@ -122,3 +137,21 @@ class DynamicTanh(nn.Module):
     def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
         """Apply to (..., width)."""
         return torch.tanh(self.scale * x) * self.weight + self.bias
+
+
+class DynamicErf(DynamicTanh):
+    """Dynamic error function (Derf) in the place of a norm; see `Derf`."""
+
+    def __init__(self, width: int, scale: float) -> None:
+        super().__init__(width, scale)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def reset_parameters(self) -> None:
+        """Set the configured scale, gain 1 and shifts 0."""
+        super().reset_parameters()
+        if hasattr(self, "shift"):  # not yet where the base class calls
+            nn.init.zeros_(self.shift)
+
+    def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:
+        """Apply to (..., width)."""
+        return torch.erf(self.scale * x + self.shift) * self.weight + self.bias

@@ -1,6 +1,6 @@
-"""Position slot: learned or sinusoidal vectors added to the embeddings, RoPE, or none.
+"""Position slot: learned or sinusoidal vectors added to the embeddings, RoPE, ALiBi, or none.
 
-Letters: B sequences, H heads, T tokens, K head width, D width.
+Letters: B sequences, H heads, T tokens, S keys, K head width, D width.
 """
 
 import abc
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessblocks.blocks.parts import BlockPart, above_zero, finite
 
-Places = Int[Tensor, "B T"]
+Places = Int[Tensor, "#B T"]
 Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 
 
@@ -26,6 +26,12 @@ class Position(BlockPart, abc.ABC):
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
         """Compute cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
+        return None
+
+    def bias(
+        self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
+    ) -> Float[Tensor, "#B H T S"] | None:
+        """Compute what is added to the scores, from the positions of queries and keys, or None."""
         return None
 
 
@@ -62,6 +68,25 @@ class RotaryPosition(Position, kind="rotary-position"):
         angles = _angles(positions, head_width, self.base)
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos().to(dtype), both.sin().to(dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALiBiPosition(Position, kind="alibi-position"):
+    """Attention with linear biases (ALiBi): the score of tokens i and j is lowered by m |i − j|.
+
+    The slope m of head h of H is 2^(−8h/H), h from 1. Where H is no power of two, the heads behind
+    the last power P have every other slope of 2P heads. Source: Press et al. (2022), section 3.
+    """
+
+    def bias(
+        self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
+    ) -> Float[Tensor, "#B H T S"] | None:
+        """Compute −m |i − j|."""
+        most = 1 << (heads.bit_length() - 1)
+        slopes = [2 ** (-8 * (h + 1) / most) for h in range(most)]
+        slopes += [2 ** (-4 * (2 * h + 1) / most) for h in range(heads - most)]
+        distances = (queries[:, :, None] - keys[:, None, :]).abs()[:, None].to(dtype)
+        return -distances.new_tensor(slopes)[:, None, None] * distances
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
-from hessblocks.blocks.positions import RotaryPosition
+from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
 from hessblocks.blocks.weights import FIXED, TIED, Dense, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
@@ -116,6 +116,14 @@ def _rotary(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _alibi(block: BlockFields) -> Iterator[str]:
+    if isinstance(block.position, ALiBiPosition) and block.attention.scores == "linear":
+        yield (
+            "position: alibi and scores='linear' exclude each other: it lowers scores under a "
+            "softmax; use another position"
+        )
+
+
 def _zero_scores(block: BlockFields) -> Iterator[str]:
     """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
@@ -134,18 +142,23 @@ def _zero_norms(block: BlockFields) -> Iterator[str]:
     """Refuse a norm whose output starts at zero: a sub-block, or the model, has no signal."""
     for name in ("norm", "first_norm", "final_norm"):
         norm = getattr(block, name)
-        for field in ("gain", "scale"):
-            if getattr(norm, field, 1.0) == 0:
-                yield f"{name}: {norm.kind} and {field}=0 {NO_SIGNAL}; give {field} another value"
+        for field in _zero_fields(norm):
+            yield f"{name}: {norm.kind} and {field}=0 {NO_SIGNAL}; give {field} another value"
 
 
 def _zero_pairs(block: BlockFields) -> Iterator[str]:
     """Refuse two zero factors of a sub-block's output: none would ever get a gradient."""
     mlp = block.mlp
-    branches = {"attention_branch": _attention_zeros(block), "mlp_branch": _mlp_zeros(block)}
-    for name, zeros in branches.items():
+    for name, (inside, behind) in _zeros_of(block).items():
+        zeros = inside + behind
         if len(zeros) > 1:
             yield f"{name}: {zeros[0]} and {zeros[1]} {NO_GRADIENT}"
+        if inside and (norm := getattr(block, name).norm).scale_free:
+            yield (
+                f"{name}: {inside[0]} and norm {norm.kind} exclude each other (the norm of a zero "
+                "vector has a gradient of size 1/eps); use a norm with gain=0, which starts with "
+                "nothing added too"
+            )
     flat = mlp.activation in ("relu", "relu-squared")
     flat |= mlp.activation == "leaky-relu" and mlp.negative_slope == 0
     if mlp.input.initial == "zeros" and (mlp.gated or flat):
@@ -157,22 +170,22 @@ def _linear(block: BlockFields) -> Iterator[str]:
     attention = block.attention
     if attention.scores != "linear":
         return
+    for name in ("softcap", "sink"):
+        if getattr(attention, name) is not None:
+            yield (
+                f"attention: scores='linear' and {name} exclude each other: it is of the scores "
+                f"under a softmax; leave {name} out"
+            )
     if attention.shaping is not None and attention.shaping.centred:
         yield (
             "attention: scores='linear' and a centre exclude each other: linear attention is 0 at "
             "zero scores, so there is nothing to subtract; use shaping with centred=False"
         )
-    zeros = _score_zeros(block)
-    if zeros and attention.shaping is None and block.attention_branch.skip == 0:
-        yield (
-            f"attention_branch: no skip and {zeros[0]} with scores='linear' exclude each other: "
-            "attention is 0 at zero scores and no signal would pass"
-        )
 
 
 def _silent_without_skip(block: BlockFields) -> Iterator[str]:
     """Refuse zero output without a skip, which stops the signal; in parallel, two of them."""
-    attention, mlp = _attention_zeros(block)[:1], _mlp_zeros(block)[:1]
+    attention, mlp = ((inside + behind)[:1] for inside, behind in _zeros_of(block).values())
     if block.layout == "parallel":
         attention = [f"{one}, mlp_branch's {other}" for one in attention for other in mlp]
         mlp = []
@@ -235,22 +248,33 @@ def _score_zeros(block: BlockFields) -> list[str]:
     return found
 
 
-def _attention_zeros(block: BlockFields) -> list[str]:
-    """Name the factors of what attention adds that are zero at initialisation."""
+def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
+    """Name the factors that are zero at the start of what each branch adds, by its slot.
+
+    Returns:
+        Those of what the sub-block returns, and those behind it: the branch's norm and its gain.
+    """
     values = _zeros(block.attention, ("value", "first_value"))[:1]
-    zeros = values + _zeros(block.attention, ("projection",)) + _zero_shaping(block)
-    return zeros + (["gain=0"] if block.attention_branch.gain == 0 else [])
+    attention = values + _zeros(block.attention, ("projection",)) + _zero_mixing(block)
+    inside = {"attention_branch": attention, "mlp_branch": _zeros(block.mlp, ("input", "output"))}
+    found = {}
+    for name, zeros in inside.items():
+        branch = getattr(block, name)
+        norms = [f"a norm with {field}=0" for field in _zero_fields(branch.norm)]
+        found[name] = (zeros, norms + (["gain=0"] if branch.gain == 0 else []))
+    return found
 
 
-def _mlp_zeros(block: BlockFields) -> list[str]:
-    """Name the factors of what the MLP adds that are zero at initialisation."""
-    zeros = _zeros(block.mlp, ("input", "output"))
-    return zeros + (["gain=0"] if block.mlp_branch.gain == 0 else [])
+def _zero_fields(norm: Norm) -> list[str]:
+    """Name the fields of a norm that make its output start at zero."""
+    return [field for field in ("gain", "scale") if getattr(norm, field, 1.0) == 0]
 
 
-def _zero_shaping(block: BlockFields) -> list[str]:
-    """Name why αI + βA − γC = 0: no gains, or α = 0 and β = γ where A is its own centre C."""
+def _zero_mixing(block: BlockFields) -> list[str]:
+    """Name why αI + βA − γC = 0: A = 0, no gains, or α = 0 and β = γ where A is its centre C."""
     shaping = block.attention.shaping
+    if shaping is None and block.attention.scores == "linear":  # A is 0 at zero scores
+        return [f"{zero} with scores='linear'" for zero in _score_zeros(block)[:1]]
     if shaping is None or shaping.alpha != 0:
         return []
     gamma = shaping.gamma if shaping.centred else 0.0
@@ -285,6 +309,7 @@ RULES: tuple[Rule, ...] = (
     _one_matrix,
     _gate,
     _rotary,
+    _alibi,
     _zero_scores,
     _zero_norms,
     _zero_pairs,

@@ -12,18 +12,43 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hessblocks.blocks import Kernel
+from hessblocks.blocks import Kernel, causal_mask, matrix_kernel
 from hessblocks.errors import ArgumentError
 
 
 def attention_kernel(implementation: str) -> Kernel:
-    """Look up the softmax attention of that name, in the form that the blocks call."""
+    """Look up the softmax attention of that name, in the form that the blocks call.
+
+    Softcaps and sinks are not known to sdpa: there `eager_attention` takes its place.
+
+    Returns:
+        The kernel; it raises `ArgumentError` for a softcap or a sink where the function takes none.
+    """
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
 
-    def kernel(module: nn.Module, *tensors: Any, scale: float, causal: bool) -> Tensor:
+    def kernel(
+        module: nn.Module,
+        *tensors: Any,
+        scale: float,
+        causal: bool,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         query, key, value, mask = tensors
         key, value = key.to(query.dtype), value.to(query.dtype)  # identity values miss autocast
-        attended = function(module, query, key, value, mask, scaling=scale, is_causal=causal)[0]
+        called, more = function, {"softcap": softcap, "s_aux": sinks}
+        more = {name: value for name, value in more.items() if value is not None}
+        if more and implementation not in WITH_EXTRAS:
+            raise ArgumentError(
+                f"attn_implementation: {implementation} is not used with attention.softcap or "
+                f"attention.sink; use {' or '.join(WITH_EXTRAS)}"
+            )
+        if more and implementation == "sdpa":
+            called = ALL_ATTENTION_FUNCTIONS.get_interface("eager", eager_attention)
+            mask = causal_mask(query, key) if mask is None and causal else mask
+        attended = called(module, query, key, value, mask, scaling=scale, is_causal=causal, **more)[
+            0
+        ]
         mixed: Tensor = attended.transpose(1, 2)
         return mixed
 
@@ -37,22 +62,22 @@ def eager_attention(
     value: Float[Tensor, "B G S V"],
     mask: Shaped[Tensor, "#B #H T S"] | None,
     scaling: float,
+    softcap: float | None = None,
+    s_aux: Float[Tensor, " H"] | None = None,
     **_: Any,
-) -> tuple[Float[Tensor, "B T H V"], Float[Tensor, "B H T S"]]:
-    """Compute softmax attention that builds A; every derivative of it exists.
+) -> tuple[Float[Tensor, "B T H V"], None]:
+    """Compute softmax attention that builds A, as transformers calls it; see `matrix_kernel`.
 
     Returns:
-        A V as (B, T, H, K), and A.
+        A V as (B, T, H, V), and None in the place of A.
     """
-    groups = query.shape[1] // key.shape[1]
-    scores = scaling * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    elif mask is not None:
-        scores = scores + mask
-    attention = scores.softmax(dim=-1)
-    mixed = attention @ value.repeat_interleave(groups, dim=1)
-    return mixed.transpose(1, 2), attention
+    more: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
+    mixed = matrix_kernel(module, query, key, value, mask, causal=False, **more)
+    return mixed.transpose(1, 2), None
+
+
+WITH_EXTRAS = ("sdpa", "eager", "second_order")
+"""Attention functions for layers with a softcap or a sink; in the place of sdpa stands eager."""
 
 
 def check_mask(
@@ -112,6 +137,32 @@ def _check_entries(mask: Tensor) -> None:
         "attention_mask: of four axes it holds booleans, or numbers to add to scores, 0 or below, "
         f"got {got}; where 1 marks what may be attended to, give mask.bool()"
     )
+
+
+def with_bias(
+    mask: Shaped[Tensor, "#B #H T S"] | None,
+    bias: Float[Tensor, "#B H T S"] | None,
+    *,
+    causal: bool,
+) -> Shaped[Tensor, "#B #H T S"] | None:
+    """Add what positions add to the scores to a mask.
+
+    Args:
+        mask: booleans, numbers, or None for what `causal` says.
+        bias: finite; None for nothing.
+        causal: whether, without a mask, a token attends to no later one.
+
+    Returns:
+        Numbers to add to the scores; the mask itself where there is no bias.
+    """
+    if bias is None:
+        return mask
+    if mask is None and causal:
+        tokens, keys = bias.shape[-2:]
+        mask = bias.new_ones(tokens, keys, dtype=torch.bool).tril(keys - tokens)
+    if mask is None or mask.dtype != torch.bool:
+        return bias if mask is None else mask + bias
+    return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
 
 
 def padding(

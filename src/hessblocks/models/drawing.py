@@ -144,6 +144,8 @@ def _besides(block: BlockConfig) -> Iterator[str]:
         yield f"window {block.attention.window}"
     if block.attention.gate is not None:
         yield "gate"
+    if not all(isinstance(b.norm, NoNorm) for b in (block.attention_branch, block.mlp_branch)):
+        yield "branch norm"
     for path, value in _changed(block, preset("pre-ln")):
         drawn = isinstance(value, NoNorm) or (path == "mlp.activation" and block.mlp.gated)
         if not drawn and not f"{path}.".startswith(tuple(f"{one}." for one in SHOWN)):

@@ -98,7 +98,8 @@ def fold(
     """Fold reparametrised weights and branch gains into matrices; the function stays the same.
 
     A branch gain goes into the output matrix of its sub-block or, where there is none, into the
-    gains of shaped attention; where there are neither, it stays. The given model is left alone.
+    gains of shaped attention; where there are neither, or a norm of the branch stands between, it
+    stays. The given model is left alone.
 
     Args:
         model: any model that `hessblocks.build` makes.
@@ -158,7 +159,7 @@ def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
 
 
 def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
-    """Find what takes each branch's gain; a user's own weight would not, and is left out."""
+    """Find what takes each branch's gain; none behind a norm or a user's own weight."""
     found: dict[str, tuple[str, ...]] = {}
     projection = block.attention.projection
     if isinstance(projection, MATRICES):
@@ -168,7 +169,11 @@ def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
         found["attention_branch"] = tuple(f"attention.gains.{name}" for name in gains)
     if isinstance(block.mlp.output, MATRICES):
         found["mlp_branch"] = ("mlp.output.weight", "mlp.output.bias")
-    return found
+    return {
+        name: targets
+        for name, targets in found.items()
+        if isinstance(getattr(block, name).norm, blocks.NoNorm)
+    }
 
 
 def _dense(weight: blocks.Weight | None) -> blocks.Weight | None:

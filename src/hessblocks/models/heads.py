@@ -54,7 +54,12 @@ class _LanguageModel(HessblocksPreTrainedModel):
             raise ArgumentError(f"causal: a {kind} language model needs causal={self._causal}")
         self.model = HessblocksModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.softcap = config.blocks[0].logit_softcap
         self.post_init()
+
+    def _of_words(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(hidden)
+        return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
 
 
 class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
@@ -124,7 +129,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
         )
         last = isinstance(logits_to_keep, int)
         kept = slice(-logits_to_keep if logits_to_keep else None, None) if last else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        logits = self._of_words(outputs.last_hidden_state[:, kept])
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -201,8 +206,7 @@ class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
     _result = MaskedLMOutput
 
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "B T V"]:
-        logits: Tensor = self.lm_head(hidden)
-        return logits
+        return self._of_words(hidden)
 
 
 class HessblocksForSequenceClassification(_WithoutCache):
@@ -219,13 +223,18 @@ class HessblocksForSequenceClassification(_WithoutCache):
         """Build the model; weights are drawn from torch's global random state.
 
         Raises:
-            ArgumentError: another problem than one class, or one number, a sequence.
+            ArgumentError: another problem than one class, or one number, a sequence; a softcap.
         """
         fitting = "regression" if config.num_labels == 1 else "single_label_classification"
         if config.problem_type not in (None, fitting):
             raise ArgumentError(
                 f"problem_type: expected {fitting} with num_labels={config.num_labels}, got "
                 f"{config.problem_type!r}"
+            )
+        if config.blocks[0].logit_softcap is not None:
+            raise ArgumentError(
+                "logit_softcap: it is of the logits of a vocabulary, which a classifier has not; "
+                "leave it out"
             )
         super().__init__(config)
         self.model = HessblocksModel(config)

@@ -112,13 +112,19 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
+        bias = self.position.bias(places, self._key_places(given, past, places), heads, x.dtype)
+        self._refuse_bias(bias)
+        biased = partial(attention_functions.with_bias, bias=bias, causal=self.config.causal)
+        windows = {window: self._mask_of(window, past, given) for window in self.windows}
+        own_mask = attention_functions.has_own_mask(attention_mask, position_ids)
         context = Context(
             causal=self.config.causal,
-            mask=self._mask(given),
-            windows={window: self._mask_of(window, past, given) for window in self.windows},
+            mask=biased(self._mask(given)),
+            windows={window: biased(mask) for window, mask in windows.items()},
             allowed=attention_functions.padding(attention_mask),
-            aligned=not attention_functions.has_own_mask(attention_mask, position_ids),
+            aligned=not own_mask and bias is None,
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
+            bias=bias,
             kernel=attention_functions.attention_kernel(self.config._attn_implementation),
         )
         keep = None if past_key_values is None else past_key_values.update
@@ -192,6 +198,35 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if real is None:
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
+
+    def _key_places(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor:
+        """Positions of all keys, those behind a cache counted over the unpadded tokens."""
+        x, mask, positions, cache = given
+        if cache is None:
+            return places
+        tokens, keys = x.shape[1], cache.get_mask_sizes(x.shape[1], 0)[0]
+        real = attention_functions.padding(mask)
+        found = torch.arange(keys, device=x.device)[None]
+        if real is not None:
+            real = nn.functional.pad(real, (0, keys - real.shape[1]))
+            found = (real.cumsum(dim=-1) - 1).clamp(min=0)
+        if positions is not None and not torch.compiler.is_compiling():
+            new = slice(int(past), int(past) + tokens)
+            other = found[:, new] != positions
+            if bool((other if real is None else other & real[:, new]).any()):
+                raise ArgumentError(
+                    f"position_ids: behind a cache {self.position.kind} counts the unpadded tokens "
+                    "by itself, and these are others; leave position_ids out"
+                )
+        return found
+
+    def _refuse_bias(self, bias: Tensor | None) -> None:
+        name = self.config._attn_implementation
+        if bias is not None and name not in attention_functions.WITH_EXTRAS:
+            raise ArgumentError(
+                f"attn_implementation: {name} is not used with {self.position.kind}; use "
+                f"{' or '.join(attention_functions.WITH_EXTRAS)}"
+            )
 
     def _mask(self, given: _Given) -> Tensor | None:
         x, mask, positions, cache = given

@@ -37,6 +37,8 @@ class AttentionLayer(AttentionSetting):
     """W_O of each head; rows of the identity where heads stand side by side."""
     permitted: Bool[Tensor, "#B L L"]
     """True where a query (row) may attend to a key (column)."""
+    bias: Float[Tensor, "#B H L L"] | None = None
+    """Numbers added to the scaled scores, as those of ALiBi; with it C is A at zero queries."""
     gains: Mapping[str, Float[Tensor, " H"]] = field(default_factory=dict)
     """alpha, beta and gamma of each head; empty for plain attention."""
     parameters: tuple[str, ...]
@@ -84,6 +86,8 @@ class AttentionLayer(AttentionSetting):
         scores = self.scale * vectors.final_queries @ vectors.carried_keys.mT
         if not self.softmax:  # a score of 0 adds nothing; −∞ would be an entry of A
             return scores.masked_fill(~self.permitted, 0.0)
+        if self.bias is not None:
+            scores = scores + self.bias[:, head]
         return scores.masked_fill(~self.permitted, -torch.inf).softmax(-1)
 
     def heads(
@@ -107,6 +111,7 @@ class AttentionLayer(AttentionSetting):
                 query_positions=positions,
                 attention=self.attention(index)[:, positions],
                 permitted=self.permitted[:, positions],
+                bias=None if self.bias is None else self.bias[:, index, positions],
                 w_value=self._shared(self.value, index),
                 w_projection=self.projection[index],
                 gradient=gradient[:, positions].flatten(0, 1),

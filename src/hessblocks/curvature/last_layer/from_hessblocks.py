@@ -34,9 +34,12 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     block = model.model.layers[-1]
     attention = block.attention
     _check_parts(attention)
+    if model.softcap is not None:
+        raise uncovered("covers logits without a softcap")
     seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
     inputs = seen.inputs
-    turned = next((one.rotation for one in seen.arguments if hasattr(one, "rotation")), None)
+    context = next(one for one in seen.arguments if hasattr(one, "rotation"))
+    turned = context.rotation
 
     def network(a: Tensor, x: Tensor) -> Tensor:
         normalised = x if block.post else block.attention_norm(x)
@@ -76,6 +79,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         ),
         scale=float(attention.scale),
         softmax=not attention.linear,
+        bias=context.bias,
         rotation=turned and Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], width),
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
@@ -101,6 +105,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 def _check_parts(attention: Any) -> None:
     if attention.gate is not None:
         raise uncovered("covers attention without a gate on what its heads return")
+    if attention.softcap is not None or attention.sink is not None:
+        raise uncovered("covers attention without a softcap of its scores and without a sink")
     norms = (attention.query_norm, attention.key_norm)
     if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
         raise uncovered("covers norms of queries and keys where these have a matrix each")

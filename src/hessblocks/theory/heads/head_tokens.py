@@ -30,6 +30,8 @@ class HeadTokens(HeadVectors):
     """Rows of A at those positions, (B, Q, L)."""
     permitted: Bool[Tensor, "#B Q L"]
     """True where a query may attend, (B | 1, Q, L)."""
+    bias: Float[Tensor, "#B Q L"] | None
+    """Numbers added to the scores at those positions, (B | 1, Q, L)."""
     w_value: Float[Tensor, "D V"]
     """W_V of the head, (D, V)."""
     w_projection: Float[Tensor, "V O"]
@@ -50,10 +52,13 @@ class HeadTokens(HeadVectors):
 
     @cached_property
     def uniform_mean(self) -> Float[Tensor, "N D"]:
-        """Mean input c̄ over the permitted keys, (N, D)."""
-        weights = self.permitted.to(self.x.dtype)
-        uniform = (weights / weights.sum(-1, keepdim=True)).expand(self.x.shape[0], -1, -1)
-        return (uniform @ self.x).flatten(0, 1)
+        """Mean input c̄ over the permitted keys, weighted as A is at zero queries, (N, D)."""
+        if self.bias is None:
+            weights = self.permitted.to(self.x.dtype)
+            uniform = weights / weights.sum(-1, keepdim=True)
+        else:
+            uniform = self.bias.masked_fill(~self.permitted, -torch.inf).softmax(-1)
+        return (uniform.expand(self.x.shape[0], -1, -1) @ self.x).flatten(0, 1)
 
     @cached_property
     def features(self) -> Float[Tensor, "N D"]:
