@@ -31,7 +31,16 @@ SLOTS: dict[str, list[Choice]] = {
         ("norm", {"norm": norm}) for norm in (LayerNorm(), DyT(), NoNorm(), RMSNorm(gain=None))
     ],
     "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
-    "position": [("position", {"position": RotaryPosition()})],
+    "mlp_norm": [("mlp_norm|norm", {"mlp_norm": norm}) for norm in (LayerNorm(), NoNorm())],
+    "sub_blocks": [
+        ("sub_blocks", {"sub_blocks": "mlp"}),
+        ("sub_blocks", {"sub_blocks": "attention"}),
+    ],
+    "head_width": [("head_width", {"head_width": 8}), ("head_width", {"head_width": 12})],
+    "position": [
+        ("position", {"position": RotaryPosition()}),
+        ("position", {"position": RotaryPosition(share=0.5)}),
+    ],
     "key_value_heads": [("key_value_heads|grouped", {"key_value_heads": 1})],
     "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
     "scores": [("scores", {"attention.scores": "linear"})],
@@ -109,6 +118,7 @@ SLOTS: dict[str, list[Choice]] = {
         ("mlp", {"mlp.activation": "leaky-relu", "mlp.negative_slope": 0.2}),
         ("mlp", {"mlp.activation": "silu"}),
         ("mlp", {"mlp.activation": "relu-squared"}),
+        ("mlp", {"mlp.activation": "gelu-tanh"}),
         ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
     ],
     "mlp.input": [
@@ -139,7 +149,7 @@ def refusal(*choices: dict[str, Any]) -> str | None:
 def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
     places = torch.arange(x.shape[1])[None]
     context = Context(
-        rotation=block.position.rotation(places, block.head_width, x.dtype),
+        rotation=block.position.rotation(places, block.resolved_head_width, x.dtype),
         windows={2: torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)},
     )
     for layer in blocks:

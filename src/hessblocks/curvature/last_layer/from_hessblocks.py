@@ -33,6 +33,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """
     block = model.model.layers[-1]
     attention = block.attention
+    if attention is None:
+        raise uncovered("covers a last layer with attention")
     _check_parts(attention)
     seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
     inputs = seen.inputs
