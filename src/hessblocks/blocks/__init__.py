@@ -29,6 +29,8 @@ from hessblocks.blocks.weights import (
     Identity,
     Reparametrised,
     ReparametrisedLinear,
+    Shared,
+    SharedLinear,
     Weight,
 )
 
@@ -52,6 +54,7 @@ __all__ = [
     "Reparametrised",
     "RotaryPosition",
     "Shaping",
+    "Shared",
     "SinusoidalPosition",
     "Weight",
     "pattern_names",

@@ -1,11 +1,14 @@
 """Transformer block: attention and MLP, their norms, skips and gains."""
 
+from __future__ import annotations
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.blocks.attention import Cache, SelfAttention
 from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
+from hessblocks.blocks.weights import SharedLinear
 
 Vectors = Float[Tensor, "*tokens width"]
 """One vector a token."""
@@ -40,6 +43,13 @@ class Block(nn.Module):
                 self.mlp_norm = (config.mlp_norm or config.norm).build(width)
             self.mlp = config.mlp.build(width, config.resolved_mlp_width)
             self.mlp_branch = config.mlp_branch.build(depth)
+
+    def share(self, first: Block) -> None:
+        """Take the weights that are shared from the first layer."""
+        for name, module in self.named_modules():
+            if isinstance(module, SharedLinear):
+                named = dict(first.named_modules())
+                module.share(None if first is self else named.get(name))
 
     def forward(
         self,

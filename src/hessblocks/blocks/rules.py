@@ -10,7 +10,7 @@ from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import RotaryPosition
-from hessblocks.blocks.weights import TIED, Dense, Weight
+from hessblocks.blocks.weights import TIED, Dense, Shared, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
@@ -100,6 +100,12 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
             f"query_key='one-matrix' exclude each other with {block.heads} heads, each of which "
             "has a matrix of its own; use one head"
         )
+
+
+def _shared(block: BlockFields) -> Iterator[str]:
+    for name, weight in _weights(block):
+        if isinstance(weight, Shared) and name not in ATTENTION[:3]:
+            yield f"{name}: only query, key and value can be the first layer's; use another weight"
 
 
 def _gate(block: BlockFields) -> Iterator[str]:
@@ -314,6 +320,7 @@ RULES: tuple[Rule, ...] = (
     _tied,
     _squares,
     _one_matrix,
+    _shared,
     _gate,
     _rotary,
     _zero_scores,

@@ -62,6 +62,9 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
         self.layers = nn.ModuleList(Layer(own, n, config.depth) for n, own in enumerate(blocks))
+        first: Layer = self.layers[0]  # type: ignore[assignment]
+        for layer in self.layers:
+            layer.share(first)  # type: ignore[operator]
         self.final_norm = block.final_norm.build(block.width)
         counts = {one.heads for one in blocks if one.sub_blocks != "mlp"}
         self._heads = counts.pop() if len(counts) == 1 else 1  # of a mask of one's own

@@ -101,6 +101,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 
 
 def _check_parts(attention: Any) -> None:
+    if any(hasattr(module, "share") for module in attention.children()):
+        raise uncovered("covers weights of its own, and none of the first layer's")
     if attention.gate is not None:
         raise uncovered("covers attention without a gate on what its heads return")
     norms = (attention.query_norm, attention.key_norm)
