@@ -76,7 +76,12 @@ from .linalg import (
     spectral_density as spectral_density,
     trace as trace,
 )
-from .models import build as build, load as load
+from .models import (
+    build as build,
+    from_pretrained_blocks as from_pretrained_blocks,
+    load as load,
+    to_family as to_family,
+)
 from .training import (
     CurvatureCallback as CurvatureCallback,
     GainCallback as GainCallback,

@@ -34,7 +34,17 @@ SLOTS: dict[str, list[Choice]] = {
         for norm in (LayerNorm(), DyT(), Derf(), NoNorm(), RMSNorm(gain=None))
     ],
     "first_norm": [("first_norm", {"first_norm": LayerNorm()})],
-    "position": [("position", {"position": p}) for p in (RotaryPosition(), ALiBiPosition())],
+    "mlp_norm": [("mlp_norm|norm", {"mlp_norm": norm}) for norm in (LayerNorm(), NoNorm())],
+    "sub_blocks": [
+        ("sub_blocks", {"sub_blocks": "mlp"}),
+        ("sub_blocks", {"sub_blocks": "attention"}),
+    ],
+    "head_width": [("head_width", {"head_width": 8}), ("head_width", {"head_width": 12})],
+    "position": [
+        ("position", {"position": RotaryPosition()}),
+        ("position", {"position": RotaryPosition(share=0.5)}),
+        ("position", {"position": ALiBiPosition()}),
+    ],
     "key_value_heads": [("key_value_heads|grouped", {"key_value_heads": 1})],
     "mlp_width": [("mlp_width", {"mlp_width": WIDTH})],
     "scores": [("scores", {"attention.scores": "linear"})],
@@ -120,6 +130,7 @@ SLOTS: dict[str, list[Choice]] = {
         ("mlp", {"mlp.activation": "leaky-relu", "mlp.negative_slope": 0.2}),
         ("mlp", {"mlp.activation": "silu"}),
         ("mlp", {"mlp.activation": "relu-squared"}),
+        ("mlp", {"mlp.activation": "gelu-tanh"}),
         ("mlp", {"mlp.activation": "gelu", "mlp.input": Dense(init="zeros")}),
     ],
     "mlp.input": [
@@ -152,7 +163,7 @@ def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
     bias = block.position.bias(places, places, block.heads, x.dtype)
     near = torch.ones(1, 1, TOKENS, TOKENS, dtype=torch.bool).tril().triu(-1)
     context = Context(
-        rotation=block.position.rotation(places, block.head_width, x.dtype),
+        rotation=block.position.rotation(places, block.resolved_head_width, x.dtype),
         mask=with_bias(None, bias, causal=True),
         windows={2: with_bias(near, bias, causal=True)},
         aligned=bias is None,

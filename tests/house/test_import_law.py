@@ -52,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "linalg.spectra": {"operators", "estimators"},
     "theory.heads": set(),
     "theory.verification": {"heads"},
+    "models.families": set(),
     "curvature.attention": set(),
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),

@@ -122,7 +122,13 @@ def test_the_openers_take_the_joined_names() -> None:
         (["pre-ln", "saas"], {}, "preset: 'saas' is unknown"),
         ("pre-ln+", {}, "preset: '' is unknown"),
         (["pre-ln", "post-ln"], {}, "final_norm: a model has one, but blocks 0 and 1 differ"),
-        (["pre-ln", "modern"], {}, "key_value_heads: a model has one"),
+        (["pre-ln", hb.preset("pre-ln", head_width=6)], {}, "head_width: a model has one"),
+        (
+            [hb.preset("pre-ln", position="alibi-position", heads=n, head_width=6) for n in (2, 1)],
+            {},
+            "heads: a model has one",
+        ),
+        ("pre-ln", {"sub_blocks": "mlp"}, "sub_blocks: no layer has attention"),
     ],
 )
 def test_what_does_not_fit_into_one_model_is_refused(given, fields, message) -> None:

@@ -44,6 +44,8 @@ from hessblocks.blocks.weights import (
     Identity,
     Reparametrised,
     ReparametrisedLinear,
+    Shared,
+    SharedLinear,
     Weight,
 )
 
@@ -71,6 +73,7 @@ __all__ = [
     "RotaryPosition",
     "Shaping",
     "Sink",
+    "Shared",
     "SinusoidalPosition",
     "Weight",
     "pattern_names",

@@ -74,23 +74,36 @@ class Attention(BlockPart, kind="attention"):
         """Return W_V of layer number `layer`, counted from 0."""
         return self.first_value if layer == 0 and self.first_value is not None else self.value
 
-    def build(self, width: int, heads: int, key_value_heads: int, layer: int) -> SelfAttention:
+    def build(
+        self,
+        width: int,
+        heads: int,
+        key_value_heads: int,
+        layer: int,
+        head_width: int | None = None,
+    ) -> SelfAttention:
         """Build the module of layer number `layer`, counted from 0."""
-        return SelfAttention(self, width, heads, key_value_heads, layer)
+        return SelfAttention(self, width, heads, key_value_heads, layer, head_width)
 
 
 class SelfAttention(nn.Module):
     """Self-attention module of one layer; see `Attention`."""
 
     def __init__(
-        self, part: Attention, width: int, heads: int, key_value_heads: int, layer: int
+        self,
+        part: Attention,
+        width: int,
+        heads: int,
+        key_value_heads: int,
+        layer: int,
+        head_width: int | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
         self.key_value_heads = key_value_heads
         # transformers' kernels read it under this name
         self.num_key_value_groups: int = heads // key_value_heads
-        self.head_width = width // heads
+        self.head_width = head_width or width // heads
         self.linear = part.scores == "linear"
         self.window = part.window
         self.one_matrix = part.query_key == "one-matrix"

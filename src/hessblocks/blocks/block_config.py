@@ -35,14 +35,17 @@ class BlockConfig(BlockFields, kind="block"):
     parallel:         out = attention_branch(attention(n), x) + mlp_branch(mlp(n)), n = norm(x)
     branch(f, x) = skip · x + gain · norm(f), with a norm of its own (none by default)
 
+    A layer without one of its sub-blocks leaves its line out.
+
     Source: He & Hofmann (2024), equations 1 and 3, section 4.
     """
 
     def __post_init__(self) -> None:
         """Check sizes, parts and combinations."""
         super().__post_init__()
-        for name in ("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"):
-            check_positive(name.removeprefix("resolved_"), getattr(self, name))
+        for name in ("width", "heads", "key_value_heads", "head_width", "mlp_width"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
         if self.attention.window is not None:
             check_positive("attention.window", self.attention.window)
         if (reason := first_refusal(self)) is not None:

@@ -21,19 +21,25 @@ class BlockFields(BlockPart):
     width: int = 256
     """Entries of a token's vector."""
     heads: int = 4
-    """Attention heads; divides the width."""
+    """Attention heads; divides the width, where they have no `head_width` of their own."""
     key_value_heads: int | None = None
     """Heads of keys and values, for grouped queries; None means as many as `heads`."""
+    head_width: int | None = None
+    """Entries of one head's query, key and value; None means width / heads."""
     mlp_width: int | None = None
     """Hidden width of the MLP; None means 4 · width."""
     layout: str = one_of("sequential", "parallel")
-    """sequential or parallel (one norm and one skip for both sub-blocks)."""
+    """sequential or parallel (one skip for both sub-blocks, and one norm without `mlp_norm`)."""
+    sub_blocks: str = one_of("both", "attention", "mlp")
+    """Sub-blocks that a layer has: both, attention or mlp."""
     norm_placement: str = one_of("pre", "post")
     """pre (before each sub-block) or post (after each sum)."""
     norm: Norm = RMSNorm()
     """Norm of the sub-blocks."""
     first_norm: Norm | None = None
     """Norm of the first layer's attention input, where it differs."""
+    mlp_norm: Norm | None = None
+    """Norm of the MLP, where it differs or the parallel layout has two."""
     final_norm: Norm = RMSNorm()
     """Norm before the head."""
     logit_softcap: float | None = above_zero(None)
@@ -60,9 +66,9 @@ class BlockFields(BlockPart):
         return self.embedding_std
 
     @property
-    def head_width(self) -> int:
+    def resolved_head_width(self) -> int:
         """Entries of one head's query, key and value."""
-        return self.width // self.heads
+        return self.width // self.heads if self.head_width is None else self.head_width
 
     @property
     def resolved_key_value_heads(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ class MLP(BlockPart, kind="mlp"):
     Source of relu-squared: So et al. (2021), Primer, arXiv 2109.08668, section 4.1.
     """
 
-    activation: str = one_of("relu", "relu-squared", "leaky-relu", "gelu", "silu")
-    """relu, relu-squared (max(x, 0)²), leaky-relu, gelu or silu."""
+    activation: str = one_of("relu", "relu-squared", "leaky-relu", "gelu", "gelu-tanh", "silu")
+    """relu, relu-squared (max(x, 0)²), leaky-relu, gelu, gelu-tanh (GPT-2's) or silu."""
     negative_slope: float = finite(0.01)
     """Slope of leaky-relu below zero."""
     gated: bool = False
@@ -63,6 +64,7 @@ def _activation(part: MLP) -> Callable[[Tensor], Tensor]:
         "relu": F.relu,
         "relu-squared": _relu_squared,
         "gelu": F.gelu,
+        "gelu-tanh": partial(F.gelu, approximate="tanh"),
         "silu": F.silu,
     }
     return plain[part.activation]

@@ -1,6 +1,6 @@
 """Position slot: learned or sinusoidal vectors added to the embeddings, RoPE, ALiBi, or none.
 
-Letters: B sequences, H heads, T tokens, S keys, K head width, D width.
+Letters: B sequences, H heads, T tokens, S keys, K head width, R entries of it that turn, D width.
 """
 
 import abc
@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.blocks.parts import BlockPart, above_zero, finite
+from hessblocks.errors import ArgumentError
 
 Places = Int[Tensor, "#B T"]
-Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
+Rotation = tuple[Float[Tensor, "#B 1 T R"], Float[Tensor, "#B 1 T R"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class Position(BlockPart, abc.ABC):
         return None
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
-        """Compute cosines and sines, each (B, 1, T, K), that turn queries and keys, or None."""
+        """Compute cosines and sines, each (B, 1, T, R), that turn queries and keys, or None."""
         return None
 
     def bias(
@@ -62,10 +63,22 @@ class RotaryPosition(Position, kind="rotary-position"):
 
     base: float = above_zero(10_000.0)
     """Longest wavelength over 2π, in tokens."""
+    share: float = above_zero(1.0)
+    """Share of each head's entries that turn, the first ones; GPT-NeoX turns a quarter."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        super().__post_init__()
+        if self.share > 1:
+            raise ArgumentError(f"{self.kind}: share: expected at most 1, got {self.share!r}")
+
+    def turned(self, head_width: int) -> int:
+        """Count the entries that turn."""
+        return int(head_width * self.share)
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
-        """Compute cosines and sines for halves of the head width."""
-        angles = _angles(positions, head_width, self.base)
+        """Compute cosines and sines for halves of the entries that turn."""
+        angles = _angles(positions, self.turned(head_width), self.base)
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos().to(dtype), both.sin().to(dtype)
 
@@ -109,10 +122,12 @@ class Sinusoids(nn.Module):
 
 
 def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor, "B H T K"]:
-    """Turn each pair (entry i, entry i + K/2) by its angle."""
+    """Turn each pair (entry i, entry i + R/2) by its angle; entries behind the R-th stay."""
     cosines, sines = rotation
-    first, second = x_BHTK.chunk(2, dim=-1)
-    return x_BHTK * cosines + torch.cat([-second, first], dim=-1) * sines
+    turning, still = x_BHTK.tensor_split([cosines.shape[-1]], dim=-1)
+    first, second = turning.chunk(2, dim=-1)
+    turned = turning * cosines + torch.cat([-second, first], dim=-1) * sines
+    return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:

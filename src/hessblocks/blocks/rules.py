@@ -10,10 +10,12 @@ from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
-from hessblocks.blocks.weights import FIXED, TIED, Dense, Weight
+from hessblocks.blocks.weights import Dense, FIXED, Shared, TIED, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
+ATTENTION = ("query", "key", "value", "first_value", "projection", "gate")
+"""Weights of attention."""
 NO_SIGNAL = "exclude each other: no signal would pass"
 
 
@@ -23,7 +25,7 @@ def first_refusal(block: BlockFields) -> str | None:
 
 
 def _heads(block: BlockFields) -> Iterator[str]:
-    if block.width % block.heads:
+    if block.head_width is None and block.width % block.heads:
         divisors = [h for h in range(1, block.width + 1) if block.width % h == 0]
         nearest = sorted(divisors, key=lambda h: abs(h - block.heads))[:2]
         yield (
@@ -66,6 +68,12 @@ def _squares(block: BlockFields) -> Iterator[str]:
                 f"as many key-value heads as heads ({block.heads}), got {block.key_value_heads}; "
                 f"leave key_value_heads out or use dense {name}s"
             )
+        inner = block.heads * block.resolved_head_width
+        if weight.square and name in ATTENTION and inner != block.width:
+            yield (
+                f"head_width: attention's {name} with initial value {weight.initial!r} needs heads "
+                f"· head_width = width = {block.width}, got {inner}; use a dense {name}"
+            )
 
 
 def _one_matrix(block: BlockFields) -> Iterator[str]:
@@ -74,6 +82,8 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
         return
     if _grouped(block):
         yield "key_value_heads: grouped queries and query_key='one-matrix' exclude each other"
+    if block.head_width is not None:
+        yield "head_width: it and query_key='one-matrix' exclude each other; leave it out"
     if isinstance(block.position, RotaryPosition):
         yield (
             "position: rotary positions and query_key='one-matrix' exclude each other; use "
@@ -92,6 +102,12 @@ def _one_matrix(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _shared(block: BlockFields) -> Iterator[str]:
+    for name, weight in _weights(block):
+        if isinstance(weight, Shared) and name not in ATTENTION[:3]:
+            yield f"{name}: only query, key and value can be the first layer's; use another weight"
+
+
 def _gate(block: BlockFields) -> Iterator[str]:
     attention = block.attention
     per_head = attention.gate_per == "head"
@@ -100,7 +116,12 @@ def _gate(block: BlockFields) -> Iterator[str]:
             "attention: gate_per='head' and no gate exclude each other; give gate a weight, such "
             "as dense"
         )
-    elif per_head and attention.gate is not None and attention.gate.square and block.head_width > 1:
+    elif (
+        per_head
+        and attention.gate is not None
+        and attention.gate.square
+        and block.resolved_head_width > 1
+    ):
         yield (
             f"attention: gate with initial value {attention.gate.initial!r} and gate_per='head' "
             "exclude each other: "
@@ -109,10 +130,14 @@ def _gate(block: BlockFields) -> Iterator[str]:
 
 
 def _rotary(block: BlockFields) -> Iterator[str]:
-    if isinstance(block.position, RotaryPosition) and block.head_width % 2:
+    position, width = block.position, block.resolved_head_width
+    if isinstance(position, RotaryPosition) and (
+        position.turned(width) % 2 or not position.turned(width)
+    ):
         yield (
             "position: rotary positions turn pairs and need an even head width, got "
-            f"{block.head_width} (width {block.width}, {block.heads} heads); use position='learned'"
+            f"{position.turned(width)} entries that turn of {width} (width {block.width}, "
+            f"{block.heads} heads); use position='learned'"
         )
 
 
@@ -140,7 +165,7 @@ def _zero_scores(block: BlockFields) -> Iterator[str]:
 
 def _zero_norms(block: BlockFields) -> Iterator[str]:
     """Refuse a norm whose output starts at zero: a sub-block, or the model, has no signal."""
-    for name in ("norm", "first_norm", "final_norm"):
+    for name in ("norm", "first_norm", "mlp_norm", "final_norm"):
         norm = getattr(block, name)
         for field in _zero_fields(norm):
             yield f"{name}: {norm.kind} and {field}=0 {NO_SIGNAL}; give {field} another value"
@@ -216,13 +241,26 @@ def _layout(block: BlockFields) -> Iterator[str]:
             "norm_placement: post and layout='parallel' exclude each other: the parallel layout "
             "has its norm before the sub-blocks; use pre"
         )
-    if post and isinstance(block.norm, NoNorm):
-        yield "norm_placement: post and norm no-norm exclude each other; use pre"
+    for name in ("norm", "mlp_norm"):
+        if post and isinstance(getattr(block, name), NoNorm):
+            yield f"norm_placement: post and {name} no-norm exclude each other; use pre"
     if post and block.first_norm is not None:
         yield (
             "first_norm: it stands before the first attention, which norm_placement='post' leaves "
             "without a norm; use pre or leave first_norm out"
         )
+
+
+def _sub_blocks(block: BlockFields) -> Iterator[str]:
+    if block.sub_blocks == "both":
+        return
+    if block.layout == "parallel":
+        yield (
+            f"sub_blocks: {block.sub_blocks} alone and layout='parallel' exclude each other; use "
+            "layout='sequential'"
+        )
+    if block.sub_blocks == "attention" and block.mlp_norm is not None:
+        yield "sub_blocks: attention alone and mlp_norm exclude each other; leave mlp_norm out"
 
 
 def _grouped(block: BlockFields) -> bool:
@@ -291,8 +329,7 @@ def _zeros(part: Attention | MLP, names: Iterable[str]) -> list[str]:
 
 def _weights(block: BlockFields) -> Iterator[tuple[str, Weight]]:
     """Yield every weight of the block that is not left out."""
-    names = ("query", "key", "value", "first_value", "projection", "gate")
-    yield from _named(block.attention, names)
+    yield from _named(block.attention, ATTENTION)
     yield from _named(block.mlp, ("input", "output"))
 
 
@@ -307,6 +344,7 @@ RULES: tuple[Rule, ...] = (
     _tied,
     _squares,
     _one_matrix,
+    _shared,
     _gate,
     _rotary,
     _alibi,
@@ -317,4 +355,5 @@ RULES: tuple[Rule, ...] = (
     _silent_without_skip,
     _mlp_squares,
     _layout,
+    _sub_blocks,
 )

@@ -106,6 +106,20 @@ class Identity(Weight, kind="identity"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared(Weight, kind="shared"):
+    """The first layer's weight in a later layer, which has none of its own."""
+
+    @property
+    def initial(self) -> str:
+        """Name of the initial value, whatever the first layer has."""
+        return "normal"
+
+    def build(self, inputs: int, outputs: int) -> SharedLinear:
+        """Build a `SharedLinear`; the model connects it."""
+        return SharedLinear(inputs, outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reparametrised(Weight, kind="reparametrised"):
     """Reparametrised weight α W_init + β ΔW, ΔW from zero (He & Hofmann, section 4.2, eq. 6)."""
 
@@ -217,6 +231,39 @@ class DenseLinear(nn.Linear, Tied):
     def initial_weight(self) -> Float[Tensor, "outputs inputs"]:
         """Matrix that the initial value is written to."""
         return self.weight
+
+
+class SharedLinear(nn.Module):
+    """Linear map by the weight of another layer, which keeps and trains it."""
+
+    _source: tuple[Any, ...] = ()  # in a tuple, so that it does not become a submodule
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.shape = (outputs, inputs)
+
+    @property
+    def source(self) -> nn.Linear:
+        """Layer that owns the weight."""
+        found: nn.Linear = self._source[0]
+        return found
+
+    def share(self, source: nn.Module | None) -> None:
+        """Use the weight of `source`.
+
+        Raises:
+            ArgumentError: it is no plain linear layer of the same sizes.
+        """
+        if not isinstance(source, nn.Linear) or source.weight.shape != self.shape:
+            raise ArgumentError(
+                f"shared: the first layer has no weight of shape {self.shape} to share; leave it "
+                "dense there"
+            )
+        self._source = (source,)
+
+    def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+        """Apply to (..., inputs)."""
+        return F.linear(x, self.source.weight, self.source.bias)
 
 
 class ReparametrisedLinear(nn.Module, Tied):

@@ -7,6 +7,7 @@ from hessblocks.models.build import TASKS, build
 from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.drawing import draw_blocks
+from hessblocks.models.families import from_pretrained_blocks, to_family
 from hessblocks.models.fold import fold
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
@@ -39,5 +40,7 @@ __all__ = [
     "build",
     "draw_blocks",
     "fold",
+    "from_pretrained_blocks",
     "load",
+    "to_family",
 ]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from hessblocks.blocks import BlockConfig
+from hessblocks.blocks import ALiBiPosition, BlockConfig
 from hessblocks.errors import ArgumentError
 
 
@@ -75,6 +75,8 @@ class HessblocksConfig(PreTrainedConfig):
     """The block, as `BlockConfig.to_dict` gives it, or those that the layers have in turn."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of token and position embeddings at initialisation."""
+    family: dict[str, Any] | None = None
+    """Configuration of the pretrained model that it was made from, where there was one."""
     tie_word_embeddings: bool = True
     """Whether the head is the transposed token embedding."""
     use_cache: bool = True
@@ -114,7 +116,7 @@ class HessblocksConfig(PreTrainedConfig):
     hidden_size = _OfBlock(lambda block: block["width"])
     num_attention_heads = _OfBlock(lambda block: block["heads"])
     num_key_value_heads = _OfBlock(lambda block: block["key_value_heads"] or block["heads"])
-    head_dim = _OfBlock(lambda block: block["width"] // block["heads"])
+    head_dim = _OfBlock(lambda block: block.get("head_width") or block["width"] // block["heads"])
     intermediate_size = _OfBlock(lambda block: block["mlp_width"] or 4 * block["width"])
 
     def to_diff_dict(self) -> dict[str, Any]:
@@ -142,8 +144,11 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
             f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; "
             "change depth, or give one block a layer"
         )
+    if all(block.sub_blocks == "mlp" for block in pattern):
+        raise ArgumentError("sub_blocks: no layer has attention; leave it in one of them")
+    alibi = isinstance(pattern[0].position, ALiBiPosition)  # its slopes are by head
     for place, block in enumerate(pattern):
-        for name in SHARED:
+        for name in (*SHARED, "heads") if alibi else SHARED:
             first, own = getattr(pattern[0], name), getattr(block, name)
             if own != first:
                 name = name.removeprefix("resolved_")
@@ -153,10 +158,7 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
                 )
 
 
-SHARED = (
-    *("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"),
-    *("position", "final_norm", "logit_softcap"),
-)
+SHARED = ("width", "resolved_head_width", "position", "final_norm", "logit_softcap")
 """What all blocks of a model have in common."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
 """Hugging Face's names of the block's sizes."""

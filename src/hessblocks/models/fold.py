@@ -68,7 +68,7 @@ def merge_layer(
         state[attention + "value.weight"] = projection @ state[attention + "value.weight"]
     if merged.attention.query_key != wide.attention.query_key:
         key, query = state.pop(attention + "key.weight"), state[attention + "query.weight"]
-        state[attention + "query.weight"] = wide.head_width**-0.5 * key.T @ query
+        state[attention + "query.weight"] = wide.resolved_head_width**-0.5 * key.T @ query
 
 
 def _values_touch(block: blocks.BlockConfig) -> bool:

@@ -62,7 +62,12 @@ class HessblocksModel(HessblocksPreTrainedModel):
         self.token_embedding: nn.Module = nn.Embedding(config.vocab_size, block.width)
         self.position_embedding = block.position.build(config.context, block.width)
         self.layers = nn.ModuleList(Layer(own, n, config.depth) for n, own in enumerate(blocks))
+        first: Layer = self.layers[0]  # type: ignore[assignment]
+        for layer in self.layers:
+            layer.share(first)  # type: ignore[operator]
         self.final_norm = block.final_norm.build(block.width)
+        counts = {one.heads for one in blocks if one.sub_blocks != "mlp"}
+        self._heads = counts.pop() if len(counts) == 1 else 1  # of a mask of one's own
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
         for part in (self.layers, self.final_norm, *filter(None, own)):
             keep_values(part)
@@ -97,9 +102,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
-        heads = self.config.num_attention_heads
         attention_functions.check_mask(
-            attention_mask, (x.shape[0], x.shape[1]), heads, past_key_values
+            attention_mask, (x.shape[0], x.shape[1]), self._heads, past_key_values
         )
         given = (x, attention_mask, position_ids, past_key_values)
         self._refuse_packing(given)
@@ -128,9 +132,10 @@ class HessblocksModel(HessblocksPreTrainedModel):
             kernel=attention_functions.attention_kernel(self.config._attn_implementation),
         )
         keep = None if past_key_values is None else past_key_values.update
-        states = [x]
-        for index, layer in enumerate(self.layers):
+        states, index = [x], 0
+        for layer in self.layers:
             x = layer(x, context, keep and partial(keep, layer_idx=index))
+            index += layer.attention is not None  # a cache has no gaps: its first layer counts
             if output_hidden_states:
                 states.append(x)
         last = self.final_norm(x)

@@ -36,7 +36,7 @@ FAULTS = (
     fault("zero queries under a norm pass", "$a == 'zeros' => $a == 'zeroes'",
           "test_zero_queries_under_a_norm_are_refused_with_the_way_out", within="_zero_scores"),
     fault("an odd head width with rotary positions passes",
-          "$block.head_width % 2 => $block.head_width % 1",
+          "$position.turned($width) % 2 => $position.turned($width) % 1",
           "test_what_does_not_fit_is_refused_by_name", within="_rotary"),
     fault("the centre of shaped attention is added", "value = -1 => value = 1", "test_shaped.py",
           within="shape_attention"),

@@ -89,8 +89,8 @@ def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
     ]
 
 
-def heads_of(config: Any) -> Heads:
-    """Read the heads from a Hugging Face configuration.
+def heads_of(config: Any, layer: int = 0) -> Heads:
+    """Read the heads of a layer from a Hugging Face configuration.
 
     Returns:
         Counts of heads and of key-value heads.
@@ -98,6 +98,9 @@ def heads_of(config: Any) -> Heads:
     Raises:
         ArgumentError: it does not say how many there are.
     """
+    if getattr(config, "model_type", "") == "hessblocks":  # whose layers may differ
+        block = config.pattern[layer % len(config.pattern)]
+        return Heads(count=block["heads"], groups=block["key_value_heads"] or block["heads"])
     count = getattr(config, "num_attention_heads", None)
     if not count:
         owner = "its configuration" if config is None else type(config).__name__

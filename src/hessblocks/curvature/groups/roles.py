@@ -2,8 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -117,8 +118,9 @@ def _cut(
 ) -> list[ParameterGroup]:
     for rule in rules:
         match = re.fullmatch(rule.pattern, name)
-        if match and (pieces := _pieces(rule, name, parameter, config, by_head=level == "head")):
-            layer = match.groupdict().get("layer")
+        layer = match.groupdict().get("layer") if match else None
+        heads = partial(heads_of, config, int(layer or 0))
+        if match and (pieces := _pieces(rule, name, parameter, heads, by_head=level == "head")):
             if level == "expert" and (found := EXPERTS.search(name)):
                 pieces = _by_expert(*pieces[0], config, found["number"])
             return [
@@ -134,13 +136,13 @@ def _cut(
 
 
 def _pieces(
-    rule: Rule, name: str, parameter: Tensor, config: Any, *, by_head: bool
+    rule: Rule, name: str, parameter: Tensor, heads_of_layer: Callable[[], Heads], *, by_head: bool
 ) -> list[tuple[str, str, ParameterView]]:
     """List name ({layer} left open), role and view of each piece; none if it cannot be cut."""
     if rule.packing is None or parameter.ndim == 0 or not (by_head or rule.role == ""):
         return [(rule.name.replace("{role}", rule.role), rule.role, whole(name, parameter))]
     alike = rule.packing is thirds and not by_head
-    heads = Heads(count=1, groups=1) if alike else heads_of(config)
+    heads = Heads(count=1, groups=1) if alike else heads_of_layer()
     axis = min(rule.axis, parameter.ndim - 1)
     found: list[tuple[str, str, ParameterView]] = []
     pieces = rule.packing(parameter.shape[axis], heads)

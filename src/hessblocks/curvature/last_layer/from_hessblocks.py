@@ -33,6 +33,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """
     block = model.model.layers[-1]
     attention = block.attention
+    if attention is None:
+        raise uncovered("covers a last layer with attention")
     _check_parts(attention)
     if model.softcap is not None:
         raise uncovered("covers logits without a softcap")
@@ -103,6 +105,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
 
 
 def _check_parts(attention: Any) -> None:
+    if any(hasattr(module, "share") for module in attention.children()):
+        raise uncovered("covers weights of its own, and none of the first layer's")
     if attention.gate is not None:
         raise uncovered("covers attention without a gate on what its heads return")
     if attention.softcap is not None or attention.sink is not None:

@@ -1,0 +1,141 @@
+"""Names of the weights of each family, and how fused ones are cut.
+
+A weight is (outputs, inputs); GPT-2 stores (inputs, outputs). Letters: H heads.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+State = dict[str, Shaped[Tensor, "..."]]
+ENDINGS = ("weight", "bias")
+READ = ("attention.query", "attention.key", "attention.value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """Where a family keeps what a layer and a model of ours have."""
+
+    layers: str
+    """List of the layers."""
+    layer: Mapping[str, str | tuple[str, ...]]
+    """Modules of a layer → ours; several where one weight holds them all."""
+    outside: Mapping[str, str]
+    """Modules outside the layers → ours."""
+    transposed: bool = False
+    """Whether weights of layers are stored (inputs, outputs)."""
+    by_head: bool = False
+    """Whether a fused weight holds query, key and value head by head."""
+
+    def ours(self, theirs: State, heads: int) -> State:
+        """Name weights as our models do; those without a place are left out."""
+        found: State = {}
+        for place, own in self._places(theirs):
+            stored = theirs[place]
+            outside = isinstance(own, str)
+            names = (own,) if outside else own
+            weight = stored.T if self.transposed and not outside and stored.ndim == 2 else stored
+            found |= zip(names, self._cut(weight, len(names), heads), strict=True)
+        return found
+
+    def theirs(self, places: State, ours: State, heads: int) -> State:
+        """Name our weights as the family does.
+
+        Args:
+            places: the weights of a model of the family, whose values do not count.
+            ours: by our names.
+            heads: of queries.
+
+        Returns:
+            Weights by the names in `places`.
+        """
+        found: State = {}
+        for place, own in self._places(places):
+            outside = isinstance(own, str)
+            weight = self._join([ours[name] for name in ((own,) if outside else own)], heads)
+            transposed = self.transposed and not outside and weight.ndim == 2
+            found[place] = weight.T.contiguous() if transposed else weight
+        return found
+
+    def _places(self, state: State) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+        """Yield each of their names with ours: one outside the layers, a tuple inside."""
+        for place in state:
+            module, _, end = place.rpartition(".")
+            if module in self.outside:
+                yield place, f"{self.outside[module]}.{end}"
+            number, _, inside = module.removeprefix(f"{self.layers}.").partition(".")
+            if module.startswith(self.layers) and inside in self.layer:
+                own = self.layer[inside]
+                names = (own,) if isinstance(own, str) else own
+                yield place, tuple(f"model.layers.{number}.{name}.{end}" for name in names)
+
+    def _cut(self, weight: Tensor, count: int, heads: int) -> list[Tensor]:
+        if not self.by_head or count == 1:
+            return list(weight.chunk(count))
+        by_head = weight.unflatten(0, (heads, count, -1))
+        return [by_head[:, role].flatten(0, 1) for role in range(count)]
+
+    def _join(self, weights: list[Tensor], heads: int) -> Tensor:
+        if not self.by_head or len(weights) == 1:
+            return torch.cat(weights)
+        apart = [weight.unflatten(0, (heads, -1)) for weight in weights]
+        return torch.stack(apart, dim=1).flatten(0, 2)
+
+
+LLAMA = Tensors(
+    layers="model.layers",
+    layer={
+        **{f"self_attn.{name[0]}_proj": f"attention.{name}" for name in ("query", "key", "value")},
+        "self_attn.o_proj": "attention.projection",
+        "self_attn.q_norm": "attention.query_norm",
+        "self_attn.k_norm": "attention.key_norm",
+        "mlp.gate_proj": "mlp.gate",
+        "mlp.up_proj": "mlp.input",
+        "mlp.down_proj": "mlp.output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "mlp_norm",
+    },
+    outside={
+        "model.embed_tokens": "model.token_embedding",
+        "model.norm": "model.final_norm",
+        "lm_head": "lm_head",
+    },
+)
+GPT2 = Tensors(
+    layers="transformer.h",
+    layer={
+        "attn.c_attn": READ,
+        "attn.c_proj": "attention.projection",
+        "mlp.c_fc": "mlp.input",
+        "mlp.c_proj": "mlp.output",
+        "ln_1": "attention_norm",
+        "ln_2": "mlp_norm",
+    },
+    outside={
+        "transformer.wte": "model.token_embedding",
+        "transformer.wpe": "model.position_embedding",
+        "transformer.ln_f": "model.final_norm",
+        "lm_head": "lm_head",
+    },
+    transposed=True,
+)
+GPT_NEOX = Tensors(
+    layers="gpt_neox.layers",
+    layer={
+        "attention.query_key_value": READ,
+        "attention.dense": "attention.projection",
+        "mlp.dense_h_to_4h": "mlp.input",
+        "mlp.dense_4h_to_h": "mlp.output",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "mlp_norm",
+    },
+    outside={
+        "gpt_neox.embed_in": "model.token_embedding",
+        "gpt_neox.final_layer_norm": "model.final_norm",
+        **dict.fromkeys(("lm_head", "embed_out"), "lm_head"),  # the later and the earlier name
+    },
+    by_head=True,
+)

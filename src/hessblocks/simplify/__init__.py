@@ -1,0 +1,21 @@
+"""Take parts of a pretrained model away: candidates, prices before and after, a plan, healing."""
+
+from hessblocks.simplify.kinds import KINDS
+from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.passes import Cost, Held, Pass
+from hessblocks.simplify.place import Candidate, Place, edited
+from hessblocks.simplify.plan import Plan, Step
+from hessblocks.simplify.table import Removals, candidates, measure_removals
+
+__all__ = [
+    "KINDS",
+    "Candidate",
+    "Cost",
+    "NormalEquations",
+    "Plan",
+    "Removals",
+    "Step",
+    "candidates",
+    "edited",
+    "measure_removals",
+]

@@ -1,0 +1,82 @@
+"""Take heads away, a group that shares keys and values at a time, or a quarter of the MLP's units."""
+
+import torch
+from torch import Tensor
+
+from hessblocks.simplify.kinds.read_weights import PROJECTION, refitted, with_ones
+from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.place import Candidate, Place
+
+READ = ("query", "key", "value")
+UNITS = 0.25
+"""Share of the units that goes at a time."""
+OUTPUT = "mlp.output"
+
+
+def heads(at: Place) -> Candidate | None:
+    """Take the group of heads away that the refitted projection misses least."""
+    block, places = at.block, [f"attention.{name}" for name in READ]
+    groups, width = block.resolved_key_value_heads, block.resolved_head_width
+    part = block.attention
+    if not at.dense(*places, PROJECTION) or part.shaping is not None or part.gate is not None:
+        return None
+    if groups == 1 or part.query_key == "one-matrix":
+        return None
+    mixed, wanted = at.attended(at.layer)
+    equations = NormalEquations().add(with_ones(at, PROJECTION, mixed), wanted)
+    each, found = block.heads // groups, []
+    for group in range(groups):
+        kept = _others(group, groups, each * width).to(mixed.device)
+        new = refitted(at, PROJECTION, equations, kept)
+        rows = [
+            new[f"{PROJECTION}.weight"].T,
+            *(one[None] for n, one in new.items() if "bias" in n),
+        ]
+        inputs = torch.cat([kept, kept.new_tensor([mixed.shape[1]])])[: sum(map(len, rows))]
+        found.append((equations.error(torch.cat(rows), inputs), group, kept, new))
+    _, group, kept, new = min(found, key=lambda one: one[0])
+    state = at.state
+    for name, place in zip(READ, places, strict=True):
+        rows_kept = kept if name == "query" else _others(group, groups, width).to(kept)
+        for end in ("weight", "bias"):
+            if f"{place}.{end}" in state:
+                state[f"{place}.{end}"] = state[f"{place}.{end}"][rows_kept]
+    left = groups - 1
+    made = block.replace(
+        heads=each * left, key_value_heads=None if each == 1 else left, head_width=width
+    )
+    return at.candidate("heads", made, {**state, **new}, _widened(at, PROJECTION, new, kept))
+
+
+def units(at: Place) -> Candidate | None:
+    """Take a quarter of the MLP's units away, those that add least on the text."""
+    read = ["mlp.input", *(["mlp.gate"] if at.block.mlp.gated else [])]
+    gone = int(UNITS * at.block.resolved_mlp_width)
+    if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
+        return None
+    hidden, wanted = at.hidden()
+    equations = NormalEquations().add(with_ones(at, OUTPUT, hidden), wanted)
+    assert equations.gram is not None
+    count = hidden.shape[1]
+    added = equations.gram.diagonal()[:count] * at.layer.mlp.output.weight.double().square().sum(0)
+    kept = added.topk(count - gone).indices.sort().values
+    new, state = refitted(at, OUTPUT, equations, kept), at.state
+    for name in read:
+        for end in ("weight", "bias"):
+            if f"{name}.{end}" in state:
+                state[f"{name}.{end}"] = state[f"{name}.{end}"][kept]
+    made = at.block.replace(mlp_width=len(kept))
+    return at.candidate("mlp units", made, {**state, **new}, _widened(at, OUTPUT, new, kept))
+
+
+def _others(group: int, groups: int, width: int) -> Tensor:
+    """Entries of all groups but one."""
+    every = torch.arange(groups * width)
+    return every[every // width != group]
+
+
+def _widened(at: Place, name: str, new: dict[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
+    """The refitted matrix in its old shape: zeros at inputs that go."""
+    full = torch.zeros_like(at.layer.get_submodule(name).weight.detach())
+    full[:, kept] = new[f"{name}.weight"]
+    return {**new, f"{name}.weight": full}

@@ -1,0 +1,97 @@
+"""Replace queries by the identity, or queries or values by the first layer's, and refit the projection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessblocks.blocks import BlockConfig, Identity, Shared, Weight
+from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.place import Candidate, Place
+
+PROJECTION = "attention.projection"
+
+
+def identity_query(at: Place) -> Candidate | None:
+    """Let the normalised states be the queries (2510.23912)."""
+    block = at.block
+    if not at.dense("attention.query", PROJECTION) or _inner(block) != block.width:
+        return None
+    if block.attention.query_key == "one-matrix":
+        return None
+    return _replaced(at, "query = identity", "query", Identity())
+
+
+def shared_query(at: Place) -> Candidate | None:
+    """Take the first layer's queries."""
+    return _shared(at, "query")
+
+
+def shared_value(at: Place) -> Candidate | None:
+    """Take the first layer's values (SVFormer, 2410.17897, shares their matrix's outputs)."""
+    return _shared(at, "value")
+
+
+def _shared(at: Place, name: str) -> Candidate | None:
+    first: Any = at.model.model.layers[0].attention
+    place = f"attention.{name}"
+    if at.index == 0 or first is None or not at.dense(place, PROJECTION):
+        return None
+    source, own = getattr(first, name), at.layer.get_submodule(place)
+    if getattr(getattr(source, "weight", None), "shape", None) != own.weight.shape:
+        return None
+    return _replaced(at, f"{name} of the first layer", name, Shared())
+
+
+def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
+    """Replace a weight, then refit the projection so that it gives what it gave."""
+    block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
+    _, wanted = at.attended(at.layer)
+    mixed, _ = at.attended(at.built(block, at.state))
+    state = refitted(
+        at, PROJECTION, NormalEquations().add(with_ones(at, PROJECTION, mixed), wanted)
+    )
+    first: Any = at.model.model.layers[0].attention
+    own = at.layer.get_submodule(f"attention.{name}")
+    source = getattr(first, name) if isinstance(weight, Shared) else None
+    new = {f"attention.{name}.weight": torch.eye(block.width).to(own.weight)}
+    if source is not None:
+        new = {f"attention.{name}.weight": source.weight.detach()}
+    if own.bias is not None:
+        bias = getattr(source, "bias", None)
+        new[f"attention.{name}.bias"] = (
+            torch.zeros_like(own.bias) if bias is None else bias.detach()
+        )
+    return at.candidate(kind, block, state, {**new, **state})
+
+
+def with_ones(at: Place, name: str, x: Tensor) -> Tensor:
+    """Add an input of ones where the matrix has a bias."""
+    if at.layer.get_submodule(name).bias is None:
+        return x
+    return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+
+
+def refitted(
+    at: Place, name: str, equations: NormalEquations, kept: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Solve for a matrix and its bias, on the inputs that are kept.
+
+    Returns:
+        Both by name in the layer.
+    """
+    module = at.layer.get_submodule(name)
+    weight = module.weight.detach()
+    old = weight.T if kept is None else weight.T[kept]
+    if module.bias is None:
+        return {f"{name}.weight": equations.solve(old, kept).T.contiguous().to(weight)}
+    rows = torch.arange(len(old), device=old.device) if kept is None else kept
+    rows = torch.cat([rows, rows.new_tensor([weight.shape[1]])])
+    found = equations.solve(torch.cat([old, module.bias.detach()[None]]), rows).to(weight)
+    return {f"{name}.weight": found[:-1].T.contiguous(), f"{name}.bias": found[-1]}
+
+
+def _inner(block: BlockConfig) -> int:
+    return block.heads * block.resolved_head_width

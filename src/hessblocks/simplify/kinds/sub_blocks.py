@@ -1,0 +1,53 @@
+"""Take a whole layer away, or its attention, or its MLP."""
+
+from torch import Tensor
+
+from hessblocks.blocks import Branch
+from hessblocks.simplify.place import Candidate, Place
+
+
+def layer(at: Place) -> Candidate | None:
+    """Take the layer away."""
+    if at.model.config.depth == 1 or not _attention_elsewhere(at):
+        return None
+    both = {**_silenced(at, "attention.projection"), **_silenced(at, "mlp.output")}
+    return at.candidate("layer", None, change=both)
+
+
+def attention(at: Place) -> Candidate | None:
+    """Take the attention away."""
+    if at.block.sub_blocks != "both" or not _attention_elsewhere(at):
+        return None
+    block, state = at.block, at.state
+    parallel = block.layout == "parallel"
+    if parallel and block.mlp_norm is None:
+        norms = {k: v for k, v in state.items() if k.startswith("attention_norm.")}
+        state |= {name.replace("attention", "mlp", 1): v for name, v in norms.items()}
+    fields = {"layout": "sequential", "mlp_norm": block.mlp_norm or block.norm}
+    if parallel:
+        fields["mlp_branch"] = Branch(skip=block.attention_branch.skip)
+    made = block.replace(sub_blocks="mlp", **fields)
+    return at.candidate("attention", made, state, _silenced(at, "attention.projection"))
+
+
+def mlp(at: Place) -> Candidate | None:
+    """Take the MLP away."""
+    if at.block.sub_blocks != "both":
+        return None
+    made = at.block.replace(sub_blocks="attention", layout="sequential", mlp_norm=None)
+    return at.candidate("mlp", made, change=_silenced(at, "mlp.output"))
+
+
+def _attention_elsewhere(at: Place) -> bool:
+    others = [block for n, block in enumerate(at.model.config.blocks) if n != at.index]
+    return any(block.sub_blocks != "mlp" for block in others)
+
+
+def _silenced(at: Place, name: str) -> dict[str, Tensor]:
+    """Weights of a dense matrix that give nothing."""
+    if not at.dense(name):
+        return {}
+    own = at.layer.get_submodule(name).named_parameters()
+    return {
+        f"{name}.{end}": parameter.detach().new_zeros(parameter.shape) for end, parameter in own
+    }

@@ -1,0 +1,116 @@
+"""Hidden states of a text before each layer, so that a change is measured from its layer on.
+
+Letters: S sequences, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.linalg import Estimate
+
+ROWS = 256
+"""Tokens whose logits are held together, besides those of the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a change costs on held-out text, in nats a token, with errors over sequences."""
+
+    kl: Estimate
+    """KL divergence between the predictions of the original and of the changed model."""
+    loss: Estimate
+    """What the loss rises by."""
+
+
+class Pass:
+    """Inputs of each layer, and of the final norm, on a text."""
+
+    @torch.no_grad()
+    def __init__(self, model: Any, tokens: Int[Tensor, "S T"]) -> None:
+        self.model, self.tokens = model, tokens
+        self.states: list[Float[Tensor, "S T D"]] = []
+        self.context: Any = None
+        trunk = model.model
+
+        def note(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+            self.states.append(arguments[0])
+            self.context = arguments[1] if len(arguments) > 1 else self.context
+
+        with ExitStack() as stack:
+            for module in (*trunk.layers, trunk.final_norm):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+            trunk(input_ids=tokens, use_cache=False)
+
+    def follow(self, model: Any, start: int) -> None:
+        """Run a changed model from layer `start` on, where its first difference is."""
+        self.model = model
+        del self.states[start + 1 :]
+        with torch.no_grad():
+            for layer in model.model.layers[start:]:
+                self.states.append(layer(self.states[-1], self.context))
+
+
+class Held(Pass):
+    """Held-out text with the predictions of the original model."""
+
+    def __init__(self, model: Any, tokens: Int[Tensor, "S T"]) -> None:
+        super().__init__(model, tokens)
+        self._before = [part.log_softmax(-1) for part in self._logits(self.states[-1])]
+        self._loss = self._losses(self._before)
+
+    @torch.no_grad()
+    def cost(self, layers: Sequence[nn.Module], start: int) -> Cost:
+        """Measure what a model costs that has other layers from number `start` on.
+
+        Args:
+            layers: those layers.
+            start: how many layers before them are as in the model.
+
+        Returns:
+            KL divergence and loss against the original.
+
+        Cost: a forward pass from that layer on.
+        """
+        x = self.states[start]
+        for layer in layers:
+            x = layer(x, self.context)
+        after, kl = [], []
+        for before, part in zip(self._before, self._logits(x), strict=True):
+            now = part.log_softmax(-1)
+            kl.append((before.exp() * (before - now)).sum(-1))
+            after.append(self._picked(now, sum(map(len, after))))
+        loss = self._by_sequence(torch.cat(after)) - self._loss
+        return Cost(kl=_mean(self._by_sequence(torch.cat(kl))), loss=_mean(loss))
+
+    def _logits(self, x: Tensor) -> Iterator[Tensor]:
+        """Logits of all tokens with a label, some rows at a time."""
+        with torch.no_grad():
+            hidden = self.model.model.final_norm(x[:, :-1]).flatten(0, 1)
+            for rows in hidden.split(ROWS):
+                yield self.model.lm_head(rows).float()
+
+    def _picked(self, log_probabilities: Tensor, start: int) -> Tensor:
+        labels = self.tokens[:, 1:].flatten()[start : start + len(log_probabilities)]
+        return -log_probabilities.gather(1, labels[:, None])[:, 0]
+
+    def _losses(self, parts: list[Tensor]) -> Tensor:
+        labels = self.tokens[:, 1:].flatten().split(ROWS)
+        found = [F.nll_loss(p, own, reduction="none") for p, own in zip(parts, labels, strict=True)]
+        return self._by_sequence(torch.cat(found))
+
+    def _by_sequence(self, values: Tensor) -> Tensor:
+        return values.double().unflatten(0, (len(self.tokens), -1)).mean(-1)
+
+
+def _mean(values: Float[Tensor, " S"]) -> Estimate:
+    error = float(values.std()) / len(values) ** 0.5
+    return Estimate(value=float(values.mean()), standard_error=error, probes=len(values))

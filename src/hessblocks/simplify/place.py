@@ -1,0 +1,239 @@
+"""Place of a removal: a layer of a model, and what a candidate for it is made of.
+
+Letters: N tokens, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hessblocks.blocks import BlockConfig, Dense, SharedLinear
+from hessblocks.errors import ArgumentError
+from hessblocks.models import HessblocksForCausalLM, Layer
+from hessblocks.simplify.passes import Pass
+
+State = Mapping[str, Float[Tensor, "..."]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidate:
+    """A layer in another form, or none."""
+
+    kind: str
+    """What is taken away."""
+    layer: int
+    """Number of the layer in the model as it is."""
+    block: BlockConfig | None
+    """What the layer becomes; None where it goes."""
+    module: Layer | None
+    """The layer itself."""
+    parameters: int
+    """Parameters saved."""
+    operations: float
+    """Floating-point operations saved a token: two for each entry of a matrix, and those of
+    attention to half of the held-out sequence."""
+    cache: int
+    """Entries of the cache saved a token."""
+    change: State = field(default_factory=dict)
+    """New weights by name that do the same in the model as it is; none where that is impossible."""
+
+    @property
+    def modules(self) -> list[Layer]:
+        """The layer as a list, empty where it goes."""
+        return [] if self.module is None else [self.module]
+
+
+Kind = Callable[["Place"], Candidate | None]
+"""From a place to the candidate there; None where the layer has not what it takes away."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Place:
+    """Layer of a model, with the states of a text to refit weights on."""
+
+    model: HessblocksForCausalLM
+    """The model as it is."""
+    index: int
+    """Number of the layer."""
+    text: Pass
+    """Its states on the text."""
+
+    @property
+    def layer(self) -> Any:
+        """Module of the layer."""
+        return self.model.model.layers[self.index]
+
+    @property
+    def block(self) -> BlockConfig:
+        """Configuration of the layer."""
+        return self.model.config.blocks[self.index]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """Weights of the layer by name."""
+        return dict(self.layer.state_dict())
+
+    def dense(self, *names: str) -> bool:
+        """Tell whether the layer has these weights, such as `attention.value`, each dense."""
+        parts = (("attention", self.layer.attention), ("mlp", getattr(self.layer, "mlp", None)))
+        held = {name for name, module in parts if module is not None}
+        return all(
+            name.partition(".")[0] in held
+            and isinstance(self.layer.get_submodule(name), nn.Linear)
+            and isinstance(_slot(self.block, name), Dense)
+            for name in names
+        )
+
+    def built(self, block: BlockConfig, state: State) -> Layer:
+        """Build the layer by another configuration, around the given weights."""
+        with torch.device("meta"):
+            made = Layer(block, self.index, self.model.config.depth)
+        made.load_state_dict({name: state[name] for name in made.state_dict()}, assign=True)
+        first = cast(Layer, self.model.model.layers[0])
+        made.share(made if self.index == 0 else first)
+        return cast(Layer, made.eval())
+
+    def candidate(
+        self, kind: str, block: BlockConfig | None, state: State | None = None, change: State = {}
+    ) -> Candidate:
+        """Make a candidate.
+
+        Args:
+            kind: its name.
+            block: configuration of the layer; None: it goes.
+            state: weights that differ from the layer's, by name in the layer.
+            change: weights that do the same in the layer as it is, by name in the layer.
+
+        Returns:
+            The candidate, with what it saves.
+        """
+        made = None if block is None else self.built(block, {**self.state, **(state or {})})
+        tokens = self.text.tokens.shape[1]
+        saved = [
+            one - other
+            for one, other in zip(_sizes(self.layer, tokens), _sizes(made, tokens), strict=True)
+        ]
+        stem = f"model.layers.{self.index}."
+        return Candidate(
+            kind=kind,
+            layer=self.index,
+            block=block,
+            module=made,
+            parameters=int(saved[0]),
+            operations=saved[1],
+            cache=int(saved[2]),
+            change={stem + name: value for name, value in change.items()},
+        )
+
+    @torch.no_grad()
+    def attended(self, layer: Any) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
+        """Run the attention of `layer` on this layer's states.
+
+        Returns:
+            Inputs of the projection, and what it gives.
+        """
+        x = self.text.states[self.index]
+        inputs = x if layer.post else layer.attention_norm(x)
+        call = (inputs, self.text.context)
+        return _around(layer.attention.projection, lambda: layer.attention(*call))
+
+    @torch.no_grad()
+    def hidden(self) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
+        """Run the layer.
+
+        Returns:
+            Inputs of the MLP's output matrix, and what it gives.
+        """
+        x = self.text.states[self.index]
+        return _around(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
+
+
+def edited(model: HessblocksForCausalLM, chosen: Candidate) -> HessblocksForCausalLM:
+    """Put a candidate into a model.
+
+    Args:
+        model: stays as it is; weights that do not change are held together by both.
+        chosen: made for this model.
+
+    Returns:
+        The changed model, with a configuration of its own, in evaluation mode.
+    """
+    blocks: Sequence[BlockConfig] = model.config.blocks
+    layers: list[Any] = list(model.model.layers)
+    at, after = chosen.layer, chosen.layer + 1
+    config = copy.deepcopy(model.config)
+    new = [] if chosen.block is None else [chosen.block]
+    own = [*blocks[:at], *new, *blocks[after:]]
+    layers[at:after] = chosen.modules
+    config.depth, config.preset = len(own), None
+    config.block = [block.to_dict() for block in own]
+    state = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
+    for number, layer in enumerate(layers):
+        state |= {f"model.layers.{number}.{name}": v for name, v in layer.state_dict().items()}
+    with torch.device("meta"):
+        made = type(model)(config)
+    made.load_state_dict(state, assign=True)
+    made.tie_weights()
+    made.generation_config = copy.deepcopy(model.generation_config)
+    return cast(HessblocksForCausalLM, made.eval())
+
+
+def check_layers(model: Any) -> None:
+    """Refuse a model whose layers cannot be moved or go.
+
+    Raises:
+        ArgumentError: another class, or a block with something for the first layer alone or by the
+            number of layers.
+    """
+    if not isinstance(model, HessblocksForCausalLM):
+        raise ArgumentError(
+            f"model: expected a causal language model of blocks, got {type(model).__name__}; "
+            "hb.from_pretrained_blocks makes one of a pretrained model"
+        )
+    for layer, block in enumerate(model.config.blocks):
+        branches = (block.attention_branch, block.mlp_branch)
+        odd = block.first_norm or block.attention.first_value
+        if odd or any(branch.over_sqrt_depth for branch in branches):
+            raise ArgumentError(
+                f"model: layer {layer} has a part for the first layer alone, or a gain by the "
+                "number of layers, so that layers cannot be told apart from their places"
+            )
+
+
+def _slot(block: BlockConfig, name: str) -> object:
+    """Find the slot of a module: the gate of an MLP has the input's."""
+    part, _, slot = name.partition(".")
+    return getattr(getattr(block, part), "input" if name == "mlp.gate" else slot)
+
+
+def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
+    """Count parameters, operations a token, and entries of the cache a token."""
+    if layer is None:
+        return 0, 0, 0
+    weights = list(layer.parameters())
+    shared = [m.source.weight for m in layer.modules() if isinstance(m, SharedLinear)]
+    products = 2 * sum(weight.numel() for weight in (*weights, *shared) if weight.ndim > 1)
+    attention = layer.attention
+    if attention is None:
+        return sum(weight.numel() for weight in weights), products, 0
+    mixed = 2 * tokens * attention.heads * attention.head_width
+    cached = 2 * attention.key_value_heads * attention.head_width
+    return sum(weight.numel() for weight in weights), products + mixed, cached
+
+
+def _around(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """Inputs and outputs of a module in a run, one row a token."""
+    seen: list[Tensor] = []
+    handle = module.register_forward_hook(
+        lambda _, given, output: seen.extend((given[0].flatten(0, 1), output.flatten(0, 1)))
+    )
+    run()
+    handle.remove()
+    return seen[0], seen[1]
