@@ -20,12 +20,18 @@ from typing import Any
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError, RunError
-from hessblocks.figures import Figure, read_figure
+from hessblocks.figures import Figure, Panel, Series, read_figure
 from hessblocks.storage import read_object, write_text
 from hessblocks_studies.gallery import VERDICTS
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
+TABLE_OF_PAIRS = "bigram table"
+"""A reference, as studies name it."""
+TOKENS = 16 * 64
+"""Of a step of `trial`."""
+NARROW = (4.2, 3.6)
+"""Inches of a panel on a phone, whose letters are then 13 pixels large."""
 NO_CLOCK = {"against_the_base": None, "error_of_the_ratio": None}
 """Of what takes no steps."""
 ALL = "all weight matrices"
@@ -50,18 +56,35 @@ Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """Panels of a study's figure."""
+class Study:
+    """What a study left."""
 
-    study: str
-    """Whose figure it is."""
+    data: Data
+    """Checks and tables."""
+    figure: Figure
+    """All its panels."""
+
+    def panel(self, title: str) -> Panel:
+        """One of its panels.
+
+        Raises:
+            RunError: it is missing.
+        """
+        found = [panel for panel in self.figure.plots if panel.title == title]
+        if not found:
+            raise RunError(f"{self.data['study']}: its figure has no panel {title!r}.")
+        return found[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """Picture of a page, drawn for wide screens and, its panels in one column, for phones."""
+
     name: str
     """Of the file."""
-    title: str
-    caption: str
-    """Below it."""
-    panels: Mapping[str, str]
-    """Panel of the study's figure → its title in the picture."""
+    studies: tuple[str, ...]
+    """Whose numbers it shows, as `make` takes them."""
+    make: Callable[..., Figure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +101,33 @@ class Table:
 
 
 def main(docs: Path = DOCS) -> None:
-    """Draw all pictures, and put the tables into their pages.
+    """Draw all pictures, and put the tables into their pages."""
+    write_pictures(docs / "results")
+    write_tables(docs)
+
+
+def write_pictures(results: Path) -> None:
+    """Draw all pictures, each also for a phone.
+
+    Raises:
+        RunError: a file is missing or damaged, or a figure lacks a panel.
+    """
+    for each in PICTURES:
+        figure = each.make(*(study(results, name) for name in each.studies))
+        narrow = replace(figure, columns=1, size=NARROW)
+        for shown, name in ((figure, each.name), (narrow, f"{each.name}-narrow")):
+            with TemporaryDirectory() as folder:
+                drawn = write_picture(draw(shown, NARROW[0]), Path(folder), name)
+                shutil.copyfile(drawn, results / drawn.name)
+
+
+def write_tables(docs: Path) -> None:
+    """Put the tables into their pages.
 
     Raises:
         RunError: a file is missing or damaged, or a page lacks the place of a table.
     """
-    results = docs / "results"
-    for each in PICTURES:
-        with TemporaryDirectory() as folder:
-            figure = picture(each, read_figure(results / f"{each.study}-figure.json"))
-            drawn = write_picture(draw(figure), Path(folder), each.name)
-            shutil.copyfile(drawn, results / drawn.name)
-    texts: dict[Path, str] = {}
+    results, texts = docs / "results", dict[Path, str]()
     for table in TABLES:
         made = table.make(*(read_object(results / f"{name}.json") for name in table.studies))
         file = docs / table.page
@@ -102,17 +140,220 @@ def main(docs: Path = DOCS) -> None:
         write_text(file, text)
 
 
-def picture(asked: Picture, figure: Figure) -> Figure:
-    """The panels that a picture is of, in its order and under its titles.
+def study(results: Path, name: str) -> Study:
+    """Read what a study left."""
+    figure = read_figure(results / f"{name}-figure.json")
+    return Study(data=read_object(results / f"{name}.json"), figure=figure)
 
-    Raises:
-        RunError: a panel is missing.
-    """
-    known = {panel.title: panel for panel in figure.panels}
-    if lacking := asked.panels.keys() - known.keys():
-        raise RunError(f"{asked.study}: its figure has no panel {min(lacking)!r}.")
-    panels = tuple(replace(known[old], title=new) for old, new in asked.panels.items())
-    return replace(figure, title=asked.title, caption=asked.caption, panels=panels)
+
+def with_lines(panel: Panel, **lines: float) -> Panel:
+    """A panel with its references as thin lines, each with its name."""
+    ends = [
+        series.x for series in panel.shown if not series.guide and series.name != TABLE_OF_PAIRS
+    ]
+    across = (min(map(min, ends)), max(map(max, ends)))
+    known = {one.name: one.y[0] for one in panel.shown if one.name == TABLE_OF_PAIRS}
+    guides = (
+        Series(name=name, x=across, y=(value, value), guide=True)
+        for name, value in (known | lines).items()
+    )
+    shown = (one for one in panel.series if one.name != TABLE_OF_PAIRS)
+    return replace(panel, series=(*shown, *guides))
+
+
+def points_of(
+    lines: Iterable[Mapping[str, Any]], name: str, x: str, y: str, error: str | None = None
+) -> tuple[Series, ...]:
+    """A point of its own for each line of a table that has both numbers."""
+    return tuple(
+        Series(
+            name=line[name],
+            x=(line[x],),
+            y=(line[y],),
+            error=(line[error] or 0.0,) if error else (),
+            line=False,
+        )
+        for line in lines
+        if line[x] is not None and line[y] is not None
+    )
+
+
+def comparison(trial: Study) -> Figure:
+    """The gap to the base alone, along training and with one thing changed."""
+    gap = trial.panel(f"narrow: runs, above {BASE}")
+    (base,) = (
+        line["parameters"]
+        for line in trial.data["tables"]["losses"]
+        if (line["runs"], line["variant"]) == ("narrow", BASE)
+    )
+    shown = [
+        replace(one, x=tuple(step * TOKENS / base for step in one.x))
+        for one in gap.shown
+        if one.name in GLANCED
+    ]
+    changed = trial.panel("narrow: runs, one thing changed")
+    own = [one for one in changed.shown if one.name in GLANCED]
+    kept = 1 + max(int(x) for one in own for x in one.x)
+    return Figure(
+        title="How far do simplified blocks end above pre-LN?",
+        caption="Loss above pre-LN with zero queries, six layers of width 64. Each block at its best learning rate and initial embeddings, "
+        "means over seeds, bars are standard errors (none for a single seed). With one thing changed the base has the lower rate and the other text too.",
+        panels=(
+            with_lines(
+                replace(
+                    gap,
+                    title="The longer they train, the farther behind",
+                    x_label="tokens read for each parameter",
+                    y_label="above pre-LN (nats per token)",
+                    series=tuple(shown),
+                    named=True,
+                ),
+                **{BASE: 0.0, "counts as equal": 0.05},
+            ),
+            replace(
+                changed,
+                title="No single change closes the gap surely",
+                y_label="above pre-LN (nats per token)",
+                series=tuple(own),
+                ticks=changed.ticks[:kept],
+            ),
+        ),
+    )
+
+
+def findings(simplification: Study) -> Figure:
+    """Unevenness along training, and the loss against it, every point with its name."""
+    spreads = [
+        line for line in simplification.data["tables"]["unevenness"] if line["quantity"] == "spread"
+    ]
+    along = []
+    for block in GLANCED:
+        own = [one for one in spreads if (one["groups"], one["variant"]) == (ALL, block)]
+        own.sort(key=lambda line: line["share_of_the_steps"])
+        along.append(
+            Series(
+                name=block,
+                x=tuple(line["share_of_the_steps"] for line in own),
+                y=tuple(line["value"] for line in own),
+                error=tuple(line["standard_error"] for line in own),
+            )
+        )
+    ends = {
+        line["variant"]: line
+        for line in spreads
+        if (line["groups"], line["share_of_the_steps"]) == ("common matrices", 1.0)
+    }
+    ranked = sorted(
+        (line for line in simplification.data["tables"]["losses"] if line["variant"] in ends),
+        key=lambda line: line["final_loss"] or math.inf,
+    )
+    ranks = [{**ends[line["variant"]], "rank": place} for place, line in enumerate(ranked, start=1)]
+    return Figure(
+        title="Does simplifying a block even out its curvature, and does that matter?",
+        caption="Spread of the Hessian norms of the weight matrices: 1 means that they typically lie a factor of ten from their middle. "
+        "First all matrices of three blocks, along training; then those that every block has, after training, in sixteen blocks. "
+        "Each at its best learning rate, means over three seeds, bars are standard errors.",
+        panels=(
+            Panel(
+                title="At the start, yes; after a quarter of training, no",
+                x_label="share of the training steps",
+                y_label="spread of log10 norm (decades)",
+                series=tuple(along),
+                named=True,
+            ),
+            Panel(
+                title="Evenness does not order the losses",
+                x_label="spread of log10 norm (decades)",
+                y_label="blocks by final loss, the lowest on top",
+                series=points_of(ranks, "variant", "value", "rank"),
+                limits=(len(ranks) + 1.0, 0.0),
+                named=True,
+            ),
+        ),
+    )
+
+
+def edges(edge: Study) -> Figure:
+    """Final loss against the rate, and how near the edge training is, the edge drawn."""
+    return Figure(
+        title="Which learning rates does a block stand?",
+        caption="Peak rates, eight of each block, and how near the edge of stability training is at each block's best rate: at 1 a step with AdamW's "
+        "preconditioner held fixed would no longer be stable. Means over three seeds, bars are standard errors. Gradients are not clipped.",
+        panels=(
+            with_lines(
+                replace(edge.panel("warm-up"), title="With a warm-up SAS-P stands larger rates")
+            ),
+            with_lines(
+                replace(edge.panel("no warm-up"), title="Without one, pre-LN wants a smaller rate")
+            ),
+            with_lines(
+                replace(
+                    edge.panel("warm-up: how near the edge"),
+                    title="Both train below the edge, with a warm-up",
+                ),
+                **{"the edge": 1.0},
+            ),
+            with_lines(
+                replace(
+                    edge.panel("no warm-up: how near the edge"),
+                    title="and, but for the first steps, without",
+                ),
+                **{"the edge": 1.0},
+            ),
+        ),
+    )
+
+
+def by_need(optimisers: Study) -> Figure:
+    """A line a block from optimiser to optimiser, and what SGD costs against unevenness."""
+    losses_of = {
+        tuple(line["variant"].rsplit(", ", 1)): line for line in optimisers.data["tables"]["losses"]
+    }
+    ticks = ("sgd", "adamw", "muon")
+    slopes = []
+    for block in dict.fromkeys(own[0] for own in losses_of if own[-1] in ticks):
+        told = [
+            (place, losses_of[block, method])
+            for place, method in enumerate(ticks)
+            if (block, method) in losses_of and losses_of[block, method]["final_loss"] is not None
+        ]
+        if len(told) > 1:
+            slopes.append(
+                Series(
+                    name=block,
+                    x=tuple(float(place) for place, _ in told),
+                    y=tuple(line["final_loss"] for _, line in told),
+                    error=tuple(line["standard_error"] or 0.0 for _, line in told),
+                )
+            )
+    uneven = [
+        line
+        for line in optimisers.data["tables"]["gaps"]
+        if line["groups"] == "common matrices" and line["moment"].startswith("after")
+    ]
+    scatter = Panel(
+        title="Unevenness does not tell what SGD costs",
+        x_label="spread of log10 norm (decades)",
+        y_label="SGD above AdamW (nats per token)",
+        series=points_of(uneven, "block", "spread", "gap", "gap_error"),
+        named=True,
+    )
+    return Figure(
+        title="Which optimiser does each block need?",
+        caption="Each block with each optimiser at its best rate. Spread: of the matrices that every block has, after training with AdamW; left is more even. "
+        "Means over four seeds, bars are standard errors.",
+        panels=(
+            Panel(
+                title="SGD costs pre-LN more than SAS, Muon gives it more",
+                x_label="optimiser",
+                y_label="final validation loss (nats per token)",
+                series=tuple(slopes),
+                ticks=tuple(OPTIMISERS[method] for method in ticks),
+                named=True,
+            ),
+            with_lines(scatter, **{"no cost": 0.0}),
+        ),
+    )
 
 
 def at_a_glance(trial: Data, simplification: Data, optimisers: Data) -> str:
@@ -303,60 +544,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
 
 
-COMPARISON = Picture(
-    study="trial",
-    name="comparison",
-    title="Simplified blocks against pre-LN",
-    caption="Each block at its best learning rate and initial embeddings, means over seeds, bars are standard errors (none for a single "
-    "seed). Curves begin after a fifth of the steps, before which the means of pre-LN with zero queries, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
-    "changed, the base has the lower rate and the other text too; pre-LN without values is compared with pre-LN as it is.",
-    panels={
-        "narrow: runs": "validation loss, width 64",
-        f"narrow: runs, above {BASE}": "loss above pre-LN with zero queries, width 64",
-        "narrow: runs, one thing changed": "the same at the end, one thing changed, width 64",
-        "wide: runs against time": "loss against time, width 256",
-    },
+PICTURES = (
+    Picture(name="comparison", studies=("trial",), make=comparison),
+    Picture(name="findings", studies=("simplification",), make=findings),
+    Picture(name="edges", studies=("edge-of-stability",), make=edges),
+    Picture(name="optimisers-and-evenness", studies=("optimisers",), make=by_need),
 )
-FINDINGS = Picture(
-    study="simplification",
-    name="findings",
-    title="Uneven curvature and loss",
-    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each; those of losses begin after a fifth of the steps. Farther left is more "
-    "even, lower is better. Common matrices are query and both of the MLP. Bars are standard errors of the loss; those of the spread, up to 0.04, are not drawn.",
-    panels={
-        "runs": "validation loss",
-        "spread, all weight matrices": "unevenness of all matrices",
-        "common matrices, before training": "common matrices, before training",
-        "common matrices, after training": "common matrices, after training",
-    },
-)
-EDGES = Picture(
-    study="edge-of-stability",
-    name="edges",
-    title="Learning rates with and without warm-up",
-    caption="Final loss at each peak rate, and how near the edge of stability training is at each block's best rate: 1 is where a step with AdamW's preconditioner held fixed would no "
-    "longer be stable. Means over three seeds, bars are standard errors. Gradients are not clipped.",
-    panels={
-        "warm-up": "final loss, with warm-up",
-        "no warm-up": "final loss, without warm-up",
-        "warm-up: how near the edge": "how near the edge, with warm-up",
-        "no warm-up: how near the edge": "how near the edge, without warm-up",
-    },
-)
-ADAM = Picture(
-    study="optimisers",
-    name="optimisers-and-evenness",
-    title="Which optimiser does each block need?",
-    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Rates by curvature "
-    "and published rates are AdamW's, one for each role; SGD in the layers leaves all else to AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard errors.",
-    panels={
-        "runs": "final loss",
-        "steps to pre-ln's loss": "steps to pre-LN's loss with AdamW",
-        "gap and unevenness before training": "common matrices, before training",
-        "gap and unevenness after training with AdamW": "common matrices, after training",
-    },
-)
-PICTURES = (COMPARISON, FINDINGS, EDGES, ADAM)
 
 
 def _tables(page: str, study: str, **makers: Callable[[Data], str]) -> tuple[Table, ...]:

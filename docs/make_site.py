@@ -46,8 +46,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     site = Files([file for file in files if file.src_dir != config.docs_dir])
     held = [Path(file.abs_src_path) for file in files if file.src_dir == config.docs_dir]
     for path in [*held, *(path for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))]:
-        if path.suffix != ".py":
-            name = path.relative_to(ROOT).as_posix()
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix == ".html":  # a page as it is, whose links lead to pages
+            text = path.read_text(encoding="utf-8").replace("../README.md", "../index.html")
+            site.append(File.generated(config, name, content=text.replace('.md"', '.html"')))
+        elif path.suffix != ".py":
             site.append(File.generated(config, name, abs_src_path=str(path)))
     for name, content in made():
         site.append(File.generated(config, name, content=content))

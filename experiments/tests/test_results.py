@@ -104,18 +104,18 @@ def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) ->
 
 @pytest.fixture
 def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
-    """What makes pages from results, and a copy of what is committed, made anew."""
+    """What makes pages from results, and a copy of what is committed, its tables made anew."""
     mine, folder = script("make_pages"), tmp_path / "docs"
     (folder / "results").mkdir(parents=True)
-    studies = {study for table in mine.TABLES for study in table.studies}
+    studies = {study for made in (*mine.TABLES, *mine.PICTURES) for study in made.studies}
     files = {
         *(table.page for table in mine.TABLES),
         *(f"results/{study}.json" for study in studies),
-        *(f"results/{each.study}-figure.json" for each in mine.PICTURES),
+        *(f"results/{study}-figure.json" for each in mine.PICTURES for study in each.studies),
     }
     for name in files:
         shutil.copyfile(DOCS / name, folder / name)
-    mine.main(folder)
+    mine.write_tables(folder)
     return mine, folder
 
 
@@ -124,10 +124,11 @@ def test_pages_have_the_numbers_of_their_studies(made_pages: tuple[ModuleType, P
     mine, folder = made_pages
     texts = {table.page: (folder / table.page).read_text("utf-8") for table in mine.TABLES}
     assert texts == {page: (DOCS / page).read_text("utf-8") for page in texts}
+    mine.write_pictures(folder / "results")
     for each in mine.PICTURES:
-        picture = f"results/{each.name}.png"
-        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
-        assert picture in "".join(texts.values())
+        for picture in (f"results/{each.name}.png", f"results/{each.name}-narrow.png"):
+            assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+            assert picture in "".join(texts.values())
 
 
 def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> None:
@@ -147,7 +148,7 @@ def test_other_numbers_change_a_page(made_pages: tuple[ModuleType, Path]) -> Non
         old += [(page, gone) for page in pages]
         line |= {"final_loss": 1.25, "standard_error": None}
         file.write_text(json.dumps(data))
-    mine.main(folder)
+    mine.write_tables(folder)
     for page, gone in old:
         before = (DOCS / page).read_text(encoding="utf-8")
         after = (folder / page).read_text(encoding="utf-8")
@@ -166,7 +167,7 @@ def test_another_clock_changes_a_page(made_pages: tuple[ModuleType, Path]) -> No
     line["decoding_speed"] = 2.5
     file.write_text(json.dumps(data))
     before = (folder / "comparison.md").read_text("utf-8")
-    mine.main(folder)
+    mine.write_tables(folder)
     after = (folder / "comparison.md").read_text("utf-8")
     assert after == before.replace(cell, f"{line['training_speed']:.2f} / 2.50 |\n") != before
     assert before.count(cell) == 1
@@ -179,9 +180,9 @@ def test_pages_name_optimisers_as_the_figure_does(made_pages: tuple[ModuleType, 
 
 def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> None:
     mine, _ = made_pages
-    figure = mine.read_figure(DOCS / "results" / "trial-figure.json")
-    with pytest.raises(RunError, match="simplification: its figure has no panel"):
-        mine.picture(mine.FINDINGS, figure)
+    study = mine.study(DOCS / "results", "trial")
+    with pytest.raises(RunError, match="trial: its figure has no panel 'narrower'"):
+        study.panel("narrower")
 
 
 UNFINISHED: set[str] = set()

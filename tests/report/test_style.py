@@ -1,12 +1,24 @@
-"""Marks that can be told apart, axes that have a zero, numbers as text."""
+"""Marks that can be told apart, names beside points, axes that have a zero, numbers as text."""
 
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from hessblocks.blocks.presets import PRESETS
-from hessblocks.figures import log_axis, page_text, plain_math, read_figure
+from hessblocks.drawing import draw
+from hessblocks.figures import (
+    Figure,
+    Panel,
+    Series,
+    log_axis,
+    page_text,
+    plain_math,
+    read_figure,
+)
 from hessblocks.figures.style import BESIDE, MARKS, marks
 from hessblocks.figures.text import number
 from hessblocks.report.captions import short_names, with_error, with_interval
@@ -60,6 +72,13 @@ def test_who_has_a_mark_keeps_it_in_any_company(name: str) -> None:
     alone, among = marks([name]), marks(["mine", "pre-ln", name, "other"])
     assert alone[name] == among[name] == OWN[name]
     assert len({mark.colour for mark in among.values()}) == 4
+
+
+def test_beside_blocks_nobody_wears_the_mark_of_a_block() -> None:
+    worn = {(mark.colour, mark.marker) for mark in OWN.values()}
+    mine = marks(["pre-ln", *(f"other {place}" for place in range(20))])
+    assert not worn & {(mine[name].colour, mine[name].marker) for name in mine if name != "pre-ln"}
+    assert {(mark.colour, mark.marker) for mark in marks(["query", "value"]).values()} <= worn
 
 
 @pytest.mark.parametrize("count", [len(OWN) + 1, 17, 40])
@@ -170,6 +189,44 @@ STORED = sorted(Path(__file__).parents[2].glob("docs/results/*-figure.json"))
 def test_a_stored_figure_is_read_and_stays_as_it_is(path) -> None:
     again = read_figure(path).to_dict()
     assert json.loads(json.dumps(again)) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_block_has_its_own_mark_in_every_figure(path) -> None:
+    """In all panels: a name has one mark, and nobody else has that of a block."""
+    figure = read_figure(path)
+    looks = marks(figure.names)
+    blocks = OWN.keys() & looks.keys()
+    assert {name: looks[name] for name in blocks} == {name: OWN[name] for name in blocks}
+    others = {(look.colour, look.marker) for name, look in looks.items() if name not in OWN}
+    assert not blocks or not others & {(mark.colour, mark.marker) for mark in OWN.values()}
+
+
+def test_small_marks_keep_their_colours_in_a_picture() -> None:
+    """The page of findings has one small point of each of these blocks."""
+    pixels = np.asarray(Image.open(STORED[0].with_name("findings.png")).convert("RGB"))
+    for name in ("skipless", "op", "v-skipinit", "modern", "parallel", "sas-p-no-norm"):
+        colour = [int(OWN[name].colour[at : at + 2], 16) for at in (1, 3, 5)]
+        assert np.abs(pixels.astype(int) - colour).max(-1).min() <= 6, name
+
+
+def test_names_beside_points_and_lines_are_apart() -> None:
+    points = [Series(name=f"block {n}", x=(1.0,), y=(float(n),), line=False) for n in range(8)]
+    lines = [Series(name=f"line {n}", x=(0.0, 1.0), y=(0.0, 1 + n / 100)) for n in (2, 0, 1, 3)]
+    panels = [
+        Panel(title="", x_label="", y_label="", series=tuple(each), named=True)
+        for each in (points, lines)
+    ]
+    drawn = draw(Figure(title="", caption="", panels=tuple(panels)))
+    drawn.draw_without_rendering()
+    for axis, count in zip(drawn.axes, (8, 4), strict=True):
+        names = [text for text in axis.texts if text.get_text()]
+        boxes = [text.get_window_extent() for text in names]
+        assert len(names) == count
+        assert sum(a.overlaps(b) for a, b in itertools.combinations(boxes, 2)) == 0
+    order = sorted(names, key=lambda text: text.get_window_extent().y0)
+    assert [text.get_text() for text in order] == [f"line {n}" for n in range(4)]
+    assert drawn.legends == []
 
 
 def test_figures_were_stored() -> None:

@@ -17,6 +17,8 @@ from hessblocks.storage import atomic_path
 
 COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
+OF_MAPS, OF_LINES = Image.Quantize.MEDIANCUT, Image.Quantize.FASTOCTREE
+"""How they are chosen: finest where many pixels are, or alike everywhere, which keeps small marks."""
 UNDATED = {"Date": None, "Creator": None}
 """Metadata of a svg: nothing that differs from one day to the next."""
 
@@ -42,7 +44,8 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
         canvas.draw()
         image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         with atomic_path(path) as temporary:
-            few = image.quantize(COLOURS, dither=Image.Dither.NONE)
+            method = OF_MAPS if any(axis.images for axis in figure.axes) else OF_LINES
+            few = image.quantize(COLOURS, method, dither=Image.Dither.NONE)
             few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
         figure.set_layout_engine("none")  # places are settled; the svg need not find them again
         if not any(axis.images for axis in figure.axes):  # those have places of their own

@@ -13,7 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.transforms import Bbox
 
 from hessblocks import figures
 
@@ -39,6 +41,19 @@ NUMBERS = 7
 """Ticks that fit on a panel where they count something."""
 LETTER = 0.085
 """Width of a letter beside a tick, in inches."""
+NAMES_AT = tuple(
+    (side * out, up)
+    for out, up in (
+        *((8.0, 0.0), (5.0, 11.0), (5.0, -11.0), (12.0, 22.0), (12.0, -22.0), (30.0, 11.0)),
+        *((30.0, -11.0), (16.0, 33.0), (16.0, -33.0), (36.0, 24.0), (36.0, 44.0), (20.0, 55.0)),
+    )
+    for side in (1, -1)
+)
+"""Where the name of a point may stand beside it, in points, the best first."""
+FAR = 15.0
+"""Points between a name and its point from which on a thin line joins them."""
+APART = 11.5
+"""Points between names at the ends of lines."""
 GREY = "#666666"
 SIZE = (6.4, 4.0)
 """Size of a panel that stands alone, in inches."""
@@ -48,12 +63,20 @@ Looks = Mapping[str, figures.Mark]
 
 
 @mpl.rc_context(dict(figures.MATPLOTLIB))
-def draw(figure: figures.Figure) -> Drawn:
-    """Draw the figure for `write_picture`; each name has its mark in all panels."""
+def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
+    """Draw the figure for `write_picture`; each name has its mark in all panels.
+
+    Args:
+        figure: what is drawn.
+        narrowest: smallest width, in inches; less for a phone.
+
+    Returns:
+        The figure.
+    """
     panels, looks = figure.panels, figures.marks(figure.names)
     columns = min(figure.columns or MOST_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    width = max(figure.size[0] * columns, NARROWEST)
+    width = max(figure.size[0] * columns, narrowest)
     caption = textwrap.wrap(figure.caption, int(width * LETTERS))
     title = textwrap.wrap(figure.title, int(width * LETTERS * 0.75))
     handles = _legend(figure, looks)
@@ -80,6 +103,10 @@ def draw(figure: figures.Figure) -> Drawn:
             axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
+    drawn.draw_without_rendering()  # settles the places beside which names stand
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        if isinstance(panel, figures.Panel) and panel.named:
+            _name_series(axis, panel)
     if handles:
         where: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, written / height)}
         drawn.legend(handles=handles, ncols=across, borderaxespad=0.1, fontsize=9.5, **where)
@@ -130,7 +157,8 @@ def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
 def _draw_panel(
     axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
 ) -> None:
-    axis.set_title(panel.title, loc="left", fontsize=10.5)
+    title = textwrap.fill(panel.title, int(width * LETTERS * 0.75))
+    axis.set_title(title, loc="left", fontsize=10.5)
     if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
@@ -239,6 +267,39 @@ def _draw_series(
     axis.errorbar(
         series.x, series.y, yerr=bars, xerr=series.across or None, elinewidth=0.8, **style
     )
+
+
+def _name_series(axis: Axes, panel: figures.Panel) -> None:
+    """Write names at the ends of lines, in their order, and beside points, where they hide least."""
+    shown = [series for series in panel.shown if not series.guide]
+    ends = {one.name: axis.transData.transform((one.x[-1], one.y[-1])) for one in shown}
+    hidden = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in ends.values()]
+    points = 72 / axis.figure.dpi
+    lowest: dict[float, float] = {}  # of the names at an end of lines, from the top
+    beside: Any = {"textcoords": "offset points"}
+    joined = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
+    for series in sorted(shown, key=lambda one: -one.y[-1]):
+        end, text = (series.x[-1], series.y[-1]), figures.plain_math(series.name)
+        name = axis.annotate(text, end, xytext=(9, 0), va="center", fontsize=9.5, **beside)
+        if series.line:
+            height = points * float(ends[series.name][1])
+            lowest[end[0]] = min(height, lowest.get(end[0], math.inf) - APART)
+            name.set_position((9.0, lowest[end[0]] - height))
+        else:
+            name.set_in_layout(False)
+            costs = {where: _hides(name, where, hidden, axis) for where in NAMES_AT}
+            _hides(name, min(costs, key=costs.__getitem__), hidden, axis)
+        hidden.append(name.get_window_extent())
+        if math.hypot(*name.get_position()) > FAR:
+            axis.annotate("", end, xytext=name.get_position(), arrowprops=joined, **beside)
+
+
+def _hides(name: Annotation, where: tuple[float, float], hidden: list[Bbox], axis: Axes) -> int:
+    """Put a name somewhere; count what it hides there, thrice where it leaves the axes."""
+    name.set(position=where, ha="left" if where[0] > 0 else "right")
+    box = name.get_window_extent()
+    inside = axis.bbox.x0 < box.x0 and box.x1 < axis.bbox.x1 and box.y0 > axis.bbox.y0
+    return sum(map(box.overlaps, hidden)) + 3 * (not inside)
 
 
 def _draw_guide(axis: Axes, series: figures.Series) -> None:

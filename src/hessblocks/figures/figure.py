@@ -81,6 +81,8 @@ class Panel:
     """Both ends of the ordinate; values beyond are cut off."""
     band: bool = False
     """Whether errors are drawn as a band around the line."""
+    named: bool = False
+    """Whether the name of a series stands at its last point, and not in the legend."""
     by_tick: bool = False
     """Whether bars have the colours of their ticks, and their values above them."""
 
@@ -162,7 +164,8 @@ class Figure:
     @property
     def legend(self) -> dict[str, Series]:
         """Legend: each entry's text and the first series it stands for, published ones last."""
-        every = [one for panel in self.plots for one in panel.shown if not one.guide]
+        panels = [panel for panel in self.plots if not panel.named]
+        every = [one for panel in panels for one in panel.shown if not one.guide]
         every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
         found: dict[str, Series] = {}
         for series in every:
@@ -182,8 +185,8 @@ class Figure:
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keep the fields of figure.json; as in older files, no guide and no limits stay unsaid."""
-    silent = (("guide", False), ("limits", None))
+    """Keep the fields of figure.json; as in older files, what is not asked for stays unsaid."""
+    silent = (("guide", False), ("limits", None), ("named", False))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
     }

@@ -43,9 +43,10 @@ BESIDE: Mapping[str, Mark] = MappingProxyType(
         "pre-ln, zero queries": MARKS["pre-ln-zero"],
         "gpt2": Mark(colour="#AA4499", marker=">", dashes=(9, 2, 1, 2)),
         "bigram table": Mark(colour="#999933", marker="H", dashes=(14, 4)),
+        "parallel, zero queries": Mark(colour="#117733", marker="d", dashes=(1, 1)),
     }
 )
-"""The control and the references that stand beside presets in most figures."""
+"""The controls and the references that stand beside presets in most figures."""
 RESOLUTION = 150
 """Dots per inch of the png files."""
 MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
@@ -73,25 +74,26 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
 
 
 def marks(names: Iterable[str]) -> dict[str, Mark]:
-    """Choose a mark for each name: its own where it has one, else the first that nobody here uses.
+    """Choose a mark for each name: its own where it has one, else one that no block has.
 
     Args:
         names: of presets or of others, in the order of the legend.
 
     Returns:
-        Name → mark, all different up to 169: where all are given away, colours of the
-        one come with markers and dashes of another.
+        Name → mark, all different up to 182. A figure without blocks uses their marks; beside
+        blocks, colours of the one come with markers and dashes of another.
     """
     names = list(names)
     own = {**MARKS, **BESIDE}
     marks = list(dict.fromkeys(own.values()))
-    taken = [own[name] for name in names if name in own]
-    free = [mark for mark in marks if mark not in taken]
+    strangers = [name for name in names if name not in own]
+    taken = {own[name].colour for name in names if name in own}
+    free = [] if taken else list(marks)
     free += [
         replace(marks[place - shift], colour=mark.colour)
         for shift in range(1, len(marks))
         for place, mark in enumerate(marks)
     ]
-    strangers = [name for name in names if name not in own]
+    free.sort(key=lambda mark: mark.colour in taken)
     given = {name: free[place % len(free)] for place, name in enumerate(strangers)}
     return {name: own.get(name) or given[name] for name in names}
