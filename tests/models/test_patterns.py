@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
-from hessblocks.blocks import Context, RMSNorm
+from hessblocks.blocks import ALiBiPosition, Context, RMSNorm
 from hessblocks.cli.commands.compare import _known
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection import measure_signal
@@ -124,7 +124,7 @@ def test_the_openers_take_the_joined_names() -> None:
         (["pre-ln", "post-ln"], {}, "final_norm: a model has one, but blocks 0 and 1 differ"),
         (["pre-ln", hb.preset("pre-ln", head_width=6)], {}, "head_width: a model has one"),
         (
-            [hb.preset("pre-ln", position="alibi-position", heads=n, head_width=6) for n in (2, 1)],
+            [hb.preset("pre-ln", position=ALiBiPosition(), heads=n, head_width=6) for n in (2, 1)],
             {},
             "heads: a model has one",
         ),
