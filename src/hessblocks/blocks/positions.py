@@ -31,7 +31,7 @@ class Position(BlockPart, abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPosition(Position, kind="learned-position"):
-    """Learned positions: a trainable vector a position, as in GPT-2."""
+    """Learned positions: one trainable vector per position, as in GPT-2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a `torch.nn.Embedding`."""
@@ -43,7 +43,7 @@ class SinusoidalPosition(Position, kind="sinusoidal-position"):
     """Sinusoidal positions (Vaswani et al., 2017), scaled to the size of the embeddings."""
 
     scale: float = finite(0.02)
-    """Root mean square of the entries times sqrt(2)."""
+    """Amplitude of the sines; their root mean square is scale / √2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a `Sinusoids` module; it has no parameters and no longest context."""
@@ -55,13 +55,13 @@ class RotaryPosition(Position, kind="rotary-position"):
     """Rotary positions (RoPE): queries and keys turn by position (Su et al., 2021)."""
 
     base: float = above_zero(10_000.0)
-    """Longest wavelength over 2π, in tokens."""
+    """Longest wavelength, in tokens, divided by 2π."""
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
-        """Compute cosines and sines for halves of the head width."""
+        """Compute cosines and sines of K/2 angles, repeated for both halves of a head."""
         angles = _angles(positions, head_width, self.base)
-        both = torch.cat([angles, angles], dim=-1)[:, None]
-        return both.cos().to(dtype), both.sin().to(dtype)
+        repeated = torch.cat([angles, angles], dim=-1)[:, None]
+        return repeated.cos().to(dtype), repeated.sin().to(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +84,13 @@ class Sinusoids(nn.Module):
 
 
 def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor, "B H T K"]:
-    """Turn each pair (entry i, entry i + K/2) by its angle."""
+    """Rotate each pair (entry i, entry i + K/2) by its angle."""
     cosines, sines = rotation
     first, second = x_BHTK.chunk(2, dim=-1)
     return x_BHTK * cosines + torch.cat([-second, first], dim=-1) * sines
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
-    # float64: the angle of a far position has lost its digits in float32
+    # float64, since in float32 the angles of far positions lose their digits
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     return positions[..., None] / base**exponents
