@@ -16,8 +16,7 @@ CONTAINER = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may have, in the second and the first version of its
-groups."""
+"""Files of Linux with the memory limit of a container, for cgroups 2 and 1."""
 
 
 class HessblocksError(Exception):

@@ -16,7 +16,7 @@ from hessblocks_studies.catalogue import find, names
 
 CONFIG = "config.json"
 OUTPUTS = ("results.csv", "summary.json", "figure.json")
-"""What is made from the points."""
+"""Files that are made from the points."""
 
 
 def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
@@ -232,7 +232,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What config.json holds; nothing where there is none, or no mapping."""
+    """Read config.json; empty if the file is missing or holds no mapping."""
     path = folder / CONFIG
     if not path.is_file():
         return {}
@@ -252,4 +252,4 @@ def _write_page(folder: Path) -> tuple[Path, list[str]]:
 
 
 STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page, check=check_studies)
-"""What `hessblocks report` and `hessblocks check` know of folders of studies."""
+"""Reader and page writer of folders of studies, for `hessblocks report` and `hessblocks check`."""

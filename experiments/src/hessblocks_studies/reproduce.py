@@ -26,7 +26,7 @@ WORKER = 2_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is measured, and where."""
+    """Extent of the measurement, and where it runs."""
 
     scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
     """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published

@@ -109,7 +109,7 @@ Tracker = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What a command reads and shows."""
+    """Screen of a command: what it reads and shows."""
 
     config: Path | None = None
     """TOML file with values of options, such as batch-size = 16; options typed go first."""

@@ -41,7 +41,7 @@ class DerivativeCheck(Tabular):
     groups: tuple[GroupDerivatives, ...]
     """By group, in the order that was asked."""
     dtype: torch.dtype
-    """What was computed in: the model's own, or float64 where its own was too rough."""
+    """Dtype of the comparison: the model's own, or float64 if its own was too rough."""
 
     @property
     def verdict(self) -> witness.Verdict:

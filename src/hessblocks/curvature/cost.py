@@ -82,9 +82,9 @@ class Work:
     groups: Mapping[str, ParameterGroup]
     """By name."""
     parts: Sequence[Part]
-    """Of H_o, H_f and H."""
+    """Parts H_o, H_f and H to measure."""
     blocks: Blocks
-    """Which of them are read."""
+    """Kind of blocks to read."""
 
     def products(self, probes: int, names: Iterable[str] | None = None) -> int:
         """Count the products of all columns, or of some; none needs more than it has entries."""

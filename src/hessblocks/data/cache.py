@@ -31,9 +31,9 @@ class Entry:
     """Verified folder of the cache."""
 
     folder: Path
-    """Where its files are."""
+    """Folder of its files."""
     manifest: Mapping[str, Any]
-    """What it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
+    """Key that it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
 
 
 def cache_root() -> Path:

@@ -222,7 +222,7 @@ class Corpus:
     splits: Mapping[str, np.ndarray[Any, Any]]
     """Tokens of each split (train, validation, perhaps test-domain), memory-mapped."""
     description: Mapping[str, Any]
-    """How it was made: versions, files and tokens of each split."""
+    """Versions, files and tokens of each split."""
     fingerprint: str
     """SHA-256 over the contents: equal fingerprints mean equal tokens."""
 

@@ -16,7 +16,7 @@ from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
 MOST_CHARACTERS = 4_000_000
-"""Of a longer text pieces of a million characters are read, about so many in all, spread evenly."""
+"""About so many characters are read of a longer text, in pieces of a million, evenly spread."""
 
 
 def text_batch(

@@ -42,7 +42,7 @@ STEPS = (12, 40)
 SPECTRUM_PROBES = (2, 10)
 """Random vectors of a spectrum, fewest and most."""
 SHARE = 1 / 3
-"""Of a budget that a spectrum may take, and eigenvalues that are asked for."""
+"""Share of a budget that a spectrum may take, and eigenvalues that are asked for."""
 FEWEST = 2
 """Probes whose samples are the fewest, taken where the budget is not the user's own."""
 FAR = 4
@@ -55,10 +55,10 @@ ASKED = ("parts", "map", "probes", "method", "budget", "eigenvalues", "spectrum"
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What is measured, and with how much work."""
+    """Work that a measurement of curvature does."""
 
     parts: tuple[Part, ...]
-    """Whose norms are measured."""
+    """Parts whose norms are measured."""
     map: bool
     """Whether the blocks between groups are measured too."""
     probes: int
@@ -88,7 +88,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """What there is to measure of."""
+    """Problem and groups to measure."""
 
     problem: Problem
     """For norms and maps; holds the whole memory limit."""
@@ -97,7 +97,7 @@ class Subjects:
     groups: Mapping[str, ParameterGroup]
     """By name."""
     units: Mapping[str, ParameterGroup] = field(init=False)
-    """Whose eigenvalues are asked for: each group, or all as one under the name ''."""
+    """Groups whose eigenvalues are asked for: each one, or all together under the name ''."""
     each: bool
     """Whether each group."""
     limit: int

@@ -14,7 +14,7 @@ WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
     "output_attentions", "output_hidden_states", "return_dict",
 }  # fmt: skip
-"""What configurations say besides the numbers that a model gives."""
+"""Entries of a configuration that do not change the model's numbers."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Ends what Python says of an object that has no words of its own; another in every process."""
 
@@ -28,7 +28,7 @@ class Subject:
     model: nn.Module
     """A language model in evaluation mode and float32."""
     tokenizer: Any = None
-    """Of transformers; None where there is none."""
+    """Tokenizer of transformers, or None."""
 
     @property
     def vocabulary(self) -> int:

@@ -21,8 +21,7 @@ HEADS = {
     "ForSequenceClassification": ("classifier of sequences", "text-classification"),
     "Model": ("trunk without a head", "feature-extraction"),
 }
-"""Of a class, the end of its name: the Auto class of the same end loads it; kind and task of the
-Hub."""
+"""End of a class's name (that of the Auto class that loads it) → kind of model, task of the Hub."""
 TEMPLATE = Path(__file__).with_name("card.md")
 """The card, for jinja."""
 SHORTEST = 16

@@ -157,6 +157,6 @@ SHARED = (
     *("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"),
     *("position", "final_norm"),
 )
-"""What all blocks of a model have in common."""
+"""Fields that all blocks of a model have in common."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
 """Hugging Face's names of the block's sizes."""

@@ -22,7 +22,7 @@ _FITTING = 28
 GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
-"""Of a name that fits above its block."""
+"""Longest name that fits above its block."""
 _PER_ROW, _COLUMN, _ROW, _STEP = 5, 176, 372, 32
 _STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }

@@ -32,7 +32,7 @@ class Saved:
     source: str
     """As the user named it."""
     place: str
-    """What transformers loads: a folder or a hub name."""
+    """Folder or hub name that transformers loads."""
     config: Any
     """Its configuration."""
     gguf: str | None = None

@@ -13,7 +13,7 @@ from hessblocks.statistics import Average, Heterogeneity
 
 
 def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
-    """How many seeds, and what the error mark is.
+    """Say how many seeds there are, and what the error mark is.
 
     Args:
         seeds: that have any value.
@@ -41,7 +41,7 @@ def sample(curvature: Mapping[str, Any]) -> str:
 
 
 def zero_groups(rows: Iterable[ComparisonRow]) -> str:
-    """Which groups have a norm of exactly zero, of which blocks and when; empty if none has."""
+    """Name the groups whose norm is exactly zero, with block and stage; empty if there are none."""
     places: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for moment, ratio in row.ratios.items():

@@ -18,7 +18,7 @@ UNITS = {
     "time": "training time (s)",
     "flops": "training operations",
 }
-"""What was matched, in words."""
+"""Matched quantity, in words."""
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",
     "stable_rank": "Stable rank (of the token matrix)",
@@ -31,7 +31,7 @@ SIGNAL = {
 }
 """Quantities whose curves are those of the last layer, in words."""
 ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
-"""What a curve may be drawn against → the field of a line; operations follow from the steps."""
+"""Abscissa of a curve → the field of a line; operations follow from the steps."""
 Line = Metric | Observation
 
 
@@ -60,7 +60,7 @@ class ComparisonRow:
     diverged: tuple[int, ...]
     """Seeds whose loss became infinite or not a number."""
     causes: Mapping[int, str] = field(default_factory=dict)
-    """What first was not finite, of each seed that recorded it."""
+    """First quantity that was not finite, for each seed that recorded one."""
     end: float = math.inf
     """The first step at which a seed has no finite loss: a mean over the others would be another
     curve."""
@@ -90,7 +90,7 @@ class Curve:
     part: str = ""
     """Part of the Hessian of a norm; of a loss `train` or `validation`."""
     layer: int | None = None
-    """Of a signal; None for means over layers."""
+    """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
     """Abscissas: steps, tokens, seconds, loss, flops; not a number where they were not recorded."""
     means: tuple[Average, ...]
@@ -109,16 +109,16 @@ def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a run folder says of its blocks, averaged over seeds."""
+    """Comparison of the blocks in a run folder, averaged over seeds."""
 
     results: FolderResults
-    """What it was computed from, with the settings and what is missing."""
+    """Results that it was computed from, with the settings and what is missing."""
     match: str
-    """What was matched: steps, tokens, time or flops."""
+    """Matched quantity: steps, tokens, time or flops."""
     rows: tuple[ComparisonRow, ...]
     """One a block, in the order in which they were asked for."""
     norms: tuple[ResultRow, ...]
-    """Of each block, stage, group and part the mean over seeds; not a number where none is
+    """Mean norm over seeds for each block, stage, group and part; not a number if none is
     finite."""
     curves: tuple[Curve, ...]
     """Losses, and what was observed along training."""

@@ -69,7 +69,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 
 def _spent(results: CurvatureResults) -> str:
-    """What the norms were estimated from."""
+    """Say what the norms were estimated from."""
     asked = results.config["curvature"]
     if "samples" in asked:
         return f"{asked['samples']} sampled gradients for all groups"

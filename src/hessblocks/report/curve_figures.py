@@ -31,7 +31,7 @@ NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 GAINS = ("alpha", "beta", "gamma")
 ALIGNMENTS = ("steps", "tokens", "seconds", "loss")
-"""What curvature along training is drawn against."""
+"""Abscissas of curvature along training."""
 OF_GAINS = (
     "Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
     "a sub-block; with a weight's letter those of W = α W_init + β ΔW."
@@ -112,7 +112,7 @@ def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
 
 
 def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str]:
-    """What is not drawn as it was measured."""
+    """Say which values are not drawn as they were measured."""
     if window > 1:
         yield f"Curves longer than {MOST_POINTS} points are averaged over {window} points."
     if any(top < row.loss < math.inf for row in metrics):
@@ -127,7 +127,7 @@ def _note(row: ComparisonRow) -> str:
 
 
 def _ending(row: ComparisonRow) -> str:
-    """Which seeds diverged, and what first was not finite; empty where none did."""
+    """Say which seeds diverged, and which quantity first; empty if none did."""
     causes = {seed: f": {cause}" for seed, cause in row.causes.items()}
     seeds = ", ".join(f"{seed}{causes.get(seed, '')}" for seed in row.diverged)
     return f"{row.preset} diverged (seed {seeds}); its curve ends there." if seeds else ""

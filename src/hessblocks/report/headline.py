@@ -19,7 +19,7 @@ SEVERAL = 4
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
-    """What training gave each block, and whose curvature is the more even, before and after.
+    """Say what training gave each block, and whose curvature is more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
     when they are more than two joint standard errors apart; of one seed those are errors of the

@@ -26,7 +26,7 @@ COLUMNS = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first ord
            "Weight changed by", "Forecast trusted")  # fmt: skip
 FILES = ("bill.csv", "together.csv", "allocation.csv", "tensor-types.txt", "check.csv")
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
-"""What stands behind the number of a layer in a parameter's name."""
+"""Pattern of the text after the number of a layer in a parameter's name."""
 
 
 def write_price_report(folder: AnyPath) -> Path:

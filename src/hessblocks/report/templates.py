@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 ABSENT = "–"
-"""What is not measured."""
+"""Sign for a missing value."""
 
 
 def write_page(

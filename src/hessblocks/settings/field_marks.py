@@ -18,7 +18,7 @@ class Range:
     holds: Callable[[float], bool]
     """Whether a number is one of them."""
     expected: str
-    """What an error says was expected."""
+    """Expected value, for errors."""
 
     def refusal(self, value: float) -> str:
         """Say what was expected and what came; nothing where the value is in the range."""
@@ -40,7 +40,7 @@ SEED = (
     Range(lambda value: value >= 0, "0 or more"),
     Range(lambda value: value <= LARGEST, f"at most {LARGEST}"),
 )
-"""Of a random seed; torch takes no larger one."""
+"""Range of a random seed; torch takes no larger one."""
 Seed = Annotated[int, SEED[0], SEED[1]]
 
 
@@ -72,7 +72,7 @@ class Repeated:
     """A tuple whose option is given once for each entry, not as words with commas."""
 
     name: str
-    """Of the option, without the dashes; it stands for one entry."""
+    """Name of the option that gives one entry, without the dashes."""
 
 
 @dataclass(frozen=True)

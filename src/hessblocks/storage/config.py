@@ -11,7 +11,7 @@ from hessblocks.storage.files import damaged, read_object, stays_inside
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked for."""
+    """Settings of a command, read from its folder."""
 
     command: str
     """The command that made the folder, such as `demo`."""

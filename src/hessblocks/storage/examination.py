@@ -19,7 +19,7 @@ from hessblocks.storage.tables import read_table
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"
-"""What is said of a file that cannot be read."""
+"""Verdict on a file that cannot be read."""
 Read = Callable[[Path], object]
 """Reads a file; what it returns may be the words for what the file lacks."""
 PRICES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")

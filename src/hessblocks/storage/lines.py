@@ -34,7 +34,7 @@ class Metric:
     tokens: int | None = None
     """Training tokens so far; None where they were not recorded."""
     diverged: str = ""
-    """What first was not finite, where the run diverged at this step."""
+    """First quantity that was not finite, if the run diverged at this step."""
     tokens_per_second: float | None = None
     """Pace since the line before; None with losses on held-out text."""
 
@@ -72,7 +72,7 @@ class Observation:
 
 
 KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Observation}
-"""What a line of each file says at least."""
+"""Fields that a line of each file holds at least."""
 
 
 def append_line(path: Path, line: Line) -> None:

@@ -16,7 +16,7 @@ from hessblocks.storage.files import read_object, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
-"""What a person may write beside a model; no manifest covers it."""
+"""File beside a model that people edit; no manifest covers it."""
 
 
 FORMAT = 1
@@ -30,10 +30,10 @@ class DamageWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a file, or a folder with a manifest, is."""
+    """State of a file, or of a folder with a manifest."""
 
     path: Path
-    """Where it is, or should be."""
+    """Place of the file, present or not."""
     state: State
     """whole, foreign, edited or missing."""
     words: str = "is whole"

@@ -32,7 +32,7 @@ class ResultRow:
     value: float
     """In the unit of its quantity."""
     standard_error: float | None = None
-    """Of the value, where it is an estimate."""
+    """Standard error of the value, if it is an estimate."""
     method: str
     """exact, estimate or measured."""
 

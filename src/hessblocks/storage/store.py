@@ -15,7 +15,7 @@ from hessblocks.errors import RunError
 from hessblocks.storage.files import append, atomic_path, numbered, parse_json
 
 VERSION = 3
-"""Of a line; one of version 2, which has a checksum beside its record, is read too."""
+"""Version of a line; version 2, which has a checksum beside its record, is read too."""
 POINTS = "points.jsonl"
 DAMAGED = "points.damaged"
 

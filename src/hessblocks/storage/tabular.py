@@ -130,7 +130,7 @@ class Tabular(abc.ABC):
         return rows[:most], len(rows)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the line and the first rows."""
+        """Show the line and the first rows in a notebook."""
         rows, count = self._first(SHOWN)
         names = list(dict.fromkeys(name for row in rows for name in row))
         head = "".join(f"<th>{escape(name)}</th>" for name in names)

@@ -138,7 +138,7 @@ def train(
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3
-"""How often the pace of each preset is measured, in turns."""
+"""Number of times that the pace of each preset is measured, in turns."""
 
 
 def steps_of(

@@ -135,7 +135,7 @@ def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
 
 
 AVERAGES = {"adamw": 2, "sgd": 1}
-"""What an optimiser keeps of each parameter."""
+"""Averages that an optimiser keeps of each parameter."""
 
 
 def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:

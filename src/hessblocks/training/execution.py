@@ -23,7 +23,7 @@ from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer
 
 Order = Callable[[Corpus], object]
-"""What all processes do together; of functions at the top of a module, so that it can travel."""
+"""Task for all processes together, made of module-level functions so that it can be pickled."""
 
 
 class DivergenceWarning(UserWarning):

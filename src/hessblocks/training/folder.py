@@ -36,7 +36,7 @@ class RunFolder:
         """Gains, signal and curvature along training, one value a line."""
         self.lines = (self.metrics, self.observations)
         self.budget = path / "budget.json"
-        """What each preset of a matched comparison may spend, and its number of steps."""
+        """Budget of each preset in a matched comparison, and its number of steps."""
         self.results = path / "results.csv"
         """Measured values, one a row."""
         self.checkpoints = path / "checkpoints"
@@ -143,10 +143,11 @@ def claimed(
 
 
 KEPT = 2
-"""How many checkpoints are kept, so that a damaged one costs little."""
+"""Number of checkpoints that are kept, so that a damaged one costs little."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITERS = re.compile(r"inline_container|PytorchStreamWriter|iostream error|\(os error \d+\)")
-"""How torch and tokenizers, which have no error of their own for it, say that they cannot write."""
+"""Messages of torch and tokenizers, which have no error class of their own for it, on a failed
+write."""
 
 
 class CheckpointWarning(UserWarning):

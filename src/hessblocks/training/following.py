@@ -72,7 +72,7 @@ class Observer(TrainerCallback):
 
 
 def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
-    """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
+    """Measure what `hessblocks.signal` does, without Jacobians: one pass forward and backward."""
     for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
         layer = None if row["layer"] == "" else row["layer"]
         if row["value"] is not None:
@@ -167,7 +167,7 @@ class Following(TrainerCallback, Tabular):
             raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
         self.every = every
         self.rows: list[dict[str, Any]] = []
-        """What was measured: step, quantity, value and what they belong to."""
+        """Measurements: step, quantity, value and what they belong to."""
         self._log: Callable[[dict[str, float]], Any] | None = None
         self._optimizer: Optimizer | None = None
         """That of the Trainer, while something is measured."""
@@ -230,7 +230,7 @@ class Following(TrainerCallback, Tabular):
         return list(self.rows)
 
     def __str__(self) -> str:
-        """How much was measured, and when last."""
+        """Say how much was measured, and when last."""
         last = f", last at step {self.rows[-1]['step']}" if self.rows else ""
         return f"{type(self).__name__}: {len(self.rows):,} values{last}"
 
@@ -286,7 +286,7 @@ class CurvatureCallback(Following):
         self._sharpness, self._last = sharpness, None
 
     _last: curvature.Sharpness | None
-    """Where the next measurement of the same training starts."""
+    """Sharpness measured last, where the next measurement of the same training starts."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Begin anew: the last sharpness is that of an earlier training."""

@@ -25,12 +25,12 @@ from hessblocks.errors import ArgumentError, RunError
 
 T = TypeVar("T")
 TURN = timedelta(days=7)
-"""How long a process waits for the first, which may be measuring curvature; where that has failed
-or stands still, the heartbeat ends it sooner."""
+"""Longest wait for the first process, which may be measuring curvature; if it has failed or stands
+still, the heartbeat ends the wait sooner."""
 MEETING = timedelta(minutes=5)
-"""How long processes wait for each other before they begin, when no heart beats yet."""
+"""Longest wait of processes for each other before they begin, when no heart beats yet."""
 TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells its processes in the environment."""
+"""Environment variables of torchrun."""
 _USE_CPU = "ACCELERATE_USE_CPU"
 
 
@@ -162,7 +162,7 @@ EVERY = 5.0
 PATIENCE = 60.0
 """Seconds without a beat after which a process is lost."""
 _LINK = re.compile(r"gloo|NCCL|Connection (reset|closed) by peer|Broken pipe")
-"""How torch says that another process no longer answers."""
+"""Messages of torch about a process that no longer answers."""
 
 
 class Heart:

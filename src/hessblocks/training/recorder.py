@@ -31,7 +31,7 @@ class Recorder(StepClock):
     """
 
     trainer: GuardedTrainer
-    """Whose callback this is."""
+    """Trainer whose callback this is."""
 
     def __init__(
         self,

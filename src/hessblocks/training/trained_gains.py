@@ -19,7 +19,7 @@ WEIGHTS = {
     "attention.gate": "G",
     "output": "out",
 }
-"""What a gain's name says of the weight that it belongs to."""
+"""Role in a gain's name → letter of the weight that it scales."""
 
 
 def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
-"""What is timed."""
+"""Presets that are timed."""
 RATES: dict[Scale, shared.Grid] = {
     "smoke": shared.Grid(rates=(3e-3,)),
     "laptop": shared.Grid(

@@ -19,7 +19,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 IDENTITY = shared.restricted("identity", 0)
 LAST_TIED = "last tied"
 INITS = ("identity", "tied", LAST_TIED, "orthogonal")
-"""Of values and projections, the best first in the paper."""
+"""Starts of values and projections, in the paper's order, best first."""
 SHARES = (0.1,)
 """Learning rates of values and projections, as shares of that of all else; the share 1 is the gain
 β = 1."""
@@ -29,8 +29,8 @@ OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
         shared.GAINED: (1e-2, 3e-3, 3e-2, 1e-1),
     }
 }
-"""Where the best rate was lower than for others, as for the same values in `ablations`, or one
-seed's lay at the end of the grid."""
+"""Rates of blocks whose best rate is lower than the others', as for the same values in `ablations`,
+or whose best rate for one seed lay at the end of the grid."""
 VARIANTS = (
     *shared.BASES,
     IDENTITY,

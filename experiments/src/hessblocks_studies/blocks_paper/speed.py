@@ -19,7 +19,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 from hessblocks_studies.shared import ROUNDS, in_turns
 
 VARIANTS = (*shared.BASES, "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
-"""What is trained; what is timed has no second pre-ln, whose steps cost the same."""
+"""Blocks that are trained; a second pre-ln is not timed, since its steps cost the same."""
 TIMED = (*PRESETS, shared.GPT2)
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32),

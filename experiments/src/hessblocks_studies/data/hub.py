@@ -40,7 +40,7 @@ GLUE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Task → its columns of text and its classes; STS-B is a regression and left out."""
 VALIDATION = {"mnli": "validation_matched"}
-"""Where the labelled held-out split has another name than `validation`."""
+"""Name of the labelled held-out split, if it is not `validation`."""
 
 
 def load_hub_corpus(name: str, vocabulary: int, *, characters: int = CHARACTERS) -> Corpus:

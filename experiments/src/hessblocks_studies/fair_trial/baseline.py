@@ -21,8 +21,8 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kind of position → its slots. The sines have an amplitude of 0.02 where nothing is said."""
 DEVIATIONS = ("0.02", "0.55/√width")
-"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to
-ours."""
+"""Standard deviations of all weights and embeddings: GPT-2's 0.02, and the same number scaled from
+its width of 768 to ours."""
 _MATRICES = (
     *(f"attention.{name}" for name in ("query", "key", "value", "projection")),
     *("mlp.input", "mlp.output"),

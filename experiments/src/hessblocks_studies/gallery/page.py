@@ -72,7 +72,7 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
 
 
 def missing_lines(folder: AnyPath) -> list[str]:
-    """What the studies of `folder` lack, a line each; none where all is there.
+    """List what each study in `folder` lacks, one line per study; none if all is there.
 
     Returns:
         Text of each line.

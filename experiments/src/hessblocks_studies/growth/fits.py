@@ -29,7 +29,7 @@ class Growth:
     slope: float
     """Exponent b."""
     standard_error: float
-    """Of the slope."""
+    """Standard error of the slope."""
     low: float
     """Lower end of its 95 % confidence interval."""
     high: float
@@ -75,7 +75,7 @@ class _Means:
     x: Vector
     y: Vector
     variance: Vector
-    """Of each mean."""
+    """Variance of each mean."""
     freedom: int
     """Degrees of freedom behind the variances; 0 where nothing was measured twice."""
 

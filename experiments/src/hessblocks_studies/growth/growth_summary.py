@@ -18,9 +18,9 @@ Curve = tuple[Any, ...]
 Range = tuple[float, float]
 """Smallest and largest σ."""
 SMALL: Mapping[str, Range] = {"slopes": (0.0, 0.1)}
-"""Where a power law is expected, under the name of the table of its fits."""
+"""Range of slopes in which a power law is expected, by name of the table of fits."""
 BELOW = 0.04
-"""How far below its curve a guide lies, as a share of the ordinate."""
+"""Distance of a guide below its curve, as a share of the ordinate."""
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 """Digits of an exponent."""
 REACHED = 0.8
@@ -41,13 +41,13 @@ class Expected:
     tolerance: float = 0.1
     """Distance from it that still agrees."""
     layers: int | None = None
-    """Of models with so many layers; None means any."""
+    """Number of layers of the models that it is expected of; None: any."""
     earlier: bool = False
     """Whether it is of the layers before the last only."""
     table: str = "slopes"
     """Name of its range of σ."""
     source: str = "theory"
-    """Where the number is from."""
+    """Origin of the number."""
 
 
 def growth_summary(
@@ -185,7 +185,7 @@ def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
 
 
 def apart(rows: Rows, *columns: str) -> float:
-    """How far blocks differ that a figure draws as one.
+    """Measure how far blocks differ that a figure draws as one.
 
     Args:
         rows: measurements.

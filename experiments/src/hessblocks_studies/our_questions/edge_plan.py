@@ -60,7 +60,7 @@ class EdgeSettings(shared.TunedSettings):
     sequences: int | None = None
     """Windows on which sharpness is measured; None where it is not followed."""
     tokens: int | None = None
-    """Of each."""
+    """Tokens of each sequence."""
     roles: bool | None = None
     """Whether the sharpness of every role is followed too; None where it is not."""
 

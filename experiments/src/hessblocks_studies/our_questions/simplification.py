@@ -41,8 +41,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ", sinusoidal": (SINUSOIDAL,),
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
-"""What is behind the name of a variant → the slots of the block; rotary positions where there is
-nothing."""
+"""Suffix of a variant → slots of its block; rotary positions without a suffix."""
 RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
     **dict.fromkeys(
@@ -51,7 +50,7 @@ RATES: dict[str, tuple[float, ...]] = {
     SIMPLE: (3e-2, 1e-2, 3e-3, 1e-1),
     "op": (3e-3, 1e-2, 3e-2, 1e-3),
 }
-"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
+"""Tuned block → its rates at laptop scale, best first; extended as results came in."""
 BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()}, shared.GPT2: 1e-2}
 """Rates of the runs at laptop scale: the outcome of the tuning."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
@@ -79,7 +78,7 @@ class SimplificationSettings(shared.TunedSettings):
     """A point of this study: one model, or one reference."""
 
     probe: shared.Probe | None = None
-    """How the curvature is measured along training; None where it is not."""
+    """Measurement of curvature along training; None for none."""
 
 
 def points(scale: Scale, count: int | None) -> list[SimplificationSettings]:

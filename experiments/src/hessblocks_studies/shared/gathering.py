@@ -170,7 +170,7 @@ def summary(
     checks: Sequence[Check],
     **tables: Sequence[Mapping[str, Any]],
 ) -> Summary:
-    """What a study amounts to.
+    """Summarise a study.
 
     Args:
         title: of the figure.

@@ -21,9 +21,9 @@ SETS: dict[str, tuple[str, ...]] = {
     COMMON_MATRICES: ("query", "mlp_in", "mlp_out"),
     ALL_GROUPS: (),
 }
-"""What unevenness is taken over → the roles of its groups, none for whatever role: a block may not
-look even for having fewer matrices. Keys, whose curvature is 0 where queries are 0, are not among
-the common ones."""
+"""Set of matrices over which unevenness is computed → roles of its groups, none for any role. A
+block must not look even because it has fewer matrices. Keys are not among the common ones, since
+their curvature is 0 where queries are 0."""
 HETEROGENEITY = "heterogeneity"
 """Largest over smallest norm of H over a set of groups of all layers, zeros left out."""
 SPREAD = "spread"
@@ -33,7 +33,7 @@ add."""
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How curvature is measured."""
+    """Settings of a curvature measurement."""
 
     sequences: int
     """Held-out windows."""

@@ -81,7 +81,7 @@ def mean_clocks(rows: Rows) -> dict[str, float]:
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
-    """What was timed → {repetition: seconds of a step, or another cost}; in each all take turns."""
+    """Collect {repetition: seconds of a step, or another cost} of each block, timed in turns."""
     return nested(of_quantity(rows, quantity), "variant", "seed")
 
 

@@ -25,12 +25,12 @@ from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REF
 from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
-"""Of the losses in a figure."""
+"""Caption of losses in a figure."""
 TUNED = (
     "Each block stands at the best learning rate of its grid; the first seed alone tries the "
     "others, and counts in the verdicts."
 )
-"""Where blocks are trained at several rates."""
+"""Caption of blocks that are trained at several rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
 """The same where there are loss curves."""
 EARLY = 0.2
@@ -85,8 +85,8 @@ class Runs:
             for kind in self._kinds
             if BASE + kind in self.losses
         }
-        """What the names of variants have behind those of the blocks → whether pre-ln has learnt
-        more than pairs of tokens there. A verdict about losses counts only then."""
+        """Suffix of the names of variants → whether pre-ln has learnt more than pairs of tokens
+        there. Only then does a verdict about losses count."""
         self._parameters = {
             row["variant"].partition(AT_RATE)[0]: row["value"]
             for row in of_quantity(rows, "parameters")
@@ -211,7 +211,7 @@ class Runs:
         return at_best_rates(check, self.rates, *variants)
 
     def _kind(self, variant: str) -> str:
-        """What the name of a variant has behind that of the block, as a bigram table has it too."""
+        """Return the suffix of a variant after its block, as the table of bigrams has it too."""
         return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
     def where_learnt(self, check: Check, variant: str, name: str | None = None) -> Check:
@@ -298,7 +298,7 @@ class Runs:
         caption: str = CURVES,
         **tables: Sequence[Mapping[str, Any]],
     ) -> Summary:
-        """What the study amounts to, with its control and the table of final losses.
+        """Summarise the study, with its control and the table of final losses.
 
         Args:
             title: of the figure.

@@ -49,7 +49,7 @@ class Vectors:
     mean: Float[Tensor, "*K N R T"] | None = None
     """ρ, of L."""
     out: Float[Tensor, "*K N R T V"] | None = None
-    """Of O."""
+    """Tangent of O."""
 
     def number(self, which: int) -> Vectors:
         """Pick one of the K."""

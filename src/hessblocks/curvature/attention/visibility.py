@@ -25,7 +25,7 @@ class Size:
 CPU = Size(rows=128, scores=1 << 20)
 """Products of 128 rows are at full speed, and their scores stay in the caches (measured)."""
 OTHERS = Size(rows=1 << 20, scores=1 << 25)
-"""Of accelerators: few, large products."""
+"""Tiles of accelerators: few, large products."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Tile:
     """Some queries of some pairs of sequence and key head, and all keys that they see."""
 
     pairs: slice
-    """Of N."""
+    """Slice of N."""
     queries: slice
-    """Of T, of all R heads."""
+    """Slice of T, for all R heads."""
     keys: slice
-    """Of S."""
+    """Slice of S."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +45,11 @@ class Visibility:
     """Scale, masks and softcap: everything in the scores but queries and keys."""
 
     scale: float
-    """Of the products."""
+    """Factor of the products of queries and keys."""
     causal: bool = False
     """Whether query number i sees no key after number i."""
     window: int | None = None
-    """How many keys a query sees, counted back from its own; needs `causal`."""
+    """Number of keys that a query sees, counted back from its own; needs `causal`."""
     softcap: float | None = None
     """c of c tanh(score / c)."""
     mask: Shaped[Tensor, "#B #G #R T S"] | None = None

@@ -45,7 +45,7 @@ class Draws:
     shares: Float[Tensor, " U"]
     """Share of the tokens that each piece has; they add up to 1."""
     pieces: Int[Tensor, " D"]
-    """Which piece each sample goes through."""
+    """Index of the piece that each sample goes through."""
     along: Float[Tensor, "D J"]
     """g·Δ; its square, added over pieces, has the mean ΔᵀH_oΔ."""
     squares: Float[Tensor, "D J"]

@@ -23,7 +23,7 @@ class Edit:
     """Function from the old entries of a weight to the new ones."""
 
     how: str
-    """What it does, such as `3 bits`."""
+    """Description of the change, such as `3 bits`."""
     new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
     """From the old entries, the parameter's name and its cut to the new entries."""
     bits: int | None = None

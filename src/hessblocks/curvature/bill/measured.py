@@ -39,7 +39,7 @@ class BillCheck(Tabular):
     """Forecast beside measured KL of some changes."""
 
     forecasts: tuple[Price, ...]
-    """What the bill says."""
+    """Prices that the bill forecasts."""
     measured: tuple[Estimate, ...]
     """KL in nats a token, its error over the tokens."""
     held_out: bool

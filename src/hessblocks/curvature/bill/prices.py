@@ -28,7 +28,7 @@ class Price(Tabular):
     """Expected KL divergence of a change, in nats a token for the cross-entropies."""
 
     name: str
-    """Of the change, or how many are made together."""
+    """Name of the change, or the number of changes that are made together."""
     place: str
     """Weight or group that it changes."""
     how: str
@@ -48,7 +48,7 @@ class Price(Tabular):
     full: Estimate
     """½ ΔᵀH_oΔ."""
     cross: Estimate
-    """What pairs of different changes add to the full form; 0 for a single change."""
+    """Share of the full form that pairs of different changes add; 0 for a single change."""
     gradient: Estimate
     """∇L·Δ, what the loss itself changes by to first order."""
 

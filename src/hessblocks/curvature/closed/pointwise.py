@@ -21,11 +21,11 @@ from hessblocks.errors import RunError
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
-"""Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
+"""Coefficient in the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
 _FAR = 1e3
-"""Where all curves are straight; beyond it powers of x would overflow before they are multiplied by
-0."""
+"""From here on all curves are straight; larger arguments are clamped, since their powers would
+overflow before they are multiplied by 0."""
 
 Values = Float[Tensor, "*shape"]
 """Any shape; the same wherever it stands in one signature."""

@@ -52,7 +52,7 @@ class Rule:
     role: str
     """Role of the whole parameter; empty where `packing` holds several."""
     packing: Packing | None = None
-    """How heads lie along `axis`; None where the parameter has no heads."""
+    """Order of the heads along `axis`; None if the parameter has no heads."""
     axis: int = 0
     """Axis of a weight along which heads lie."""
 

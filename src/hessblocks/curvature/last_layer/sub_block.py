@@ -28,11 +28,11 @@ class LastAttention:
     layer: AttentionLayer
     """Weights, input and mask."""
     seen: Seen
-    """What the model gave in the forward pass."""
+    """Record of the model's forward pass."""
     network: HiddenNetwork
     """From one token's output and layer input to its final hidden state."""
     output_layer: Any
-    """What reads that and gives the logits: a linear layer."""
+    """Linear layer from the final hidden state to the logits."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
     rounding: float = 0.0
@@ -43,7 +43,7 @@ class LastAttention:
     before: frozenset[str]
     """Parameters of the layer that stand before its attention."""
     multipliers: Mapping[str, Float[Tensor, "B L D"]]
-    """What those of them multiply that enter entry by entry: gain and shift of a norm."""
+    """Factors of those parameters that enter entry by entry: gain and shift of a norm."""
 
     def check(self, valid: Bool[Tensor, "B L"]) -> None:
         """Hold attention and output layer, computed anew, against what the model gave.

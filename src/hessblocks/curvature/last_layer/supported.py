@@ -18,7 +18,7 @@ from hessblocks.curvature.products import uncompiled
 from hessblocks.errors import ArgumentError
 
 ELSEWHERE = "use hessblocks.Hessian for this model"
-"""What to do about it."""
+"""Advice for models without a closed form."""
 
 
 def check_model(model: nn.Module) -> None:

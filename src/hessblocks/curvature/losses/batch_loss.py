@@ -81,7 +81,7 @@ class Differentiated(BatchLoss):
     losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
     """From the logits to the losses of the valid rows, or to their sum."""
     count: Callable[[], float]
-    """What counts in the mean."""
+    """Weight of the batch in the mean."""
     classes: bool | None = None
     """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
     known."""

@@ -115,7 +115,7 @@ _KNOWN_BEFORE = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point),
 }
-"""What is known of logits that are not made."""
+"""Attributes of logits that are known before the logits are computed."""
 
 
 def _made(value: Any) -> Any:

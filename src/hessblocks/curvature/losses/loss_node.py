@@ -31,7 +31,7 @@ WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
-"""Of each input, (K, *shape); None stands for zeros."""
+"""Direction for each input, (K, *shape); None stands for zeros."""
 Sums = Sequence[Sum | None]
 Products = list[Float[Tensor, "K ..."] | None]
 
@@ -49,7 +49,7 @@ class LossNode:
         """
         self.inputs = tuple(t for t in readout.inputs if t is not None)
         self.present: Sequence[bool] = ()
-        """Which of the last products are not zero, and go through the graph."""
+        """For each input, whether its last product is not zero and goes through the graph."""
         self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
 
     def total(self) -> float:

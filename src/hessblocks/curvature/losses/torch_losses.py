@@ -153,7 +153,7 @@ def is_convex(loss: Any) -> bool:
 
 
 TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
-"""How classes of transformers end that are made for another loss than the next token's."""
+"""End of a transformers class → its loss, if that is not the next token's."""
 
 
 def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:

@@ -241,7 +241,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Where a model holds parameters, buffers and plain attributes: name, dictionary and key."""
+    """List the places of parameters, buffers and plain attributes: name, dictionary and key."""
     for path, module in model.named_modules():
         own: dict[str, Any] = vars(module)
         plain = [name for name in own if name not in INTERNAL]

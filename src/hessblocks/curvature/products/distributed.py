@@ -30,7 +30,7 @@ class Processes:
     rank: int = 0
     """Number of this process."""
     count: int = 1
-    """How many there are."""
+    """Number of processes."""
     sharded: bool = False
     """Whether each holds a part of the model alone."""
 

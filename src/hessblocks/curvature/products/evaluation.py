@@ -43,7 +43,7 @@ class Evaluated:
     batches: Iterable[Batch]
     """Read anew at each point."""
     names: Sequence[str]
-    """Of the parameters that are differentiated by."""
+    """Names of the parameters to differentiate in."""
     loss: BatchLoss | None = None
     """In the place of the problem's own, whose share is one over the valid tokens."""
     twice: bool = True

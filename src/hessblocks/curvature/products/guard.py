@@ -31,7 +31,7 @@ WAY_OUT = (
 )
 
 WITHOUT = "NotImplemented"
-"""How nodes end that torch puts where an operation has no derivative."""
+"""End of the names of nodes that torch puts in place of a missing derivative."""
 
 FIRST = (
     "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
@@ -54,7 +54,7 @@ class Guard:
     """Derivatives of one row that need a comparison, and parameters that passed it."""
 
     row: Batch
-    """Of the batch with the most tokens a row."""
+    """A row of the batch with the most tokens per row."""
     functions: tuple[str, ...]
     """Functions of others that the logits go through."""
     unreached: frozenset[str]
@@ -62,7 +62,8 @@ class Guard:
     outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
         default_factory=dict
     )
-    """What was compared already (names, and whether twice), and what is wrong with it."""
+    """Fault of each comparison so far, None for none, by names and by whether it was of second
+    derivatives."""
 
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
         """Refuse derivatives by these parameters that differences contradict; once for each set.

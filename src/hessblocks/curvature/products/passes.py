@@ -41,7 +41,7 @@ LOGITS_SHARE = 4
 """Probabilities and residuals that need not be kept get at most one in so many of the bytes."""
 
 SAMPLES_SHARE = 4
-"""Where gradients are kept beside the passes, these get at most one in so many of the bytes."""
+"""Gradients that are kept beside the passes get at most one in so many of the bytes."""
 
 VECTORS = 4
 """Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
@@ -52,11 +52,11 @@ class Passes:
     """Pieces of batches that come to the model's device one at a time, again and again."""
 
     batches: Batches
-    """What they are cut from."""
+    """Batches that the passes are cut from."""
     most: Callable[[int], int]
     """Rows a piece may have, from the rows of its batch."""
     turns: slice
-    """Which of them fall to this process."""
+    """Passes that fall to this process."""
     idle: int = 0
     """Passes besides that count nothing, so that all processes pass alike."""
 
@@ -94,7 +94,7 @@ class Plan:
     peak: int = 0
     """Bytes at the worst moment besides model and data, as far as was counted."""
     narrower: torch.dtype | None = None
-    """What parts of a float64 model compute in, where it is less."""
+    """Dtype that parts of a float64 model compute in, if it is a narrower one."""
     guard: Guard | None = None
     """Asked before anything is differentiated; None where the graph shows all there is."""
 
@@ -114,7 +114,7 @@ class RowCost:
     bare: int
     """Bytes at the worst moment of its forward pass without a graph, roughly."""
     narrowest: torch.dtype
-    """What parts of the model compute in at least."""
+    """Narrowest dtype that parts of the model compute in."""
     guard: Guard | None
     """See `Plan`."""
 

@@ -44,11 +44,11 @@ class Block:
     """Block of the Hessian that vectors are multiplied with."""
 
     rows: ParameterGroup
-    """Whose rows of the products are wanted."""
+    """Group whose rows of the products are wanted."""
     columns: ParameterGroup
     """That the vectors lie in."""
     parts: Sequence[Part]
-    """Which of H_o, H_f and H."""
+    """Parts H_o, H_f and H to compute."""
     later: Sequence[str] = ()
     """Parameters that further products will involve; where graphs are held, they are built once for
     all."""

@@ -25,11 +25,11 @@ class Cut:
     """Rows of one parameter that a process holds: equal pieces, as FSDP2 cuts them."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter; a number counts as one row."""
+    """Shape of the whole parameter; a scalar counts as one row."""
     rank: int
     """Number of this process."""
     count: int
-    """How many there are."""
+    """Number of processes."""
 
     @property
     def rows(self) -> int:

@@ -41,7 +41,7 @@ class Way:
     shards: Mapping[int, Float[Tensor, "own ..."]]
     """This process's rows by the identity of the parameter."""
     cuts: Mapping[int, Cut]
-    """How each parameter is cut, likewise."""
+    """Cut of each parameter, by the same key."""
     settled: State
     """State in which a part is evaluated and differentiated; it puts back what modules held."""
     again: State

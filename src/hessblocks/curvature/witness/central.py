@@ -44,9 +44,9 @@ class Comparison:
     """One derivative against its differences."""
 
     found: float
-    """What autograd gives: ⟨g, z⟩, or ‖H z‖."""
+    """Value by autograd: ⟨g, z⟩, or ‖H z‖."""
     expected: float
-    """What differences give."""
+    """Value by differences."""
     gap: float
     """Length of what lies between."""
     error: float
