@@ -148,7 +148,7 @@ def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
         folder: of one study, or holding folders of studies.
 
     Returns:
-        One finding a file: points.jsonl is edited where a line of it is damaged, foreign where
+        One finding per file: points.jsonl is edited where a line of it is damaged, foreign where
         one is of another study, missing where points of its scale are not measured; results.csv,
         summary.json and figure.json are edited where they are not what the points give. A study
         that was asked for and is not there is missing.

@@ -81,7 +81,7 @@ def run_studies(
         reporter: told of every point.
 
     Returns:
-        One result a study, in the order of `names`.
+        One result per study, in the order of `names`.
 
     Raises:
         ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.

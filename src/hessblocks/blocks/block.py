@@ -8,7 +8,7 @@ from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
 
 Vectors = Float[Tensor, "*tokens width"]
-"""One vector a token."""
+"""One vector per token."""
 
 
 class Block(nn.Module):

@@ -104,8 +104,8 @@ def check_derivatives(
         ArgumentError: groups of another model, or several processes.
         RunError: a loss or product is not finite, or a part cannot be differentiated at all.
 
-    Cost: about seven gradients and one product, and four forward passes a group, over all batches;
-        a few times that where steps have to be sought.
+    Cost: about seven gradients and one product, and four forward passes per group, over all
+        batches; a few times that where steps have to be sought.
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
     """

@@ -34,7 +34,7 @@ class ColumnSquares:
     """Whether the probes are all unit vectors of the group, so that the squares add up to
     ‖H_ij‖_F²."""
     squares: Mapping[Part, Mapping[str, tuple[float, ...]]]
-    """By part and name of group i, one number a probe."""
+    """By part and name of group i, one number per probe."""
 
     def norm(self, part: Part, row: str) -> Estimate:
         """Estimate the Frobenius norm of one block from this column alone."""
@@ -81,7 +81,7 @@ def column_squares(
         ArgumentError: too few probes.
         RunError: a product is not finite.
 
-    Cost: about one gradient's time a probe and part, and of one probe more where a block gave
+    Cost: about one gradient's time per probe and part, and of one probe more where a block gave
         nothing but zeros; memory of one vector of all rows for each part and probe taken together,
         bounded by the problem's memory limit.
     """

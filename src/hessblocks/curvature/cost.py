@@ -51,7 +51,7 @@ class Cost:
     """probes (products with random vectors in each group) or sampled (random gradients, for H_o
     alone)."""
     count: int
-    """Probes a group, or samples in all."""
+    """Probes per group, or samples in all."""
     groups: int
     """G."""
     products: int
@@ -149,7 +149,7 @@ def decide(
 
 
 def _sampling_is_cheaper(work: Work, probes: int) -> bool:
-    """Tell whether 4 K samples cost less than the products of K probes a group."""
+    """Tell whether 4 K samples cost less than the products of K probes per group."""
     if list(work.parts) != ["outer"] or not root_is_known(work.problem):
         return False
     samples = max(FEWEST_SAMPLES, SAMPLES_A_PROBE * probes)

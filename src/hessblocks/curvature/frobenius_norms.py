@@ -61,7 +61,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     __repr__ = Tabular.__repr__
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw the norms, one mark a part, with bars of one standard error, on a logarithmic axis.
+        """Draw the norms on a logarithmic axis, one mark per part, with bars of one standard error.
 
         More than 60 groups are drawn as colours, layers × roles, of the last part.
 
@@ -117,7 +117,7 @@ def group_norms(
     Args:
         problem: model, batches and loss.
         groups: by name; None: those of `parameter_groups`.
-        probes: random vectors a group, at least 4.
+        probes: random vectors per group, at least 4.
         seed: of the probes; groups of equal size draw the same from it.
         parts: which parts.
         method: as `curvature_map` takes it; `sampled` is for H_o alone.
@@ -132,7 +132,7 @@ def group_norms(
         ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model,
             or what `curvature_map` refuses.
 
-    Cost: about one gradient a probe for a group of the first layer, less further up; sampled, two
+    Cost: about one gradient per probe for a group of the first layer, less further up; sampled, two
         thirds of a gradient for each of 4 · probes samples, whatever the number of groups.
     """
     groups = groups_of(problem, groups)

@@ -122,7 +122,7 @@ def curvature_map(
         problem: model, batches and loss.
         groups: by name; None: those of `parameter_groups`.
         part: outer (H_o), functional (H_f) or full (H).
-        probes: K random vectors a group, at least 4; 4 K samples.
+        probes: K random vectors per group, at least 4; 4 K samples.
         seed: of the probes.
         method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it
             costs less and the samples fit the memory; the map's `method` says which.

@@ -66,7 +66,7 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
         RunError: the cache cannot be written.
 
     Cost:
-        SHA-256 of all files of the entry, about a second a gigabyte.
+        SHA-256 of all files of the entry, about a second per gigabyte.
     """
     root = cache_root()
     folder = root / name

@@ -315,7 +315,7 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
-    """Hash files by relative path and contents (SHA-256); about a second a gigabyte.
+    """Hash files by relative path and contents (SHA-256); about a second per gigabyte.
 
     Args:
         root: folder that the paths start from.

@@ -155,7 +155,7 @@ def draw_layers(
     Args:
         names: of the groups, such as layers.3.attention.query.
         layers: of the groups; None outside the layers.
-        values: norms, one a group; not above zero where one is zero or not told from it.
+        values: norms, one per group; not above zero where one is zero or not told from it.
         part: outer, functional or full.
         ax: axes to draw on; None for a figure of its own.
 

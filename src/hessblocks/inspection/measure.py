@@ -61,8 +61,8 @@ def measure_curvature(
 
     Where nothing is asked, all parts are measured by probes where that takes at most 6 minutes,
     else norms and map of H_o by sampled gradients. The largest eigenvalues of H of all groups
-    as one follow where the time allows them. Each group is recorded in the run folder as soon as it is measured: the same call goes on where
-    it stopped.
+    as one follow where the time allows them. Each group is recorded in the run folder as soon as it
+    is measured: the same call goes on where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
@@ -168,8 +168,8 @@ def measure_signal(
         **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
 
     Returns:
-        One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value,
-        method.
+        One measured value per row: model, seed, layer (empty for the inputs), quantity, role,
+        value, method.
 
     Raises:
         ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not

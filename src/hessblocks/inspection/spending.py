@@ -62,7 +62,7 @@ class Spending:
     map: bool
     """Whether the blocks between groups are measured too."""
     probes: int
-    """Random vectors a group."""
+    """Random vectors per group."""
     samples: int = 0
     """Gradients for all groups that take their place; 0 where they do not."""
     batches: int = 0

@@ -283,7 +283,7 @@ def squared_error(
     labels: Num[Tensor, "B ..."],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the mean squared difference between one number a sequence and its label.
+    """Compute the mean squared difference between one number per sequence and its label.
 
     Args:
         predicted: float32 or wider is kept, half precision is widened.

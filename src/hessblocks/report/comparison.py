@@ -116,7 +116,7 @@ class Comparison:
     match: str
     """Matched quantity: steps, tokens, time or flops."""
     rows: tuple[ComparisonRow, ...]
-    """One a block, in the order in which they were asked for."""
+    """One per block, in the order in which they were asked for."""
     norms: tuple[ResultRow, ...]
     """Mean norm over seeds for each block, stage, group and part; not a number if none is
     finite."""
@@ -168,7 +168,7 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
 
 
 def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
-    """One row a block, in the order in which they were asked for."""
+    """One row per block, in the order in which they were asked for."""
     return compare_results(results).rows
 
 
@@ -239,7 +239,7 @@ def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
 def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     """Largest over smallest group norm of the full Hessian of one block at one moment.
 
-    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With
+    One ratio per seed, zero norms left out, and none of a seed with a norm that is no number. With
     one seed it has the 95 % interval of the estimates, with several the standard error of the mean.
 
     Returns:
@@ -288,7 +288,7 @@ def _lines(
 
 
 def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
-    """One point a step; values that are not finite are left out."""
+    """One point per step; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:

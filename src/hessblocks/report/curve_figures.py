@@ -151,7 +151,7 @@ def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
 
 
 def _gains(curves: Iterable[Curve]) -> Titled:
-    """One panel a gain, each the mean over layers and heads."""
+    """One panel per gain, each the mean over layers and heads."""
     found: dict[str, list[Curve]] = defaultdict(list)
     for curve in sorted(curves, key=lambda one: ("_" in one.quantity, one.quantity)):
         letter, _, of = curve.quantity.partition("_")
@@ -162,7 +162,7 @@ def _gains(curves: Iterable[Curve]) -> Titled:
 
 
 def _signal(curves: Sequence[Curve]) -> Titled:
-    """One panel a quantity."""
+    """One panel per quantity."""
     found = {
         title: [one for one in curves if one.quantity == name] for name, title in SIGNAL.items()
     }
@@ -170,7 +170,7 @@ def _signal(curves: Sequence[Curve]) -> Titled:
 
 
 def _norms(curves: Iterable[Curve]) -> Titled:
-    """One panel a role and part, the mean over its groups."""
+    """One panel per role and part, the mean over its groups."""
     found = [one for one in curves if one.quantity == NORM]
     return {
         f"{plain_math(role.replace('_', ' '))}: {words}": [

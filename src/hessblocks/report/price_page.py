@@ -76,14 +76,14 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
-    first = "Expected cost in nats a token of all matrices together: "
+    first = "Expected cost in nats per token of all matrices together: "
     first += "; ".join(f"{name}: {_nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in found:
         width, between = f"{found['uniform']} bits", " and "
         shown = [rows["allocation"], rows[f"all, {width}"]]
         first = (
             f"At {found['bits']:.3g} bits on average the allocation is expected to cost "
-            f"{_nats(shown[0])} nats a token; all matrices at {width} would cost {_nats(shown[1])}."
+            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost {_nats(shown[1])}."
         )
     if shown[0]["measured"] is not None:
         measured = between.join(_nats(row, "measured") for row in shown)

@@ -41,7 +41,7 @@ class CurvatureInspection(InspectionSettings):
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
     probes: Annotated[int, at_least(4)] = 16
-    """Random vectors a group, 4 or more; four times as many sampled gradients stand for them."""
+    """Random vectors per group, 4 or more; four times as many sampled gradients stand for them."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
     """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None

@@ -22,8 +22,8 @@ class PricingSettings:
     """Shares of the smallest entries to set to 0, with commas, such as 0.1,0.3."""
     merge: str | None = None
     """Model of the same shape to average with, half and half: a folder or a GGUF file."""
-    allocate: Annotated[float | None, above_0("bits an entry")] = None
-    """Mean bits an entry to share out among the matrices; needs --round."""
+    allocate: Annotated[float | None, above_0("bits per entry")] = None
+    """Mean bits per entry to share out among the matrices; needs --round."""
     check: Annotated[int, NOT_NEGATIVE] = 20
     """Changes made and measured on other text, one at a time, besides all together; 0: none."""
     samples: Annotated[int, at_least(2)] = 32

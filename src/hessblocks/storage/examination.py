@@ -45,14 +45,14 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
         folder: with a config.json.
 
     Returns:
-        One finding a file, model or checkpoint.
+        One finding per file, model or checkpoint.
 
     Raises:
         ArgumentError: `folder` is of no such command.
         RunError: its config.json is damaged.
 
     Cost:
-        SHA-256 of every model and checkpoint, about a second a gigabyte.
+        SHA-256 of every model and checkpoint, about a second per gigabyte.
     """
     if not (folder / "config.json").is_file():
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""Append and read metrics.jsonl and observations.jsonl: one measured value a line."""
+"""Append and read metrics.jsonl and observations.jsonl: one measured value per line."""
 
 import json
 import math

@@ -131,7 +131,7 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         manifest of an early version, which names neither run nor folder, is taken for that of any.
 
     Cost:
-        SHA-256 of all files, about a second a gigabyte.
+        SHA-256 of all files, about a second per gigabyte.
     """
     fault = partial(Finding, path=folder)
     if not (folder / MANIFEST).exists():

@@ -1,4 +1,4 @@
-"""Read and write results.csv of a run, and that of `hessblocks signal`: one value a row."""
+"""Read and write results.csv of a run, and that of `hessblocks signal`: one value per row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

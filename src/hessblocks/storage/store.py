@@ -1,4 +1,4 @@
-"""Store what a command has measured, one JSON line a finished point, so that it can go on.
+"""Store what a command has measured, one JSON line per finished point, so that it can go on.
 
 A line is {"version", "record"}. In a record, what all rows of a point have in common stands once,
 under "common". Lines are only ever appended, and forced to disk before the next point is taken.
@@ -41,7 +41,7 @@ class Record:
 
 
 class Store:
-    """Finished points of a folder, by key; `mended_store` makes it to write, `read_store` to look."""
+    """Finished points of a folder, by key; from `mended_store` to write, `read_store` to read."""
 
     def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder

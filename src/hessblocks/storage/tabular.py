@@ -60,7 +60,7 @@ class Tabular(abc.ABC):
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
-        """List tidy rows: one value a row, with what it belongs to."""
+        """List tidy rows: one value per row, with what it belongs to."""
 
     @abc.abstractmethod
     def __str__(self) -> str:

@@ -154,12 +154,12 @@ class AttentionMoments:
 
     @property
     def second(self) -> Float[Tensor, "B H L D D"]:
-        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers a token and head."""
+        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers per token and head."""
         return self._stacked(_second)
 
     @property
     def third(self) -> Float[Tensor, "B H L D D"]:
-        """Third central moment contracted with u = W_V W_O g; D² numbers a token and head."""
+        """Third central moment contracted with u = W_V W_O g; D² numbers per token and head."""
         return self._stacked(_third)
 
     @property

@@ -176,7 +176,7 @@ def check_gains(
     """Check the gains of shaped attention; return {alpha, beta, gamma: (H,)}, empty for None.
 
     Returns:
-        One number a head under each name.
+        One number per head under each name.
 
     Raises:
         ArgumentError: not three, or not one number (a head) each, or not finite.
@@ -272,7 +272,7 @@ def check_temperature(temperature: object) -> None:
 def check_per_token(
     name: str, tensor: Float[Tensor, "..."], x: Float[Tensor, "B L D"], *lengths: int
 ) -> Float[Tensor, "B L ..."]:
-    """Check a tensor of one vector or matrix a token; return it as (B, L, ...).
+    """Check a tensor of one vector or matrix per token; return it as (B, L, ...).
 
     Args:
         name: of the argument.

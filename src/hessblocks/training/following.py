@@ -80,7 +80,7 @@ def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
 
 
 def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
-    """Norms of the chosen groups, with the loss on the same batch: a gradient a probe and group."""
+    """Measure norms of the chosen groups, and the loss: one gradient per probe and group."""
     groups = {
         name: group
         for name, group in curvature.parameter_groups(model).items()
@@ -111,7 +111,7 @@ def map_rows(
         stage: initial or final.
 
     Returns:
-        One row a group and part.
+        One row per group and part.
 
     Cost:
         About a gradient of the batch for each probe and group.
@@ -226,7 +226,7 @@ class Following(TrainerCallback, Tabular):
             self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One value a row, with its step."""
+        """One value per row, with its step."""
         return list(self.rows)
 
     def __str__(self) -> str:
@@ -274,7 +274,7 @@ class CurvatureCallback(Following):
                 training begins, a pattern that matches no group, or a sharpness of an optimiser
                 whose preconditioner is not known.
 
-        Cost: about a gradient of the batch for each group and probe a measurement; the sharpness
+        Cost: about a gradient of the batch for each group and probe per measurement; the sharpness
             about ten, and a vector of all parameters between two measurements.
         """
         super().__init__(every)
@@ -294,7 +294,7 @@ class CurvatureCallback(Following):
         super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row a group and part; of the sharpness two, itself and the stable one."""
+        """Measure one row per group and part; of the sharpness two, itself and the stable one."""
         problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
@@ -335,7 +335,7 @@ class SignalCallback(Following):
         self._batch = batch
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a layer, quantity and head; without Jacobians, and None with the reason."""
+        """One row per layer, quantity and head; without Jacobians, and None with the reason."""
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:
@@ -349,7 +349,7 @@ class GainCallback(Following):
     """Callback of trained gains: of skips, branches, attention and weights of our models."""
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a layer and gain, the mean over heads."""
+        """One row per layer and gain, the mean over heads."""
         names = ("layer", "quantity", "value")
         return ({name: row[name] for name in names} for row in gain_values(model))
 

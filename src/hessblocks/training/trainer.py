@@ -92,7 +92,7 @@ class GuardedTrainer(Trainer):
 def quiet_arguments(
     folder: AnyPath, device: str, report_to: str = "none", **given: Any
 ) -> TrainingArguments:
-    """Make quiet arguments, one device a process; logging and saving are left to a recorder.
+    """Make quiet arguments, one device per process; logging and saving are left to a recorder.
 
     Args:
         folder: of the checkpoints.

@@ -64,7 +64,7 @@ class MaskedSettings(shared.BlockSettings):
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The blocks, and the points that time them all, one a repetition."""
+    """The blocks, and the points that time them all, one per repetition."""
     presets, size = PRESETS[scale], SIZES[scale]
     in_turns = {"presets": ",".join(presets)}
     return [

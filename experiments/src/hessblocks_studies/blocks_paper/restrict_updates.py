@@ -238,7 +238,7 @@ def _over_gains(losses: shared.Values, init: str) -> dict[Scalar, float]:
 
 
 def _panels(losses: shared.Values) -> list[Panel]:
-    """Plot against the gain and the rate: a curve an initial value; what has neither is level."""
+    """Plot against the gain and the rate: a curve per initial value; what has neither is level."""
     gains = {init: {b: shared.restricted(init, b) for b in shared.BETAS} for init in INITS}
     gains["identity"][0] = IDENTITY
     rates = {

@@ -186,7 +186,7 @@ def _clocked(rows: Rows) -> Rows:
 
 
 def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> Panel:
-    """Speed against width, a curve a block."""
+    """Speed against width, a curve per block."""
     places: dict[str, list[tuple[float, float, float]]] = {}
     for width, rows in timed.items():
         found = shared.ratios(rows, quantity)

@@ -89,7 +89,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
 
     Args:
         name: of the task, in small letters.
-        source: the dataset, or a local folder with one sub-folder a task that holds train and
+        source: the dataset, or a local folder with one sub-folder per task that holds train and
             validation files (json, csv or parquet).
 
     Returns:

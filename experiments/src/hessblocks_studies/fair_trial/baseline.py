@@ -193,7 +193,7 @@ def _checks(runs: shared.Runs, losses: Losses) -> list[Check]:
 
 
 def _panel(losses: Losses) -> Panel:
-    """A curve a pair; the bigram table, which has no rate, as a level line."""
+    """A curve per pair; the bigram table, which has no rate, as a level line."""
     rates = sorted({rate for by_rate in losses.values() for rate in by_rate})
     places = {
         label: [

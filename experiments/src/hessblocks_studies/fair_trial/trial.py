@@ -57,7 +57,7 @@ def step_clocks(settings: plan.TrialSettings) -> list[Row]:
         settings: of the point.
 
     Returns:
-        A row a block.
+        A row per block.
 
     Cost:
         The models of all blocks, with their optimisers, are in memory at once.

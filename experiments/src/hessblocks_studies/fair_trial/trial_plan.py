@@ -305,7 +305,7 @@ def _long_rate(scale: Scale, label: str, phase: str) -> float:
 
 
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
-    """The points that time a step of every block, one a repetition.
+    """List the points that time per step of every block, one per repetition.
 
     Args:
         scale: of the study.

@@ -52,7 +52,7 @@ def fit_growth(
     """Fit a power law by weighted least squares on logarithms.
 
     Args:
-        sigma: scale of the data, one entry a measurement, above 0.
+        sigma: scale of the data, one entry per measurement, above 0.
         value: measured values, at least 0.
         standard_error: of each value; None or 0 where it is exact.
 

@@ -58,7 +58,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         RunError: the cache cannot be written.
 
     Cost:
-        The training, which one that is stopped begins anew; on disk four bytes a parameter.
+        The training, which one that is stopped begins anew; on disk four bytes per parameter.
     """
     corpus.windows("train", settings.context)  # refuses too little text before anything is made
     key = {

@@ -85,7 +85,7 @@ def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
-    """Give AdamW a rate a role, by published multipliers or by the curvature that a pilot meets.
+    """Give AdamW a rate per role, by published multipliers or by the curvature that a pilot meets.
 
     Args:
         settings: of the point.

@@ -272,7 +272,7 @@ def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
 
 
 def _along(quantity: str, found: Unevenness) -> Panel:
-    """An index of all weight matrices along training, a curve a family."""
+    """An index of all weight matrices along training, a curve per family."""
     places: dict[str, dict[float, list[float]]] = {}
     for (name, groups, stage), blocks in sorted(found.items()):
         if (name, groups) == (quantity, shared.ALL_MATRICES):
@@ -292,7 +292,7 @@ def _scatter(
     even: Mapping[str, tuple[float, float]],
     final: Mapping[str, tuple[float, float]],
 ) -> Panel:
-    """Final loss against the spread, one point a block, one mark a family."""
+    """Final loss against the spread, one point per block, one mark per family."""
     places = {
         family: [
             (even[block][0], *final[block]) for block in blocks if block in even and block in final

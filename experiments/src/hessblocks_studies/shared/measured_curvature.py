@@ -40,7 +40,7 @@ class Probe:
     tokens: int
     """Tokens of each."""
     probes: int
-    """Random vectors a group."""
+    """Random vectors per group."""
 
 
 PROBES: dict[Scale, Probe] = {

@@ -137,7 +137,7 @@ class Tuned:
         return self.tuning.rates[self.tuned_as(label)].best
 
     def must_be_inside(self, kind: str) -> bool:
-        """Tell whether a best rate must lie inside its grid: not where it is `FAR` above another."""
+        """Tell whether a best rate must lie inside its grid: not if it is `FAR` above another."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
         if kind == best or not {kind, best} <= losses.keys():
             return True

@@ -79,7 +79,7 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
         sizes: layers, widths, vocabulary and context.
 
     Returns:
-        One entry a preset, without those whose parts exclude what was set.
+        One entry per preset, without those whose parts exclude what was set.
 
     Raises:
         ArgumentError: sizes that do not fit, or slots that no preset can have.

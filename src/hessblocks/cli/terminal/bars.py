@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal, elsewhere a line a finished stage."""
+"""Show progress on standard error: a bar on a terminal, elsewhere a line per finished stage."""
 
 import contextlib
 import os

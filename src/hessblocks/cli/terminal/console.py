@@ -67,7 +67,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Make the table of a comparison, one block a row; what was matched last."""
+    """Make the table of a comparison, one block per row; what was matched last."""
     columns = (
         "block",
         "parameters",

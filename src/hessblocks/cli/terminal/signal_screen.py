@@ -110,7 +110,7 @@ def lines(rows: Rows) -> Iterator[Table | str]:
 
 
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
-    """Show some layers of each model, one a row; columns are names and titles."""
+    """Show some layers of each model, one per row; columns are names and titles."""
     rows = [
         (
             name,

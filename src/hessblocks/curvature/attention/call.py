@@ -51,7 +51,7 @@ def second_order_attention(
         enable_gqa: whether several query heads share a key head.
         window: keys that a query sees, counted back from its own; needs `is_causal`.
         softcap: c of c tanh(score / c), before the mask.
-        sinks: a score a head that takes its share of the softmax and gives no value.
+        sinks: a score per head that takes its share of the softmax and gives no value.
 
     Returns:
         (..., H, T, V); zeros for a query that sees nothing.

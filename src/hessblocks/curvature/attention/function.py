@@ -52,7 +52,7 @@ def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
 
 
 def _met(g: Tensor, raised: Tensor | None, out: Tensor) -> Tensor:
-    """δ = Σ G ∘ O a row, less the cotangent of L."""
+    """δ = Σ G ∘ O per row, less the cotangent of L."""
     met = (g * out).sum(-1)
     return met if raised is None else met - raised
 

@@ -1,6 +1,6 @@
 """Tangent of attention's first backward pass, which is its double backward pass as well.
 
-Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head
+Letters: N pairs of sequence and key head, R query heads per key head, T queries, S keys, D head
 width, V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of
 (q̄, k̄, v̄): ⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
 
@@ -76,7 +76,7 @@ def push_forward(
     Returns:
         Tangents of q̄, k̄, v̄, L and O.
 
-    Cost: 12 products of queries × keys × width a tile, 2 of them for all K together.
+    Cost: 12 products of queries × keys × width per tile, 2 of them for all K together.
     """
     likes = (heads.query, heads.key, heads.value)
     q, k, v = (

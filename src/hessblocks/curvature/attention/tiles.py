@@ -1,8 +1,8 @@
 """Tiled attention and its first backward pass, from recomputed scores (as FlashAttention).
 
-Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O a row;
-N pairs of sequence and key head (n of a tile), R query heads a key head, T queries, S keys, I rows
-of a tile (its queries of all R heads), J its keys, D head width, V value width.
+Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O per row;
+N pairs of sequence and key head (n of a tile), R query heads per key head, T queries, S keys, I
+rows of a tile (its queries of all R heads), J its keys, D head width, V value width.
 
     Z = P ∘ (G vᵀ − δ);  q̄ = s Z k,  k̄ = s Zᵀ q,  v̄ = Pᵀ G
 
@@ -72,7 +72,7 @@ class Heads:
 
 
 def rows(x: Float[Tensor, "N R T *D"], tile: Tile) -> Float[Tensor, "n I D"]:
-    """Cut a tile's rows of all R heads into one axis; numbers a row become a column."""
+    """Cut a tile's rows of all R heads into one axis; numbers per row become a column."""
     part = (x if x.ndim == 4 else x[..., None])[tile.pairs, :, tile.queries]
     return part.flatten(1, 2)
 

@@ -1,6 +1,6 @@
 """Attention masks: the keys that each query may attend to, and a cut into tiles of these.
 
-Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head
+Letters: B sequences, G key heads, R query heads per key head, N = B G, T queries, S keys, D head
 width, I queries and J keys of a tile.
 """
 

@@ -71,8 +71,8 @@ class Bill(Tabular, Mapping[str, Price]):
             names: of changes that touch no entry in common; None: all.
 
         Returns:
-            The price. Its diagonal adds up own terms; its full form holds the cross terms Δ_iᵀH_oΔ_j
-            too, which `cross` tells apart.
+            The price. Its diagonal adds up own terms; its full form holds the cross terms
+            Δ_iᵀH_oΔ_j too, which `cross` tells apart.
 
         Raises:
             ArgumentError: none, an unknown one, or two that touch an entry in common.
@@ -186,7 +186,7 @@ class Bill(Tabular, Mapping[str, Price]):
         panel = Panel(
             title="What each change costs",
             x_label="Place, counted from 0",
-            y_label="Forecast KL, nats a token",
+            y_label="Forecast KL, nats per token",
             y_scale="log",
             series=tuple(
                 Series(
@@ -261,7 +261,7 @@ def price(
         seed: of the signs.
 
     Returns:
-        The prices by name, in nats a token for the cross-entropies, else in units of the loss;
+        The prices by name, in nats per token for the cross-entropies, else in units of the loss;
         `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
@@ -271,7 +271,7 @@ def price(
         RunError: a loss or a gradient is not finite.
 
     Cost: a forward pass and two backward passes over the data where there are as many rows as
-        samples, and for every change four multiplications an entry and sample.
+        samples, and for every change four multiplications per entry and sample.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.

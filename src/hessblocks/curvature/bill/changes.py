@@ -28,7 +28,7 @@ class Change:
     how: str
     """Such as `3 bits`."""
     bits: int | None
-    """Bits an entry that are left; None where it does not round."""
+    """Bits per entry that are left; None where it does not round."""
     views: tuple[ParameterView, ...]
     """The entries that may change."""
     new: Mapping[str, New]

@@ -27,7 +27,7 @@ class Edit:
     new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
     """From the old entries, the parameter's name and its cut to the new entries."""
     bits: int | None = None
-    """Bits an entry that it leaves; None where it does not round."""
+    """Bits per entry that it leaves; None where it does not round."""
     symmetric: bool = False
     """Whether 0 is among its levels."""
 

@@ -41,7 +41,7 @@ class BillCheck(Tabular):
     forecasts: tuple[Price, ...]
     """Prices that the bill forecasts."""
     measured: tuple[Estimate, ...]
-    """KL in nats a token, its error over the tokens."""
+    """KL in nats per token, its error over the tokens."""
     held_out: bool
     """Whether it was measured on other data than the forecasts."""
 
@@ -113,8 +113,8 @@ class BillCheck(Tabular):
         ]
         panel = Panel(
             title="Forecast and measured cost",
-            x_label="Forecast KL, nats a token",
-            y_label="Measured KL, nats a token",
+            x_label="Forecast KL, nats per token",
+            y_label="Measured KL, nats per token",
             x_scale="log",
             y_scale="log",
             series=(Series(name="equal", x=ends, y=ends, guide=True), *points),

@@ -25,7 +25,7 @@ FEWEST_PIECES = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Price(Tabular):
-    """Expected KL divergence of a change, in nats a token for the cross-entropies."""
+    """Expected KL divergence of a change, in nats per token for the cross-entropies."""
 
     name: str
     """Name of the change, or the number of changes that are made together."""
@@ -34,7 +34,7 @@ class Price(Tabular):
     how: str
     """Such as `3 bits`."""
     bits: float | None
-    """Bits an entry that are left, scales not counted; None where it does not round."""
+    """Bits per entry that are left, scales not counted; None where it does not round."""
     size: int
     """Entries that may change."""
     relative_size: float

@@ -1,9 +1,9 @@
 """Linear layers and embeddings that accumulate the gradient of their weight in place.
 
 For each lookup autograd writes a whole table of zeros and adds whole tables up: of a vocabulary of
-50,257 words and width 768, 150 MB twice a product, for some hundred rows.
+50,257 words and width 768, 150 MB twice per product, for some hundred rows.
 
-Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotangent of y, (c, Z, z)
+Letters: y = x W + b with x of N rows, D inputs and E outputs per row; g a cotangent of y, (c, Z, z)
 cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b; V rows of a table.
 """
 

@@ -4,7 +4,7 @@ Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without 
 weight, g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D
 width.
 
-Their first derivative is one symmetric matrix a row, A = s (C − n nᵀ / D):
+Their first derivative is one symmetric matrix per row, A = s (C − n nᵀ / D):
 ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
 """
 

@@ -109,8 +109,8 @@ class _Forwards(Function):
 class _Backwards(Function):
     """dS as a function of dP and P.
 
-    Its derivative by P is met by `_Forwards.backward`, which is blind to a constant a row; so that
-    (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
+    Its derivative by P is met by `_Forwards.backward`, which is blind to a constant per row; so
+    that (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
     """
 
     @staticmethod

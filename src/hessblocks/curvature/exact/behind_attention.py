@@ -61,8 +61,8 @@ def token_derivatives(
     Returns:
         g, Λ_o and Λ_f of each token.
 
-    Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless
-        it is zero; N C D² multiplications for the curvature seen from h where there are more
+    Cost: min(C, D) passes of the network per token for J, and about D gradient passes for Λ_f
+        unless it is zero; N C D² multiplications for the curvature seen from h where there are more
         classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Exact Hessian of the last attention of a real model, in closed form.
 
 Everything after the last attention acts on each token by itself, so that it enters the closed form
-through three quantities a token: g, Λ_o and Λ_f (see `behind_attention`).
+through three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
 
 Letters: B sequences, L tokens.
 """
@@ -116,7 +116,7 @@ def exact_last_block(
         ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block
             that needs more memory than allowed, when it is asked for, with its count.
 
-    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back a token
+    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back per token
         for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind

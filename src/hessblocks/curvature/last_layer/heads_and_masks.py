@@ -66,7 +66,7 @@ def permitted(
             which causal models of transformers keep apart where no mask is given.
 
     Returns:
-        One table for all rows, or one a row.
+        One table for all rows, or one per row.
     """
     tokens = inputs.shape[1]
     own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)

@@ -70,7 +70,7 @@ class BatchLoss(abc.ABC):
         )
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """Shape of the signs that the root is given: a sign a logit."""
+        """Shape of the signs that the root is given: a sign per logit."""
         return logits.shape
 
 
@@ -222,7 +222,7 @@ def callable_loss(
 
 
 def _counts_ignored(number: int, labels: Tensor | None) -> bool:
-    """Tell whether losses, one a label or all but the first of a row, include ignored ones."""
+    """Tell whether losses, one per label or all but the first of a row, include ignored ones."""
     if labels is None or labels.is_floating_point():
         return False
     counted = labels != IGNORED

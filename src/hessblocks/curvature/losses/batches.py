@@ -239,7 +239,7 @@ class Batches:
 
     @property
     def widest_row(self) -> Batch:
-        """Copy one row of the batch with the most inputs a row."""
+        """Copy one row of the batch with the most inputs per row."""
         return unpack(self._widest, self._device)
 
     def __len__(self) -> int:

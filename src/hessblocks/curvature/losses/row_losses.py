@@ -152,10 +152,10 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
     Without labels, padding is neither predicted nor predicted from.
 
     Returns:
-        One label a position.
+        One label per position.
 
     Raises:
-        ArgumentError: there is not one token a position, tokens could be of several names, or
+        ArgumentError: there is not one token per position, tokens could be of several names, or
             labels are moved by one place already.
     """
     if batch.labels is None and len(batch.ids) > 1:
@@ -195,7 +195,7 @@ def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
         The batch's own labels, or its tokens without padding.
 
     Raises:
-        ArgumentError: there is not one token a position.
+        ArgumentError: there is not one token per position.
     """
     if "labels" in batch:
         labels: Tensor = batch["labels"]

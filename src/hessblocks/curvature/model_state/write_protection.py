@@ -1,7 +1,7 @@
 """Protect a model from its own passes, one thread at a time: writes go into copies, or are undone.
 
 Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
-compared once a model; from then on those that were seen to be written are copied, and the others
+compared once per model; from then on those that were seen to be written are copied, and the others
 are watched by their versions.
 """
 

@@ -62,7 +62,7 @@ class Processes:
         return self.most(passes, device) - passes
 
     def rows_each(self, rows: int) -> int:
-        """Limit the rows a pass, so that every process gets some."""
+        """Limit the rows per pass, so that every process gets some."""
         return math.ceil(rows / self.count) if self.shard == "batches" else rows
 
     def own_vectors(self, count: int) -> slice:

@@ -54,7 +54,7 @@ class Passes:
     batches: Batches
     """Batches that the passes are cut from."""
     most: Callable[[int], int]
-    """Rows a piece may have, from the rows of its batch."""
+    """Rows per piece may have, from the rows of its batch."""
     turns: slice
     """Passes that fall to this process."""
     idle: int = 0
@@ -81,7 +81,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rows a pass and vectors together."""
+    """Rows per pass and vectors together."""
 
     passes: Sequence[Batch] | Passes
     """Pieces of the batches, passed through the model one at a time."""
@@ -122,14 +122,14 @@ class RowCost:
 def make_plan(
     problem: Any, *, twice: bool = True, spare: int = 0, most_rows: int | None = None
 ) -> Plan:
-    """Choose rows a pass and vectors together.
+    """Choose rows per pass and vectors together.
 
     Args:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
             quarter of the machine's memory does, and a callable loss's batches are left whole.
         twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
         spare: bytes that the caller needs beside the passes.
-        most_rows: rows a pass at most, where batches can be cut.
+        most_rows: rows per pass at most, where batches can be cut.
 
     Returns:
         The passes that fall to this process, and how they are worked on.
@@ -212,7 +212,7 @@ def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
 
 
 def _row_cost(problem: Any, *, twice: bool) -> RowCost:
-    """Measure one row of the batch with the most tokens a row."""
+    """Measure one row of the batch with the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}

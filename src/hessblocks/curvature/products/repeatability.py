@@ -116,7 +116,7 @@ class Comparison:
     twice: bool
     """Whether passes are those of second derivatives."""
     most: Callable[[int], int]
-    """Rows a piece may have, from the rows of its batch."""
+    """Rows per piece may have, from the rows of its batch."""
     fitting: int
     """Rows that fit the memory together without a graph; where a batch has more, so many stand for
     it."""
@@ -124,7 +124,7 @@ class Comparison:
     """The narrowest that the model computes in."""
 
     def outputs(self, batch: Batch, point: Parameters) -> Float[Tensor, "..."]:
-        """Compute logits at some parameters, or the hidden states that the last layer multiplies."""
+        """Compute logits at some parameters, or the hidden states that the last layer reads."""
         with torch.no_grad():
             readout: Readout = self.problem.forward(batch, point, twice=self.twice)[0]
         return readout.hidden

@@ -246,7 +246,7 @@ def _graphs(
     a sequence of products (Lanczos) builds them once; else there is one at a time.
 
     Returns:
-        One graph a pass; a list where they are held.
+        One graph per pass; a list where they are held.
     """
     split = list(parts) != ["full"]  # H alone needs no fixed r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)

@@ -89,7 +89,7 @@ class MonteCarloFisher(CurvatureOperator):
     list of batches, whatever the memory limit, as long as the weights are. Given labels only say
     what is ignored.
 
-    Cost: as `OuterProduct`, and for each product `samples` numbers a label for cross-entropy,
+    Cost: as `OuterProduct`, and for each product `samples` numbers per label for cross-entropy,
         `samples` times the
     logits for the other losses, which the memory limit does not count.
     """
@@ -110,8 +110,8 @@ class MonteCarloFisher(CurvatureOperator):
 
         Args:
             problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of
-                one class a row), squared error or `nn.BCEWithLogitsLoss`, without weights or label
-                smoothing.
+                one class per row), squared error or `nn.BCEWithLogitsLoss`, without weights or
+                label smoothing.
             group: see `Hessian`.
             samples: labels drawn for each datum.
             seed: of the draws.
@@ -179,7 +179,7 @@ class _Classes(CrossEntropy):
         return super().at(logits, share)[0], curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
-        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign a label."""
+        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign per label."""
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
         weight = math.sqrt(share / labels.shape[-1]) * (targets != IGNORED).to(logits.dtype)
@@ -192,7 +192,7 @@ class _Classes(CrossEntropy):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "... V"]) -> torch.Size:
-        """See `BatchLoss`; a sign a label."""
+        """See `BatchLoss`; a sign per label."""
         labels = 1 if self._uniform is None else self._uniform.shape[-1]
         return torch.Size((*logits.shape[:-1], labels))
 
@@ -238,7 +238,7 @@ class _Entries(BatchLoss):
         return replace(found, curvature=curvature)
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """Return ε ↦ Σ r ε of each datum: a sign a set of labels."""
+        """Return ε ↦ Σ r ε of each datum: a sign per set of labels."""
         own = self._loss.derivatives(logits, share).gradient / share
         sets = [own] if self._sets is None else self._sets(logits)
 
@@ -249,7 +249,7 @@ class _Entries(BatchLoss):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """See `BatchLoss`; a sign a datum and set of labels, these on the last axis."""
+        """See `BatchLoss`; a sign per datum and set of labels, these on the last axis."""
         axis, single = self._axis(logits)
         rows = list(logits.shape)
         if not single:

@@ -3,7 +3,7 @@
 Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε
 random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The
 samples of a batch are held together, in the dtype of the parameters or float32; what remains of
-them are S × S inner products a group. Where even a small batch does not fit the memory, the same
+them are S × S inner products per group. Where even a small batch does not fit the memory, the same
 samples are drawn again for one piece of the groups after the other.
 """
 
@@ -168,7 +168,7 @@ def gram_matrices(
         ArgumentError: autograd's derivatives are not those of the logits; see `Guard`.
         RunError: a loss or a gradient is not finite, or the memory is full.
 
-    Cost: for each piece, a forward pass a batch of samples, and a backward pass a sample.
+    Cost: for each piece, a forward pass per batch of samples, and a backward pass per sample.
     """
     say_precision(problem, twice=False)
     if guard := sampling.plan.guard:

@@ -103,7 +103,7 @@ def plan_passes(
         problem: model, batches and loss.
         names: of the parameters that are differentiated by.
         spare: bytes that the caller needs.
-        most_rows: rows a pass at most, where batches can be cut.
+        most_rows: rows per pass at most, where batches can be cut.
 
     Returns:
         The passes.

@@ -49,7 +49,7 @@ def verify_last_blocks(
     Returns:
         One row for each model, block on or above the diagonal, and part.
 
-    Cost: a few seconds a model.
+    Cost: a few seconds per model.
     """
     rows: list[Check] = []
     for name, make in models.items():
@@ -170,7 +170,7 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
         numbers: of all parameters.
 
     Returns:
-        One number an entry.
+        One number per entry.
     """
     kind = getattr(model, "config").model_type  # noqa: B009 - nn.Module hides its type
     if group == UNEMBEDDING:

@@ -191,7 +191,7 @@ def compare_at_steps(
     Returns:
         Of each derivative the comparison that decides.
 
-    Cost: four gradients a step that is tried, or four values.
+    Cost: four gradients per step that is tried, or four values.
     """
     seen: list[Sequence[Comparison]] = []
     eps = epsilon(parameters)

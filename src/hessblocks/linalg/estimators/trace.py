@@ -253,7 +253,7 @@ def _leave_one_out(columns: Tensor, rounding: float) -> tuple[Tensor, Tensor, Te
     nothing when it is left out: s_i = 0.
 
     Returns:
-        The directions, the s_i and the r_i, one column a set.
+        The directions, the s_i and the r_i, one column per set.
     """
     left, singular, right = torch.linalg.svd(columns, full_matrices=False)
     kept = (singular > rounding * columns.shape[-1] * singular[:, :1]).double()

@@ -90,9 +90,9 @@ def solve(
             or preconditioner that does not fit, or a preconditioner that is not positive definite.
         RunError: numbers that are not finite.
 
-    Cost: a product an iteration and column, at most about the root of the condition number times
-        ln(2 / tolerance), that of P (A + damping · I) with a preconditioner; four vectors a column,
-        and as many products with P.
+    Cost: a product per iteration and column, at most about the root of the condition number times
+        ln(2 / tolerance), that of P (A + damping · I) with a preconditioner; four vectors per
+        column, and as many products with P.
 
     Source: Hestenes and Stiefel (1952).
     """

@@ -3,7 +3,7 @@
 Letters: A the symmetric matrix (N, N), V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
 k vectors of the basis.
 
-The idea: V is an orthonormal basis of v, A v, A²v, … One matvec a step extends it. T is a small
+The idea: V is an orthonormal basis of v, A v, A²v, … One matvec per step extends it. T is a small
 tridiagonal matrix, and its outermost eigenvalues approach those of A within few steps:
 
 >>> def lanczos(matvec, start, steps):

@@ -37,7 +37,7 @@ def spectral_density(
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
-        steps: S, products a probe.
+        steps: S, products per probe.
         probes: K; the error bars are tested for 10 and more.
         seed: of the probes.
         broadening: standard deviation of the normal density put on each eigenvalue, in the unit of

@@ -3,8 +3,8 @@
 A norm is over the entries of each head's queries or keys. Rotary positions turn them pair by pair,
 by an angle of the token: the score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021).
 
-Letters: N vectors, K entries of a vector, P parameters of a norm, S = K + P; B sequences, L tokens, I
-tokens that something is asked for.
+Letters: N vectors, K entries of a vector, P parameters of a norm, S = K + P; B sequences, L tokens,
+I tokens that something is asked for.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Rotation:
         return vectors * self.cosines + (vectors @ self.quarter) * self.sines
 
     def turn_back(self, vectors: Float[Tensor, "I *rows K"]) -> Float[Tensor, "I *rows K"]:
-        """Turn back, R_jᵀ v_j, any number of vectors a token (sequence by sequence)."""
+        """Turn back, R_jᵀ v_j, any number of vectors per token (sequence by sequence)."""
         shape = (-1, *(1,) * (vectors.ndim - 2), vectors.shape[-1])
         sequences = vectors.shape[0] // self.cosines.shape[1]
         cosines, sines = (
