@@ -78,7 +78,7 @@ def run_studies(
         seeds: repetitions; None means the scale's own number.
         workers: processes of this machine; None measures in this one.
         ray: address of a Ray cluster; excludes `workers`.
-        reporter: told of every point.
+        reporter: hears of every point.
 
     Returns:
         One result per study, in the order of `names`.
@@ -131,7 +131,7 @@ def measure_study(
         folder: of this study alone.
         config: for config.json.
         where: measures.
-        reporter: told of every point.
+        reporter: hears of every point.
 
     Returns:
         The study with all its rows.

@@ -164,7 +164,7 @@ class SelfAttention(nn.Module):
         if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        # behind a cache one query attends to all keys
+        # after a cache one query attends to all keys
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
         return kernel(self, query, key, value, mask, scale=self.scale, causal=causal)

@@ -83,7 +83,7 @@ def _permitted(scores: Tensor, mask: object, causal: bool) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Context of one forward pass: what every layer is told."""
+    """Context of one forward pass, the same for every layer."""
 
     causal: bool = True
     """Whether a token attends to itself and what stands before it only."""

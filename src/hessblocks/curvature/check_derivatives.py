@@ -18,7 +18,7 @@ from hessblocks.storage import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDerivatives:
-    """First and second derivatives by one group, against differences."""
+    """First and second derivatives in one group, beside differences."""
 
     group: str
     """Its name."""

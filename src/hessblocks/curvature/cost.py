@@ -101,7 +101,7 @@ def decide(
         probes: K; 4 K samples stand for them.
         method: probes, sampled, or auto for what is cheaper.
         budget: minutes that take the place of `probes`.
-        tell: called with the cost before the work starts; None: the log is told, at level INFO.
+        tell: called with the cost before the work starts; None: it goes to the log, at level INFO.
 
     Returns:
         The cost, and how samples are drawn where they are.

@@ -55,7 +55,7 @@ class CurvatureMap(Tabular):
     """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None
     where they alone were measured, or where groups overlap."""
     method: Way = "probes"
-    """probes or sampled; a sampled norm below zero is not told from zero."""
+    """probes or sampled; a sampled norm below zero cannot be told from zero."""
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:

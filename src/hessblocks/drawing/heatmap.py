@@ -150,7 +150,7 @@ def draw_layers(
     part: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw norms as layers × roles on a logarithmic colour scale; groups outside are told below.
+    """Draw norms as layers × roles on a logarithmic colour scale; a note names the groups outside.
 
     Args:
         names: of the groups, such as layers.3.attention.query.

@@ -72,7 +72,7 @@ def measure_curvature(
         out: run folder, new or of the same measurement, in which `{model}` stands for the model's
             name. None keeps nothing: what is measured goes through a temporary folder.
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
-        progress: told what is going on.
+        progress: shows what is going on.
         finish: given the folder when all is done, before another process may write there.
         **fields: of `hessblocks.settings.CurvatureInspection`, such as `probes=32, parts=["full"]`.
 
@@ -86,7 +86,7 @@ def measure_curvature(
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. All of it is told to `progress` before it starts, from
+        gradients for all groups together. `progress` shows all of it before it starts, from
         products that are measured. `budget` bounds the minutes, `memory_limit` the gigabytes.
     """
     if out is None:
@@ -163,7 +163,7 @@ def measure_signal(
         out: folder for config.json, environment.json and results.csv; what an earlier call wrote
             there is replaced. None writes nothing.
         device: as `measure_curvature` takes it.
-        progress: told what is going on.
+        progress: shows what is going on.
         finish: given the folder when all is written, before another process may write there.
         **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
 

@@ -51,7 +51,7 @@ def measure_price(
         data: file or folder of text.
         out: run folder, new or of the same call; runs/price-MODEL by default.
         device: cpu, cuda or auto.
-        progress: told what is going on, and before it starts what it costs.
+        progress: shows what is going on, and what it costs before it starts.
         finish: given the folder when all is done.
         **given: of `hessblocks.settings.PricingSettings`, such as `round=(3, 4), allocate=3.5`.
 

@@ -220,7 +220,7 @@ def chosen(
         of: model, batch, loss and groups.
         settings: what was asked for.
         folder: of the run; where an earlier call was asked for the same, its choice stands.
-        progress: told the cost.
+        progress: shows the cost.
 
     Returns:
         Probes or samples, and the work for spectra and eigenvalues.

@@ -13,9 +13,9 @@ BASELINE = "pre-ln"
 SURE = 2.0
 """Differences of fewer joint standard errors count as no difference."""
 LEAST = 0.0005
-"""Nats per token that are told, to three digits behind the point."""
+"""Smallest difference in nats per token that is reported, to three decimals."""
 SEVERAL = 4
-"""Blocks up to which each one's number is told, beyond them the baseline's and the two extremes."""
+"""Up to so many blocks each one's number is named; of more, the baseline's and both extremes."""
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
 @dataclass(frozen=True, kw_only=True)
 class PricingSettings:
-    """Changes of each weight matrix, and the text that their cost is told by."""
+    """Changes of each weight matrix, and the text on which their cost is forecast."""
 
     round: tuple[int, ...] = ()
     """Bits that matrices are rounded to, from 2 to 8, with commas, such as 2,3,4,8."""

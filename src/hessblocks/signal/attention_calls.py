@@ -108,7 +108,7 @@ def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) ->
         value=value,
         mask=mask,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        # eager functions are told by the mask alone
+        # eager functions learn of causality from the mask alone
         causal=bool(causal) and mask is None and not eager and query.shape[2] > 1,
         output=output,
         x=None,

@@ -82,7 +82,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def stays_inside(name: object) -> bool:
-    """Tell whether what a file says, put behind a folder, is a path in that folder.
+    """Tell whether a path that a file names, joined to a folder, stays in that folder.
 
     Returns:
         False for what is no text, leads elsewhere, or is no name that a disk takes.

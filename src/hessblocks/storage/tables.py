@@ -21,7 +21,7 @@ Row = dict[str, Scalar]
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
+"""Start of a text that spreadsheets evaluate, also after apostrophes."""
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:

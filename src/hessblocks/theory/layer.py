@@ -62,7 +62,7 @@ class AttentionLayer(AttentionSetting):
             weight = self.projection if group == "projection" else self.query
             members = [(h,) for h in heads]
         shape = (weight.shape[1], weight.shape[2])
-        # behind a norm or rotation the vector beside x_j depends on j: sums over keys do not factor
+        # after a norm or rotation the vector beside x_j depends on j: sums over keys do not factor
         if group == "key" and self.joined:
             shape = (shape[0] * shape[1], 1)
         pieces = [Piece(group=group, heads=member, shape=shape) for member in members]

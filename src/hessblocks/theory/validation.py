@@ -60,7 +60,7 @@ def check_tensor(
         The tensor without graph.
 
     Raises:
-        ArgumentError: it is not; of entries that are not finite the first is told.
+        ArgumentError: it is not; the message names the first entry that is not finite.
     """
     check_floating(name, tensor)
     if tensor.dtype != like.dtype or tensor.device != like.device:
@@ -278,7 +278,7 @@ def check_per_token(
         name: of the argument.
         tensor: with the batch axis, or without where the batch is 1.
         x: the input.
-        lengths: of the axes behind that of the tokens, -1 for any.
+        lengths: of the axes after that of the tokens, -1 for any.
 
     Returns:
         The tensor without graph, with its batch axis.

@@ -39,7 +39,7 @@ def compare(
         settings: what is compared.
         corpus: training and held-out tokens.
         out: run folder, new or of the same comparison.
-        progress: told what is going on.
+        progress: shows what is going on.
         command: its name in config.json.
         finish: given the folder when all is done, before another process may write there.
 
@@ -121,7 +121,7 @@ def train(
         settings: of the run.
         corpus: training and held-out tokens.
         out: run folder, new or of the same run.
-        progress: told what is going on.
+        progress: shows what is going on.
         command: its name in config.json.
         finish: given the folder when all is done, before another process may write there.
 
@@ -154,7 +154,7 @@ def steps_of(
         settings: of the comparison.
         corpus: to measure the pace on.
         folder: of the comparison, claimed.
-        progress: told what is going on.
+        progress: shows what is going on.
 
     Returns:
         Preset → updates.

@@ -287,7 +287,7 @@ def save_model(
         model: trained.
         tokenizer: that the model knows, of transformers.
         folder: of the run, whose lines are all written.
-        told: of its training, in the card of a model of ours.
+        told: facts about the training, for the model card.
         **progress: to remember in the manifest, beside the number of lines.
 
     Raises:

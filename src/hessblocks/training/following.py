@@ -339,7 +339,7 @@ class SignalCallback(Following):
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """signal/LAYER/QUANTITY, with the role behind it where there is one."""
+        """signal/LAYER/QUANTITY, followed by the role, if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
         role = f"/{row['role']}" if row["role"] else ""
         return f"signal/{layer}/{row['quantity']}{role}"

@@ -47,7 +47,7 @@ class Recorder(StepClock):
             settings: say what is trained and when losses and checkpoints are due.
             folder: gets lines and checkpoints; None for neither.
             checkpoint: where training goes on from.
-            listener: is told each line.
+            listener: receives each line.
         """
         super().__init__(settings.device)
         done = remembered_in(checkpoint) if checkpoint else {}

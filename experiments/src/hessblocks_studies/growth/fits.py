@@ -77,7 +77,7 @@ class _Means:
     variance: Vector
     """Variance of each mean."""
     freedom: int
-    """Degrees of freedom behind the variances; 0 where nothing was measured twice."""
+    """Degrees of freedom of the variances; 0 if nothing was measured twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,7 @@ def correlation_check(
         y: the same, infinite where a run diverged.
         fact: in a sentence.
         expected: its direction.
-        told: what befell blocks or runs → which ones; said behind the coefficient.
+        told: what befell blocks or runs → which ones; added after the coefficient.
         families: block → its family; None where no two are akin.
 
     Returns:

@@ -124,7 +124,7 @@ class Runs:
         Args:
             blocks: what is drawn, and the names of the series.
             title: of the panel.
-            kind: what the names of the variants have behind those of the blocks.
+            kind: suffix of the variants' names after those of the blocks.
 
         Returns:
             The panel, without the blocks of which nothing is known, and with the references.

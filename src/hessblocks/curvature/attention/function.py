@@ -30,7 +30,7 @@ def attention(
     sink: Float[Tensor, "#B H"] | None,
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute O, with two derivatives by queries, keys, values and sinks."""
+    """Compute O, with two derivatives in queries, keys, values and sinks."""
     out: Tensor
     out, total, *_ = _Attention.apply(query, key, value, visibility)
     if sink is None:
@@ -46,7 +46,7 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) ->
 
 
 def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
-    """(B, H, T, ...) as (N, R, T, ...), behind `first` further axes."""
+    """View (B, H, T, ...) as (N, R, T, ...), after `first` further axes."""
     paired: Tensor = x.unflatten(first + 1, (groups, -1)).flatten(first, first + 1)
     return paired
 
@@ -279,7 +279,7 @@ def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor],
     """
     if not any(map(_batched, cotangents)):
         return _several(cotangents), lambda t: t[0]
-    # the level of this vmap is told by going one deeper and back, and by nothing else
+    # torch tells the level of this vmap only by entering one more and leaving it
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     whole = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
@@ -308,7 +308,7 @@ def _folded(
     tensors: int,
     led: int = 0,
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Fold a vmapped axis into B, which stands behind K in the first `led` tensors."""
+    """Fold a vmapped axis into B, which follows K in the first `led` tensors."""
     joined = []
     for number, (t, dim) in enumerate(zip(inputs[:tensors], dims, strict=False)):
         if t is not None:

@@ -88,7 +88,7 @@ class Visibility:
                 yield Tile(slice(pair, min(pairs, pair + together)), some, slice(first, last))
 
     def _seen(self, queries: slice, keys: int) -> tuple[int, int]:
-        """The first key that one of some queries sees, and the one behind the last."""
+        """Find the first key that some of these queries see, and the one after the last."""
         first, last = 0, keys
         if self.causal:
             last = min(keys, queries.stop)
@@ -130,7 +130,7 @@ class Visibility:
     def _forbid(
         scores: Tensor, tile: Tile, start: int, stop: int, to: float, *, behind: int
     ) -> None:
-        """Among keys `start` to `stop`: those after the query, or `behind` it by so many."""
+        """Mask keys of `start` to `stop`: those after the query, or `behind` or more before it."""
         start, stop = max(start, tile.keys.start), min(stop, tile.keys.stop)
         if start >= stop:
             return

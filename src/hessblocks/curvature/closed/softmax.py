@@ -109,7 +109,7 @@ class _Forwards(Function):
 class _Backwards(Function):
     """dS as a function of dP and P.
 
-    Its derivative by P is met by `_Forwards.backward`, which is blind to a constant per row; so
+    Its derivative in P is met by `_Forwards.backward`, which is blind to a constant per row; so
     that (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
     """
 

@@ -1,6 +1,6 @@
 """Watch a forward pass for what limits how it may be differentiated afterwards.
 
-A closed form here carries two derivatives. A model that differentiates by its inputs inside its
+A closed form here carries two derivatives. A model that differentiates in its inputs inside its
 forward pass (a residual of a differential equation, a force field, a score) uses up the first of
 them there.
 """

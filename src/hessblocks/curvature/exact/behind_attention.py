@@ -37,8 +37,8 @@ class TokenDerivatives:
     outer: TokenCurvature
     """Λ_o: a factor of C rows where there are fewer classes than coordinates, else whole."""
     functional: TokenCurvature | None
-    """Λ_f, the curvature of the network behind the attention along the loss gradient; None where it
-    is zero everywhere, as behind ReLU without norms."""
+    """Λ_f, the curvature of the network after the attention along the loss gradient; None where it
+    is zero everywhere, as for ReLU without norms."""
     hidden: Float[Tensor, "N D"]
     """The network's own result, computed anew, by which a caller sees whether it is the model's."""
 

@@ -58,7 +58,7 @@ class InputNorm:
         return total.mT
 
     def _reads(self) -> Iterator[tuple[str, int, Any]]:
-        """Jacobians of the attention's output by each head's wider weights."""
+        """Jacobians of the attention's output in each head's wider weights."""
         for group in READ:
             for piece in self._wide.layer.pieces(group):
                 jacobians = self._wide.jacobians(piece)

@@ -70,7 +70,7 @@ def exact_attention_curvature(
         ArgumentError: a model or parts that the closed form does not cover, half precision, no
             valid token.
 
-    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind
+    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network after
         the attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient
         passes; N C D² multiplications for the vocabulary where C is at least D; then what the block
         itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take
@@ -93,7 +93,7 @@ def exact_last_block(
 ) -> LastBlockHessian:
     """Exact H, H_o and H_f by every parameter from the last attention on.
 
-    The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's
+    The groups of `exact_attention_curvature`, and after them each linear layer (by its module's
     name, its bias with it), each gain or bias of a norm and each gain of a branch (by their own
     names), and `unembedding`; gain and shift of the norm in front of the attention (by their own
     names); every block between any two of them. What else stands before the last attention has no
@@ -119,7 +119,7 @@ def exact_last_block(
     Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back per token
         for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
 
-    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers after
         the attention by the chain rule (`docs/theory.md`).
     """
     model = plain_model(model)
@@ -283,7 +283,7 @@ def behind_cross_entropy(
         As `token_derivatives`.
 
     Raises:
-        ArgumentError: behind its attention the model does something else than `found` says.
+        ArgumentError: after its attention the model does something else than `found` says.
     """
     labelled = int(valid.sum())
     loss = SeenLoss(

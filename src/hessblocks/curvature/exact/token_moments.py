@@ -31,7 +31,7 @@ def attention_moments(
 ) -> AttentionMoments:
     """Compute the first three attention moments of every head of the last attention.
 
-    The same as `exact_attention_curvature(...).moments`, without the curvature behind the
+    The same as `exact_attention_curvature(...).moments`, without the curvature after the
     attention.
 
     Args:
@@ -47,7 +47,7 @@ def attention_moments(
     Raises:
         ArgumentError: as `exact_attention_curvature`.
 
-    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D
+    Cost: one forward pass, one pass back through the network after the attention; then B H L² D
         operations for `.second_by_key`, B H L² D² and B H L D² numbers for the others.
     """
     model = plain_model(model)

@@ -71,7 +71,7 @@ def rules_of(
         layer: how the names of a layer's parameters begin.
         groups: from group name to a pattern of its modules or parameters. Those of a layer continue
             `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and
-            `projection`; the same behind `cross.` for attention to an encoder. Those outside may
+            `projection`; the same after `cross.` for attention to an encoder. Those outside may
             stand in a base model. Without `head`, any of the usual names is one.
         packing: how heads lie in the fused weight.
         conv1d: whether weights are (inputs, outputs).

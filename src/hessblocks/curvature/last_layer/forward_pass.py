@@ -29,7 +29,7 @@ class Seen:
     attended: Float[Tensor, "B L D"]
     """Output of its attention, projected."""
     hidden: Float[Tensor, "B _ D"]
-    """Input of the output layer; zeros behind the first token where it reads that alone."""
+    """Input of the output layer; zeros after the first token if it reads that alone."""
     pooled: bool
     """Whether the output layer reads the first token alone."""
     tried: Int[Tensor, " _"]

@@ -23,7 +23,7 @@ from hessblocks.theory import AttentionLayer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LastAttention:
-    """Last attention sub-block and the token-wise network behind it."""
+    """Last attention sub-block and the token-wise network after it."""
 
     layer: AttentionLayer
     """Weights, input and mask."""
@@ -80,7 +80,7 @@ class LastAttention:
             )
 
     def check_behind(self, hidden: Float[Tensor, "N D"], valid: Bool[Tensor, "B L"]) -> None:
-        """Hold the network behind, computed anew, against what the model gave.
+        """Compare the network after the attention, computed anew, with the model's own output.
 
         Args:
             hidden: what the network gives.
@@ -91,7 +91,7 @@ class LastAttention:
         """
         if not _close(hidden, self.seen.hidden[valid]):
             raise ArgumentError(
-                "model: behind its last attention it does something else than the closed form "
+                "model: after its last attention it does something else than the closed form "
                 f"supposes, or not token by token; {ELSEWHERE}"
             )
 

@@ -76,7 +76,7 @@ class BatchLoss(abc.ABC):
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
-    """Loss that autograd differentiates twice, by the logits alone."""
+    """Loss that autograd differentiates twice, in the logits alone."""
 
     losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
     """From the logits to the losses of the valid rows, or to their sum."""

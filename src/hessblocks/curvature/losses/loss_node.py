@@ -40,7 +40,7 @@ class LossNode:
     """Loss φ at one point, by logits that were made, with the products of its second derivative."""
 
     def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
-        """Hold the inputs of φ, with the graph behind them.
+        """Hold the inputs of φ, with the graph that made them.
 
         Args:
             readout: where the logits come from.
@@ -241,7 +241,7 @@ def _cut(size: int, most: int) -> Iterator[slice]:
 
 
 class _Gradient(Function):
-    """The gradient of φ by its inputs."""
+    """Gradient of φ in its inputs."""
 
     @staticmethod
     def forward(

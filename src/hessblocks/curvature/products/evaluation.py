@@ -36,7 +36,7 @@ PAIRING = Differentiated(_weighted, lambda: 1)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
+    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient in some of the parameters."""
 
     problem: Any
     """Model and loss."""

@@ -66,7 +66,7 @@ class Guard:
     derivatives."""
 
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
-        """Refuse derivatives by these parameters that differences contradict; once for each set.
+        """Refuse derivatives in these parameters that differences contradict; once per set.
 
         Args:
             problem: model, batches and loss.
@@ -86,7 +86,7 @@ class Guard:
     def _outcome(
         self, problem: Any, names: frozenset[str], *, twice: bool
     ) -> HessblocksError | None:
-        """Find what is wrong with derivatives by these parameters."""
+        """Find what is wrong with derivatives in these parameters."""
         if (names, twice) not in self.outcomes:
             try:
                 self._check_unreached(problem, sorted(self.unreached & names), twice=twice)

@@ -8,7 +8,7 @@ the datum's own term of the sum,
 - Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F
   = H_o.
 
-g_n = Jᵀ r_n with r_n the gradient by the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
+g_n = Jᵀ r_n with r_n the gradient in the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
 of the loss's curvature, and its products are made as those of H_o are.
 
 Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
@@ -264,7 +264,7 @@ class _Entries(BatchLoss):
 
 
 def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
-    """Distribution that labels are drawn from, and the gradient by the logits that they give.
+    """Distribution that labels are drawn from, and the gradient in the logits for such labels.
 
     Returns:
         What draws the numbers, and what makes gradients of them.

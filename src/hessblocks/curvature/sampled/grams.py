@@ -37,7 +37,7 @@ MILD = (1e-9, 1e9)
 """Sizes of samples between which products are in the range of float32 as they are, and no scaled
 copy is made."""
 Step = Callable[[int], object]
-"""Told how many samples are drawn."""
+"""Called with the number of samples drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def gram_matrices(
         groups: by name.
         sampling: how many, from `plan_samples`.
         seed: of the signs.
-        step: told after each sample how many are drawn.
+        step: called after each sample with the number drawn.
 
     Returns:
         The inner products; `norms_from_pairs` reads the norms of all blocks from them.

@@ -86,7 +86,7 @@ class HeadNorm:
         return vmap(self.function, in_dims=(0, None))(flat, self.parameters).view_as(vectors)
 
     def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
-        """Differentiate the output in the vector, and behind it in the parameters."""
+        """Differentiate the output in the vector and then in the parameters, side by side."""
         found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
         return torch.cat(found(vectors, self.parameters), dim=-1)
 

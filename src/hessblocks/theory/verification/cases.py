@@ -32,7 +32,7 @@ class Case:
     value: int | None = 3
     """Value width of a head; None for identity values."""
     out: int | None = None
-    """Width behind the output projection; None without projection."""
+    """Width after the output projection; None without a projection."""
     mask: Literal["none", "causal", "random", "random by sequence"] = "none"
     """Keys that a query may attend to."""
     scores: Literal["softmax", "linear"] = "softmax"
