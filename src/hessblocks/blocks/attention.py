@@ -153,7 +153,7 @@ class SelfAttention(nn.Module):
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
     ) -> Tensor:
-        """Mix A V or (αI + βA − γC) V; `own` are the values of the queries' tokens."""
+        """Mix A V or (αI + βA − γC) V; `own` holds the values of the queries' own tokens."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended

@@ -128,7 +128,7 @@ class ResidualSum(nn.Module):
     def forward(
         self, branch: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"] | None = None
     ) -> Float[Tensor, "*shape"]:
-        """Add the scaled branch to the scaled skip; `x` may be left out where there is no skip."""
+        """Add the scaled branch to the scaled skip; `x` may be left out if there is no skip."""
         scaled = _times(self.gain, branch)
         if x is None or (isinstance(self.skip, float) and self.skip == 0.0):
             return scaled
@@ -136,7 +136,7 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """Make a gain: a trained one is a parameter still to be set, another is the value itself."""
+    """Make a gain: a parameter that is set later if it is trained, else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

@@ -54,7 +54,7 @@ def linear_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute linear attention: A is the scores themselves, 0 where attention is not permitted.
+    """Compute linear attention: A holds the scores themselves, and 0 if attention is not permitted.
 
     Returns:
         A V of each head.
@@ -101,7 +101,7 @@ class Context:
     """Computes A V of softmax attention."""
 
     def mask_of(self, window: int | None) -> Any:
-        """Return the mask of a layer with this window; None stands for one that attends to all.
+        """Return the mask of a layer with this window; None if the layer attends to all tokens.
 
         Returns:
             It, in the form that the kernel understands.

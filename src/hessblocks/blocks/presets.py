@@ -128,7 +128,7 @@ def preset(name: str, **fields: Any) -> BlockConfig:
 
 
 def pattern_names(name: str) -> list[str]:
-    """Split a pattern into its presets, which layers take in turns; one preset is a pattern too.
+    """Split a pattern into its presets, which layers repeat in order; one preset is a pattern too.
 
     Returns:
         Their names.

@@ -157,7 +157,7 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 
 
 def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, float, int]:
-    """Seconds that are spent once, seconds of each sample, and bytes."""
+    """Estimate seconds spent once, seconds of each sample, and bytes."""
     one = replace(sampling, batches=1, size=1)
     problem = work.problem
     if not measured:
@@ -167,7 +167,7 @@ def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, 
 
 
 def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
-    """Seconds that are spent once, seconds of each probe in the dearest column, and bytes."""
+    """Estimate seconds spent once, seconds of each probe in the dearest column, and bytes."""
     problem, groups = work.problem, work.groups
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
@@ -188,7 +188,7 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
 
 
 def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: float) -> int:
-    """Probes or samples that so many seconds allow; the same in every process.
+    """Count the probes or samples that so many seconds allow; the same in every process.
 
     Returns:
         The count.
@@ -211,7 +211,7 @@ def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: f
 
 
 def _clocked(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Measure the seconds of one call, the device's work included."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -263,7 +263,7 @@ class Forecast:
         self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int) -> None:
-        """Look at the clock after so many products."""
+        """Compare the time so far with the forecast, after so many products."""
         now = time.perf_counter()
         if self._first is None:
             self._first = done, now

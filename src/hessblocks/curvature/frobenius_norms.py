@@ -31,7 +31,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def __init__(
         self, groups: Mapping[str, ParameterGroup], norms: Mapping[str, dict[Part, Estimate]]
     ) -> None:
-        """Hold `norms`, and of which groups they are."""
+        """Hold `norms` and the groups that they belong to."""
         super().__init__(norms)
         self._groups = {name: groups[name] for name in norms}
 
@@ -193,7 +193,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
 def norm_rows(
     groups: Mapping[str, ParameterGroup], norms: Mapping[str, Mapping[Part, Estimate]]
 ) -> list[dict[str, Any]]:
-    """Make tidy rows of what `group_norms` found.
+    """Make tidy rows of the norms of `group_norms`.
 
     Returns:
         For each group and part quantity, layer, group, role, part, value, standard_error and

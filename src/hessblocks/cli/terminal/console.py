@@ -110,7 +110,7 @@ def _number(average: Average | None, form: str) -> str:
 
 
 def curvature_table(results: CurvatureResults, most: int) -> Table:
-    """Make the table of norms, one group a row, the largest first."""
+    """Make the table of norms, one group per row, the largest first."""
     rows = [
         (group, *(norm_text(results.norms[group][part]) for part in results.parts))
         for group in results.by_size()[:most]

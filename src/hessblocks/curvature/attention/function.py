@@ -52,13 +52,13 @@ def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
 
 
 def _met(g: Tensor, raised: Tensor | None, out: Tensor) -> Tensor:
-    """δ = Σ G ∘ O per row, less the cotangent of L."""
+    """Compute δ = Σ G ∘ O per row, less the cotangent of L."""
     met = (g * out).sum(-1)
     return met if raised is None else met - raised
 
 
 def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
-    """Tell whether torch's kernel for CPUs does it: the products alone make the scores."""
+    """Tell whether torch's CPU kernel can compute it: scores are the products alone."""
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
@@ -258,18 +258,18 @@ class _Tangent(Function):
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
-    """Keep them where forward derivatives are taken; autograd would not free them with its own."""
+    """Keep tensors for forward derivatives, which autograd would not free with its own."""
     if forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)
 
 
 def _several(tangents: Any) -> list[Tensor | None]:
-    """One of each as K = 1 of each."""
+    """Add a leading axis of length K = 1 to each."""
     return [None if t is None else t[None] for t in tangents]
 
 
 def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor]]:
-    """Vectors with their K in front, and what takes it away again.
+    """Move the K of vectors to the front, and return the function that undoes it.
 
     `is_grads_batched` is an older vmap of torch's, which knows no functions of one's own; else K =
     1.
@@ -325,5 +325,5 @@ def _folded(
 def _mapped(
     outputs: Sequence[Tensor | None],
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Outputs of a vmap rule, and where their new axis stands: in front."""
+    """Return the outputs of a vmap rule, and that their new axis is the first."""
     return tuple(outputs), tuple(None if t is None else 0 for t in outputs)

@@ -116,7 +116,7 @@ class Visibility:
         return part[pairs // groups % part.shape[0], pairs % groups % part.shape[1]]
 
     def forbid(self, scores: Float[Tensor, "N R I J"], tile: Tile, groups: int, to: float) -> None:
-        """Put `to` where a query may not attend to a key, in place."""
+        """Write `to` wherever a query may not attend to a key, in place."""
         mask = self.of(tile, groups)
         if mask is not None and not self.added:
             scores.masked_fill_(~mask, to)

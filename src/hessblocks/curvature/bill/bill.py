@@ -57,7 +57,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return self._prices[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Names of the changes."""
+        """Iterate over the names of the changes."""
         return iter(self.changes)
 
     def __len__(self) -> int:
@@ -202,7 +202,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return plot(panel, ax)
 
     def _price(self, names: Sequence[str]) -> Price:
-        """Add up some changes, piece by piece of the data."""
+        """Add up some changes over the pieces of the data."""
         chosen = [self.changes[name] for name in names]
         every = list(self.changes)
         columns = [every.index(name) for name in names]

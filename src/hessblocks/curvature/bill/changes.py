@@ -77,7 +77,7 @@ class Change:
             yield name, found
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
-        """Compute ‖Δ‖ / ‖w‖, the largest of the parameters; 0 where nothing changes."""
+        """Compute ‖Δ‖ / ‖w‖ and return the largest over the parameters; 0 if nothing changes."""
         found = [0.0]
         for name, new in self.made(parameters):
             old, views = parameters[name], [v for v in self.views if v.parameter == name]

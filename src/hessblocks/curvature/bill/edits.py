@@ -78,7 +78,7 @@ def _between_ends(blocks: Tensor, bits: int) -> Tensor:
 
 
 def _step(step: Tensor) -> Tensor:
-    """Step between levels; 1 in a block without a range, which stays as it is."""
+    """Compute the step between levels; 1 for a block without a range, which stays as it is."""
     return step.masked_fill_(step == 0, 1.0)
 
 

@@ -108,7 +108,7 @@ def weight_of_full(diagonal: float, full: float, signs: float, samples: int) -> 
 def ratio_estimate(
     values: Float[Tensor, " U"], shares: Float[Tensor, " U"], probes: int, *, square: bool = True
 ) -> Estimate:
-    """Add up what the pieces of the data give; the error is that over pieces.
+    """Add up results over the pieces of the data; the error is estimated from the pieces.
 
     With s the share of the tokens and t = Σ x, the variance is U/(U−1) Σ (x − s t)², that of a
     ratio. It is widened by Student's factor, and for squares by 1 + 3 r with r the relative

@@ -54,7 +54,7 @@ def addmm(
 
 
 def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether this is something else than rows times a trained weight, all alike."""
+    """Tell whether torch's own function has to compute it."""
     given = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
     own = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad
@@ -127,7 +127,7 @@ class _Backwards(Function):
 
 
 def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tensor | None:
-    """Compute rowsᵀ cotangents for W; None where it is added already, or nobody wants it."""
+    """Compute rowsᵀ cotangents for W; None if it is added to a sum already, or not needed."""
     if not wanted(key):
         return None
     left, right = (cotangents, rows) if turned else (rows, cotangents)

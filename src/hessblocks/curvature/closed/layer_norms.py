@@ -93,7 +93,7 @@ def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:
 
 
 def _centred(z: Tensor, *, centre: bool) -> Tensor:
-    """C z."""
+    """Compute C z."""
     return z - z.mean(-1, keepdim=True) if centre else z
 
 
@@ -142,6 +142,6 @@ class _Backwards(Function):
 
 
 def _mean(left: Tensor, right: Tensor) -> Tensor:
-    """The mean of left · right along each row, (rows, 1)."""
+    """Compute the mean of left · right along each row, (rows, 1)."""
     inner: Tensor = torch.linalg.vecdot(left, right)
     return inner.div_(left.shape[-1])[:, None]

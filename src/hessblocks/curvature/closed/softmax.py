@@ -128,6 +128,6 @@ class _Backwards(Function):
 
 
 def _centre(rows: Tensor, shares: Tensor) -> Tensor:
-    """Each row less its mean under the shares."""
+    """Subtract from each row its mean under the weights."""
     means: Tensor = torch.linalg.vecdot(shares, rows)
     return rows - means[..., None]

@@ -102,7 +102,7 @@ def _first(
 def _functional(
     network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> TokenCurvature | None:
-    """Λ_f of every token; None where it is zero along a random direction."""
+    """Compute Λ_f of every token; None if it is zero along a random direction."""
     gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
 
     def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:

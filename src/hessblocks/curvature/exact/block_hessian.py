@@ -43,7 +43,7 @@ class _Move:
     """Whether the piece is flattened with the map's index first."""
 
     def seen(self, matrices: Float[Tensor, "#N rows S"]) -> Float[Tensor, "#N rows R"]:
-        """Matrices that act on the site, acting on the piece."""
+        """Compose matrices that act on the site with the piece's map to it."""
         return matrices if self.map is None else matrices @ self.map
 
 
@@ -195,7 +195,7 @@ class LastBlockHessian(PiecewiseHessian):
         return _term(row, column, matrices.compact())
 
     def _curved(self, row: _Move, column: _Move) -> list[KroneckerTerm]:
-        """Of F_st; none where it is zero."""
+        """List the terms of F_st; none if it is zero."""
         second = self._tail.second(row.site, column.site, self._loss.gradient)
         if not second.any():
             return []
@@ -203,7 +203,7 @@ class LastBlockHessian(PiecewiseHessian):
         return [_term(row, column, TokenMatrices(right=matrices))]
 
     def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
-        """Of X_ts, where the column's piece is a linear layer whose input the row's site moves."""
+        """List the terms of X_ts, if the row's site feeds the column's linear layer."""
         part = self._tail.parts.get(piece.group)
         if part is None or not part.linear or row.site == column.site:
             return []

@@ -44,7 +44,7 @@ def exact_attention_curvature(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
-    """Exact H, H_o and H_f by the last attention's weights, gains and head norms.
+    """Compute H, H_o and H_f exactly in the last attention's weights, gains and head norms.
 
     The weights are those of queries, keys, values and projection.
     H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
@@ -91,7 +91,7 @@ def exact_last_block(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LastBlockHessian:
-    """Exact H, H_o and H_f by every parameter from the last attention on.
+    """Compute H, H_o and H_f exactly in every parameter from the last attention on.
 
     The groups of `exact_attention_curvature`, and after them each linear layer (by its module's
     name, its bias with it), each gain or bias of a norm and each gain of a branch (by their own
@@ -164,7 +164,7 @@ def exact_last_block(
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
 ) -> Iterator[tuple[last_layer.LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
-    """Take the last attention of a model, undisturbed inside, with targets and where they count."""
+    """Extract the last attention, with targets and the mask of those that count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
@@ -214,7 +214,7 @@ def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
 
 
 def _filled(values: Tensor, labelled: Tensor) -> Tensor:
-    """Put zeros between the values of labelled tokens, for the other tokens."""
+    """Scatter the values of labelled tokens; zeros for the other tokens."""
     if labelled.all():
         return values
     out = values.new_zeros(labelled.numel(), *values.shape[1:])
@@ -271,7 +271,7 @@ def behind_cross_entropy(
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Differentiate the mean cross-entropy of labelled tokens by the attention's output.
+    """Differentiate the mean cross-entropy of labelled tokens in the attention's output.
 
     Args:
         found: the last attention.

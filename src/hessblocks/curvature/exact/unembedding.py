@@ -119,7 +119,7 @@ class SeenLoss:
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> None:
-        """Hold the tokens; what is derived is computed once, when asked for.
+        """Hold the tokens; derived quantities are computed once, when they are needed.
 
         Args:
             head: the model's output layer, from hidden states to logits, taken as it is now.

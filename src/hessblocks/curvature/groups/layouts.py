@@ -106,7 +106,7 @@ def rules_of(
 
 
 def _letters(module: str, end: str) -> dict[str, str]:
-    """Patterns of a module's weights that are named q, k and v."""
+    """Return patterns of a module's weights that are named q, k and v."""
     return {role: rf"{module}\.{role[0]}{end}" for role in READ}
 
 
@@ -166,7 +166,7 @@ _FUSED = {**_TORCH, "fused": rf"attn\.(c_attn|qkv)|{_TORCH['fused']}"}
 def _two_sides(
     layer: str, own: Mapping[str, str], cross: Mapping[str, str], outside: Mapping[str, str]
 ) -> list[Rule]:
-    """The rules of an encoder-decoder; `layer` names the side as {side}."""
+    """Return the rules of an encoder-decoder; `layer` names the side as {side}."""
     own = {**own, "head": r"lm_head|qa_outputs|classification_head\.\w+"}
     decoder = {**own, **{f"cross.{role}": pattern for role, pattern in cross.items()}}
     return [

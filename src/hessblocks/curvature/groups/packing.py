@@ -79,7 +79,7 @@ def interleaved(length: int, heads: Heads) -> list[Piece]:
 
 
 def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
-    """[block][queries | keys | values]."""
+    """Cut [block][queries | keys | values]."""
     width = length // (heads.count + 2 * heads.groups)
     query, key = heads.count // blocks * width, heads.groups // blocks * width
     starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}

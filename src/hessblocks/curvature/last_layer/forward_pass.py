@@ -124,7 +124,7 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
 
 
 def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
-    """The first tokens of the first row that are no padding."""
+    """Find the first tokens of the first row, padding left out."""
     if batch.attention_mask is None:
         return torch.arange(min(_TRIED, batch.inputs.shape[1]), device=batch.inputs.device)
     return batch.attention_mask[0].nonzero()[:_TRIED, 0]

@@ -114,7 +114,7 @@ def _check_parts(attention: Any) -> None:
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:
-    """The weight of a slot as (inputs, outputs), a bias as its last row."""
+    """Return the weight of a slot as (inputs, outputs), a bias as its last row."""
     if isinstance(module, nn.Identity):
         return torch.eye(width)
     if isinstance(module, nn.Linear):

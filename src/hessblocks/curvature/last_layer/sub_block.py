@@ -46,7 +46,7 @@ class LastAttention:
     """Factors of those parameters that enter entry by entry: gain and shift of a norm."""
 
     def check(self, valid: Bool[Tensor, "B L"]) -> None:
-        """Hold attention and output layer, computed anew, against what the model gave.
+        """Compare attention and output layer, computed anew, with the model's own.
 
         Args:
             valid: where outputs count.
@@ -97,7 +97,7 @@ class LastAttention:
 
 
 def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
-    """Whether they differ by no more than 1e4 roundings of their own, or 100 of a given size."""
+    """Tell whether they differ by at most 1e4 of their own roundings, or 100 of a given size."""
     share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
     tolerance = share * seen.abs().amax()
     return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)

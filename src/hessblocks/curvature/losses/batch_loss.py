@@ -152,7 +152,7 @@ class Differentiated(BatchLoss):
         return times_root
 
     def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
-        """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
+        """Compute A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a.
 
         The first entry of the gradient is A − a_0 where all probability is with the first class,
         and −a_0 where it is with the last.
@@ -171,7 +171,7 @@ class Differentiated(BatchLoss):
 
 
 def _convex(curvature: Tensor) -> Tensor:
-    """Curvatures that are at least 0, rounding forgiven."""
+    """Clamp curvatures at 0, up to rounding."""
     if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
         raise ArgumentError(
             "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
@@ -232,7 +232,7 @@ def _counts_ignored(number: int, labels: Tensor | None) -> bool:
 
 
 def _with_logits(outputs: Any, logits: Tensor) -> Any:
-    """The same outputs with other logits."""
+    """Return the same outputs with other logits."""
     if isinstance(outputs, Tensor):
         return logits
     if isinstance(outputs, tuple):

@@ -103,7 +103,7 @@ class Batch:
         return replace(own, first=self.first + start)
 
     def _some(self, part: slice) -> Any:
-        """Some rows: of every tensor that has as many as the batch."""
+        """Take some rows of every tensor that has as many as the batch."""
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
 
     @property
@@ -315,7 +315,7 @@ class _Order:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """A copy of what was made under `torch.inference_mode()`, which no graph may hold."""
+    """Copy a tensor made under `torch.inference_mode()`, which no graph may hold."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

@@ -57,7 +57,7 @@ class CrossEntropy(BatchLoss):
         )
 
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """List the rows that count, of all of them in one line.
+        """Flatten all rows, and select those that count.
 
         Args:
             rows: shape of the logits without their last axis.
@@ -70,7 +70,7 @@ class CrossEntropy(BatchLoss):
         return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """Select the loss of some of the rows."""
+        """Select the loss of some rows."""
         return type(self)(self.targets.flatten()[rows])
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
@@ -84,7 +84,7 @@ class CrossEntropy(BatchLoss):
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Compute gradient and curvature alone, written over `logits` and over the directions.
+        """Compute gradient and curvature, written over `logits` and over the directions.
 
         Returns:
             r and u ↦ H_ℓ u, whose directions may have further axes in front.

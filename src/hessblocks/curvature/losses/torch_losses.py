@@ -205,7 +205,7 @@ def check_task(model: nn.Module, loss: Any) -> None:
 
 
 def _worker(model: nn.Module) -> nn.Module:
-    """Unwrap to the model of transformers that does the work (DataParallel, one's own wrapper)."""
+    """Unwrap the model of transformers inside (DataParallel, a user's wrapper)."""
 
     def size(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters())

@@ -81,7 +81,7 @@ class Call:
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
-    """Move labels one place on, as an encoder-decoder without a method for it (Whisper) does.
+    """Shift labels by one place, as an encoder-decoder without its own method (Whisper) does.
 
     Returns:
         None where the configuration does not say what a text begins with and is padded by.

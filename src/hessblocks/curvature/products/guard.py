@@ -99,7 +99,7 @@ class Guard:
         return self.outcomes[names, twice]
 
     def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
-        """Refuse parameters without a derivative that the logits change with nevertheless."""
+        """Refuse parameters without a derivative if the logits change with them nevertheless."""
         if not names:
             return
         parameters = problem.parameters
@@ -186,7 +186,7 @@ def _second(
 
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
-    """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
+    """Compare g, and H z tensor by tensor; return a message for each that is `wrong`."""
     parameters = problem.parameters
     along = witness.direction(parameters, dict.fromkeys(names), seed=1)
     function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
@@ -224,7 +224,7 @@ def _check_finite(tensors: Iterable[Tensor]) -> None:
 
 @contextmanager
 def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
-    """Say which foreign Functions an error may come from that a derivative ends in.
+    """Name the foreign Functions that an error of a derivative may come from.
 
     Args:
         functions: their names; without any, errors pass as they are.

@@ -134,7 +134,7 @@ class Hessian(CurvatureOperator):
 
 @operator_of.register
 def _of_a_problem(problem: Problem) -> LinearOperator:
-    """H of all trainable parameters, where an estimator is given the problem alone."""
+    """Return H of all trainable parameters, for an estimator that was given a problem."""
     return Hessian(problem)
 
 

@@ -69,7 +69,7 @@ class Passes:
         return found
 
     def __len__(self) -> int:
-        """Count those of this process."""
+        """Count the passes of this process."""
         return len(self.sizes()[self.turns]) + self.idle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -192,7 +192,7 @@ def make_plan(
 
 
 def _rows_are_tied(problem: Any) -> bool:
-    """Tell whether batches must stay whole, since a norm takes its statistics from them."""
+    """Tell whether batches must stay whole, since a norm uses their statistics."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
@@ -205,7 +205,7 @@ def _rows_are_tied(problem: Any) -> bool:
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
-    """Vectors at once: many where a pass is small, one where it fills the processor anyway."""
+    """Count the vectors at once: many if a pass is small, one if it fills the processor anyway."""
     worth = max(1, SMALL // (rows * cost.work))
     fitting = rest // (rows * cost.peak + VECTORS * parameters)
     return max(1, min(worth, fitting))

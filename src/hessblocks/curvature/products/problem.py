@@ -135,7 +135,7 @@ class Problem(Operand):
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """Trainable parameters by name, without gradient history; tied ones once.
+        """Trainable parameters by name, without gradient history; tied ones appear once.
 
         Of a sharded model these are the rows that this process holds.
         """
@@ -172,7 +172,7 @@ class Problem(Operand):
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow(self) -> None:
-        """Count N anew where a batch was changed in place; forget all where the model is another.
+        """Count N anew if a batch was changed in place; forget everything if the model is another.
 
         Raises:
             ArgumentError: what is switched on around would change the numbers.
@@ -193,7 +193,7 @@ class Problem(Operand):
         )
 
     def _forget(self) -> None:
-        """Nothing is known of the model: neither how it is called, nor what its passes need."""
+        """Forget how the model is called and what its passes need."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
         model_state.forget_writes(self.model)
@@ -328,7 +328,7 @@ class Problem(Operand):
     def _forward(
         self, batch: losses.Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
     ) -> tuple[losses.Readout, losses.BatchLoss]:
-        """As `forward`, with the batch as it is."""
+        """Do as `forward`, with the batch as it is given."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
@@ -352,7 +352,7 @@ class Problem(Operand):
         return self._run.backward()
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
-        """Require a finite loss; where processes wait for each other, on all of them.
+        """Require a finite loss; if processes wait for each other, on all of them.
 
         Returns:
             The loss as it came.

@@ -146,7 +146,7 @@ class MonteCarloFisher(CurvatureOperator):
 
 
 def _given(loss: BatchLoss, batch: Batch) -> BatchLoss:
-    """The loss whose curvature is that of the labels given."""
+    """Return the loss whose curvature is that of the given labels."""
     return _Classes(loss) if isinstance(loss, CrossEntropy) else _Entries(loss)
 
 
@@ -197,7 +197,7 @@ class _Classes(CrossEntropy):
         return torch.Size((*logits.shape[:-1], labels))
 
     def _labels(self, probabilities: Tensor) -> Tensor:
-        """The classes in which the numbers lie when probabilities are laid end to end."""
+        """Find the classes in which the numbers fall if probabilities are laid end to end."""
         assert self._uniform is not None
         ends = probabilities.cumsum(-1, dtype=torch.float64)
         found = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
@@ -213,7 +213,7 @@ class _Entries(BatchLoss):
         sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None,
         count: int = 1,
     ) -> None:
-        """Hold what makes gradients r of the logits, and how many; None: the loss's own."""
+        """Hold a function for gradients r of the logits, and their number; None: the loss's own."""
         self._loss, self._sets, self._count = loss, sets, count
 
     @property
@@ -257,14 +257,14 @@ class _Entries(BatchLoss):
         return torch.Size((*rows, self._count))
 
     def _axis(self, logits: Tensor) -> tuple[int, bool]:
-        """Axis along which the entries of a datum stand, and whether each entry is a datum."""
+        """Find the axis of a datum's entries, and whether each entry is a datum."""
         classes = isinstance(self._loss, Differentiated) and self._loss.classes
         axis = min(1, logits.ndim - 1) if classes else -1
         return axis, logits.ndim == 1 and not classes
 
 
 def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
-    """Distribution that labels are drawn from, and the gradient in the logits for such labels.
+    """Choose the distribution of the labels, and their gradient in the logits.
 
     Returns:
         What draws the numbers, and what makes gradients of them.

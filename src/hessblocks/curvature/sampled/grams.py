@@ -117,7 +117,7 @@ def plan_samples(
 
 
 def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
-    """Plan the passes beside so many samples of the first size that fits."""
+    """Plan the passes beside `count` samples of the first size that fits."""
     for size in held:
         spare = count * size
         try:
@@ -199,7 +199,7 @@ def _of_piece(
     step: Step | None,
     drawn: int,
 ) -> Float[Tensor, "G B S S"]:
-    """Inner products for a piece of the groups."""
+    """Compute inner products for a piece of the groups."""
     if problem.cuts:
         groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
     whole = merge("samples", groups)
@@ -223,7 +223,7 @@ def _samples(
     seed: int,
     step: Step | None,
 ) -> Tensor:
-    """One batch of samples, (S, entries of all groups)."""
+    """Draw one batch of samples, (S, entries of all groups)."""
     shape = sampling.size, whole.size
     vectors = torch.zeros(shape, dtype=_dtype(problem), device=problem.device)
     own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
@@ -248,7 +248,7 @@ def _add_pass(
     seed: int,
     step: Step | None,
 ) -> None:
-    """Add what one pass over the data gives to each of this process's samples."""
+    """Add one pass's share to each of this process's samples."""
     passed = SampledPass(problem, rows, whole.parameters)
     for sample in range(own.start, own.stop):
         # the last sample frees the graph
@@ -260,7 +260,7 @@ def _add_pass(
 
 
 def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(groups, S, S) in float64 from (S, entries of all groups)."""
+    """Compute inner products (groups, S, S) in float64 from (S, entries of all groups)."""
     found = []
     for piece in vectors.split(list(sizes), dim=1):
         total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)

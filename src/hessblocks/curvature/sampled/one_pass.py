@@ -123,7 +123,7 @@ def plan_passes(
 
 
 def sampled_passes(problem: Problem, plan: Plan, names: Iterable[str]) -> Iterator[SampledPass]:
-    """Pass the data through the model piece by piece, each to be sampled before the next one."""
+    """Pass the data through the model piece by piece; sample each before the next one."""
     names = [*names]
     problem.follow()
     with exclusive(problem.model):

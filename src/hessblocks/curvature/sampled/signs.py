@@ -66,12 +66,12 @@ def draws(
 
 
 def _rows(batch: Batch, shape: torch.Size) -> int:
-    """Rows that are drawn for one by one."""
+    """Find the rows that get their own random numbers."""
     return batch.rows if shape[0] == batch.rows else 1
 
 
 def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
-    """A generator for each row of a pass."""
+    """Make a generator for each row of a pass."""
     for row in range(batch.first, batch.first + rows):
         said = f"{what} {batch.number} {row}".encode()
         # hashed, since seeds next to each other would give related streams

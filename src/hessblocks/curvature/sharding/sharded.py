@@ -157,7 +157,7 @@ def own_rows(parameter: Shaped[Tensor, "..."], cut: Cut) -> Shaped[Tensor, "own 
 
 
 def is_whole(parameter: Shaped[Tensor, "..."]) -> bool:
-    """Tell whether every process holds all of it."""
+    """Tell whether every process holds the whole model."""
     return not isinstance(parameter, DTensor)
 
 

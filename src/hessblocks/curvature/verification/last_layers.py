@@ -152,7 +152,7 @@ def dense_hessian(
 
 
 def _targets(labels: Int[Tensor, "..."], loss: str) -> tuple[Tensor, Any]:
-    """Labels (R,), and where the logits stand that they judge."""
+    """Return labels (R,), and the positions of the logits that they judge."""
     if loss == "classification":
         return labels, slice(None)
     if loss == "causal-lm":
@@ -185,7 +185,7 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
 
 
 def _of_layer(module: Any, numbers: Numbers) -> Tensor:
-    """(inputs, outputs), a bias as the last row."""
+    """Return a layer's weight as (inputs, outputs), a bias as the last row."""
     weight = getattr(module, "update", None)
     found: Tensor = numbers[id(module.weight if weight is None else weight)]
     found = found if isinstance(module, Conv1D) else found.T
