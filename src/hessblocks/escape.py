@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Escape control characters but for line ends, which are meant."""
+    """Escape control characters, but keep line ends."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -27,7 +27,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def note(self, text: str) -> None:
-        """Show a line about what is to come."""
+        """Show a line about the next work."""
 
     def step(self, done: int, loss: float | None) -> None:
         """Count steps of the stage, and show the last training loss where it is known."""

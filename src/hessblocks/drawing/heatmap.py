@@ -84,7 +84,7 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or not told from it, explained below the title.
+    """Colour blocks that are zero or cannot be told from it; a note below the title explains it.
 
     Returns:
         Whether there are any.
@@ -134,7 +134,7 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
 
 
 def _apart(places: Sequence[int], least: float) -> list[int]:
-    """Leave out places that are nearer to the one before than names are high."""
+    """Leave out names that would overlap the one before."""
     kept = [places[0]]
     for place in places[1:]:
         if place - kept[-1] >= least:

@@ -182,7 +182,7 @@ class Figure:
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keep the fields of figure.json; as in older files, no guide and no limits stay unsaid."""
+    """Keep the fields of figure.json; guides and limits that are not set are left out, as ever."""
     silent = (("guide", False), ("limits", None))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent

@@ -226,7 +226,7 @@ def measure_signal(
 def _settings(
     kind: type[Settings], data: str | Path | Batch, fields: Mapping[str, Any]
 ) -> tuple[Settings, Batch | None]:
-    """Make the settings, and find the tokens where they were given."""
+    """Make the settings; draw the tokens unless they were given."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
     ids = data.get("input_ids")
@@ -266,7 +266,7 @@ def placed(device: str, model: nn.Module) -> nn.Module:
 
 
 def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
-    """Tell names apart: equal ones as the user gave them, counted where even that is equal."""
+    """Make names distinct: as the user gave them, or numbered if even those are equal."""
     count = Counter(names)
     said = [
         _said(source) if count[name] > 1 else name

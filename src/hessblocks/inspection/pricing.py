@@ -223,7 +223,7 @@ def _summary(
 
 
 def _together(bill: Bill, names: Sequence[str], other: Any) -> dict[str, Any]:
-    """Measure changes together, each made once and not for each pass."""
+    """Measure changes together, each made once instead of once per pass."""
     parameters = bill.problem.parameters
     made = {
         name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))

@@ -79,7 +79,7 @@ class Spending:
     """Minutes that were given."""
 
     def said(self, settings: CurvatureInspection) -> dict[str, Any]:
-        """Describe it in config.json, where only what is used stands."""
+        """Describe the spending in config.json, without what is not used."""
         chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
         asked = {name: getattr(settings, name) for name in ASKED}
         other = {name: value for name, value in asked.items() if value != chosen.get(name)}
@@ -139,11 +139,11 @@ class _Purse:
             of.products.held = None  # norms come first, and need the memory
 
     def left(self) -> float:
-        """Seconds until the budget is spent."""
+        """Compute the seconds until the budget is spent."""
         return self.end - time.perf_counter()
 
     def for_norms(self) -> float:
-        """Seconds for norms and map, beside what a spectrum takes and eigenvalues may."""
+        """Compute the seconds for norms and map, beside spectra and eigenvalues."""
         left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
         return max(left, 1e-9) * (1.0 if self.settings.eigenvalues == 0 else 1 - SHARE)
 
@@ -200,7 +200,7 @@ class _Purse:
         )
 
     def said(self, spending: Spending, cost: Cost) -> str:
-        """Say what comes besides norms and map, and what all takes."""
+        """Say what is measured besides norms and map, and what everything takes."""
         eigen = spending.products * self.units
         spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
         counts = {f"{spending.eigenvalues} eigenvalues of H": eigen, "spectrum": spectra}
@@ -329,7 +329,7 @@ def free_memory(device: str) -> int:
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:
-    """Find what an earlier call that was asked for the same chose."""
+    """Find the choice of an earlier call with the same settings."""
     path = folder / "config.json"
     found = read_object(path).get("curvature") if path.is_file() else None
     if not isinstance(found, dict) or not isinstance(found.get("asked"), dict):

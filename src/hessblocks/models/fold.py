@@ -158,7 +158,7 @@ def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
 
 
 def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
-    """Find what takes each branch's gain; a user's own weight would not, and is left out."""
+    """Find the matrix that takes each branch's gain; a user's own weight is left out."""
     found: dict[str, tuple[str, ...]] = {}
     projection = block.attention.projection
     if isinstance(projection, MATRICES):
@@ -172,7 +172,7 @@ def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _dense(weight: blocks.Weight | None) -> blocks.Weight | None:
-    """One plain matrix, however it was drawn; the user's own weights stay what they are."""
+    """Make one plain matrix of a weight, whatever its initial value; the user's own stay."""
     if not isinstance(weight, MATRICES):
         return weight
     return blocks.Dense(bias=getattr(weight, "bias", False))
@@ -222,7 +222,7 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
 
 
 def _double(model: PreTrainedModel) -> Any:
-    """A copy in double precision, by a kernel that has it."""
+    """Copy the model in double precision, with an attention kernel that has it."""
     found: Any = copy.deepcopy(model).double().eval()
     found.set_attn_implementation("sdpa")
     return found

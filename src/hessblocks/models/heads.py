@@ -63,7 +63,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
     _causal = True
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse what `generate_batch` begins with.
+        """Refuse what `generate_batch` calls first.
 
         Raises:
             ArgumentError: always.
@@ -144,7 +144,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     @abc.abstractmethod
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits from the trunk's last vectors, (sequences, tokens, width)."""
+        """Compute logits from the trunk's last vectors, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -157,7 +157,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
         num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> ModelOutput:
-        """Logits and, with labels, the mean loss in nats per label that is not −100.
+        """Compute logits and, with labels, the mean loss in nats per label that is not −100.
 
         Args:
             input_ids: (sequences, tokens), some of them the mask token in masked language models.

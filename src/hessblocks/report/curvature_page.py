@@ -89,7 +89,7 @@ def eigenvalue_text(found: Sequence[Eigenvalue]) -> str:
 
 
 def _headline(results: CurvatureResults) -> str:
-    """The most telling numbers, in sentences."""
+    """Summarise the main numbers in sentences."""
     part = results.parts[-1]
     order = [name for name in results.by_size() if results.norms[name][part].value > 0]
     if part not in results.heterogeneity or not order:

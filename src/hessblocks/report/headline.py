@@ -46,7 +46,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
 
 
 def difference(first: Average, second: Average) -> int:
-    """The sign of first − second, 0 where it is within two joint standard errors."""
+    """Compute the sign of first − second, 0 if it is within two joint standard errors."""
     gap = first.value - second.value
     if abs(gap) <= SURE * _joint(first, second):
         return 0

@@ -116,7 +116,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Bits of each matrix, kinds by layers; None where names of matrices tell no layers."""
+    """Map bits of each matrix, kinds by layers; None if the names of matrices hold no layers."""
     bits: dict[str, list[float]] = {}
     for row in shares:
         if found := LAYER.search(row["place"]):

@@ -107,7 +107,7 @@ def _finite(row: SignalRow) -> float:
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    """Draw one line per model, of values the axis can show; what enters comes before layer 0."""
+    """Draw one line per model, of values that the axis can show; inputs come before layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         value = _finite(row)

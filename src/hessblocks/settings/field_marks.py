@@ -21,7 +21,7 @@ class Range:
     """Expected value, for errors."""
 
     def refusal(self, value: float) -> str:
-        """Say what was expected and what came; nothing where the value is in the range."""
+        """Say what was expected and what came; nothing if the value is in the range."""
         return "" if self.holds(value) else f"expected {self.expected}, got {value}."
 
 
@@ -91,7 +91,7 @@ class Kind:
 
     @property
     def several(self) -> bool:
-        """Tell whether it is a tuple, which is given as words with commas."""
+        """Tell whether the field is a tuple, which is given as words with commas."""
         return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
 
     def mark(self, wanted: type[T]) -> T | None:
@@ -163,7 +163,7 @@ def check_ranges(settings: Any) -> None:
 
 
 def prefix(settings: Any) -> str:
-    """Read what stands before the options' names of settings that are nested in others."""
+    """Read the prefix of the options' names of settings that are nested in others."""
     return getattr(settings, "option_prefix", "")
 
 
@@ -173,7 +173,7 @@ def option(name: str) -> str:
 
 
 def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
-    """Rebuild the options that give a command these settings, where they are not the defaults.
+    """Rebuild the options that give a command these settings; defaults are left out.
 
     Args:
         settings: a dataclass.
@@ -199,7 +199,7 @@ def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def _words(name: str, kind: Kind, value: Any, default: Any) -> list[str]:
-    """Write one option with its value; nothing where it is the default."""
+    """Write one option with its value; nothing for the default."""
     entries = tuple(value) if isinstance(value, list | tuple) else (value,)
     if default in (value, entries):
         return []

@@ -77,7 +77,7 @@ class CurvatureInspection(InspectionSettings):
 
     @property
     def chooses(self) -> bool:
-        """Tell whether nothing is asked, so that the budget chooses what is measured."""
+        """Tell whether no quantity is asked for, so that the budget chooses."""
         names = ("parts", "map", "probes", "method")
         return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
 

@@ -75,7 +75,7 @@ class ObservationSettings:
 
 
 def chooses(wanted: str, name: str, role: str) -> bool:
-    """Tell whether a role, or a name with * and ?, means this group."""
+    """Tell whether a role, or a name with * and ?, matches this group."""
     return role == wanted or fnmatchcase(name, wanted)
 
 

@@ -26,7 +26,7 @@ Found = dict[int, tuple[HeadSignal, ...] | str]
 
 @contextmanager
 def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"]) -> Iterator[Found]:
-    """Measure the first attention of each layer in the forward pass inside.
+    """Record the first attention of each layer in the forward pass inside.
 
     Args:
         layers: of the model.
@@ -70,7 +70,7 @@ def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | N
 
 @contextmanager
 def _overheard(measure: Callable[..., None]) -> Iterator[None]:
-    """Tell of every call of an attention function that this thread's models look up."""
+    """Record every call of an attention function that this thread's models look up."""
     from transformers.modeling_utils import AttentionInterface
 
     registry: Any = AttentionInterface

@@ -136,7 +136,7 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
 
 def _end(logs: Numbers, errors: Numbers, chance: float) -> Numbers:
-    """Find the t at which some group stands out as far as the farthest did, by chance ≤ ½.
+    """Find the t at which, by chance ≤ ½, some group stands out as far as the farthest did.
 
     With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to
     0 far below all x_i, and ½ or more at the largest of them.

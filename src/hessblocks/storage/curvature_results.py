@@ -158,7 +158,7 @@ class CurvatureResults(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say of which model, how many groups, how uneven, and where it is stored, if anywhere."""
+        """Say which model, how many groups, how uneven, and where it is stored, if anywhere."""
         last = self.parts[-1]
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
@@ -235,7 +235,7 @@ def curvature_config(folder: Path) -> dict[str, Any]:
 
 
 def group_key(of: str, group: str) -> str:
-    """Make the key under which a store has a group's curvature, from the run's identity."""
+    """Make the key of a group's curvature in a store, from the run's identity."""
     return canonical({"of": of, "group": group})
 
 

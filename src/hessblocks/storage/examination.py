@@ -147,7 +147,7 @@ def _about(folder: Path) -> list[manifest.Finding]:
 
 
 def _file(path: Path, read: Read | None = None) -> manifest.Finding:
-    """Read a file, by the reader of its name where no other is given."""
+    """Read a file, by default with the reader for its name."""
     if not path.exists():
         return manifest.Finding(path=path, state="missing", words=ABSENT)
     try:

@@ -105,7 +105,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def fault_in_lines(path: Path, *, torn: bool) -> str:
-    """Say what is wrong with the first damaged line; empty where none is.
+    """Describe the fault in the first damaged line; empty if there is none.
 
     Args:
         path: the file.
@@ -119,7 +119,7 @@ def fault_in_lines(path: Path, *, torn: bool) -> str:
 
 
 def fault_in_finished_lines(path: Path) -> str:
-    """Say what is wrong with the lines of a run that is trained; empty where nothing is.
+    """Describe the fault in the lines of a trained run; empty if there is none.
 
     Args:
         path: the file.

@@ -100,7 +100,7 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _tensors(files: list[Path]) -> int:
-    """Count tensors by the weights' headers; 0 where these cannot be read, as their reader says."""
+    """Count tensors by the weights' headers; 0 if these cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -130,7 +130,7 @@ def read_store(folder: Path) -> Store:
 
 
 def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:
-    """Read records by key, first one first, and the lines that are none."""
+    """Read records by key, the first one of each, and the lines that hold none."""
     records: dict[str, Record] = {}
     damaged = []
     for _, line in numbered(path):
@@ -162,7 +162,7 @@ def _parse(path: Path, line: bytes) -> Record | None:
 
 
 def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    """Split off what several rows have in common, spelled alike too."""
+    """Split off the values that several rows have in common."""
     if len(rows) < 2:
         return {}, list(rows)
     spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]

@@ -99,7 +99,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 def records(
     kind: type[Record], path: Path, lines: Iterator[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Record]:
-    """Make an object of each line; what it has besides the fields is left alone.
+    """Make an object of each line; columns that are no fields are left out.
 
     Args:
         kind: a dataclass whose fields are str, int or float, or None.

@@ -116,7 +116,7 @@ def _of_tokens(term: KroneckerTerm) -> int:
 
 
 def _ranks(matrices: Float[Tensor, "N rows columns"]) -> int:
-    """Sum the ranks, 0 being what is small beside the largest of all."""
+    """Sum the ranks; singular values that are small beside the largest of all count as 0."""
     values = torch.linalg.svdvals(matrices)
     if not values.numel():
         return 0

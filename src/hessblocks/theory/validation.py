@@ -255,7 +255,7 @@ def check_norm(name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"]) 
 
 
 def check_temperature(temperature: object) -> None:
-    """Refuse what scores cannot be divided by.
+    """Refuse a temperature that scores cannot be divided by.
 
     Raises:
         ArgumentError: not a finite number above 0.

@@ -61,11 +61,11 @@ class StepClock(TrainerCallback):
         self._started = 0.0
 
     def on_step_begin(self, *_: Any, **given: Any) -> None:
-        """Start."""
+        """Start the clock."""
         self._started = working_seconds(self.device)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop."""
+        """Stop the clock."""
         self.each.append(working_seconds(self.device) - self._started)
 
 
@@ -125,7 +125,7 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
 
 @cache
 def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
-    """Count those of one sequence once: seeds differ in none."""
+    """Count the operations of one sequence once; seeds do not change them."""
     model = model_without_weights(sizes, preset, vocab_size)
     tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -174,7 +174,7 @@ def allocated_peak(device: str) -> int:
 
 
 def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
-    """Count the most bytes of tensors alive at once while `run` runs, those held before included.
+    """Count the most bytes of tensors alive at once during `run`, those from before included.
 
     Args:
         run: the work; what a kernel takes inside itself is not seen.

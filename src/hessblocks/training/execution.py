@@ -97,7 +97,7 @@ def carry_out(
 
 
 def agree(order: Order | None = None) -> Order | None:
-    """Tell the others what to do, None to go home; they hear it by the same call."""
+    """Send the other processes a task, None to end; they receive it by the same call."""
     heard = [order]
     if ranks.count() > 1:
         dist.broadcast_object_list(heard, src=0)

@@ -46,7 +46,7 @@ class RunFolder:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of config.json: what its files say that they are of."""
+        """Digest of config.json, which ties the folder's files to it."""
         return storage.identity_in(self.path)
 
     def sync_lines(self) -> None:
@@ -125,7 +125,7 @@ class RunFolder:
 def claimed(
     path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
 ) -> Iterator[RunFolder]:
-    """Hold the run folder for this process, prepared; the lock goes with the process.
+    """Hold the run folder for this process, and prepare it; the lock ends with the process.
 
     Args:
         path: of the folder.
@@ -156,7 +156,7 @@ class CheckpointWarning(UserWarning):
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Clean up after code that only saves: what goes wrong is the disk, and its folder goes.
+    """Run code that only saves; on any error remove its folder and report a failed write.
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
@@ -175,7 +175,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Find where training goes on: the newest whole checkpoint of this run.
+    """Find the checkpoint from which training goes on: the newest whole one of this run.
 
     Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training
     starts from the beginning; the file with a damaged one is set aside.
@@ -223,7 +223,7 @@ def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
 
 
 def newest(folder: RunFolder) -> Path | None:
-    """Find the newest checkpoint that counts; what a killed process left half-written goes.
+    """Find the newest whole checkpoint; remove half-written ones, set damaged ones aside.
 
     Returns:
         None where none counts.
@@ -281,7 +281,7 @@ def save_model(
     told: Mapping[str, Any],
     **progress: Any,
 ) -> None:
-    """Save model and tokeniser in the folder of the run as Hugging Face reads them, or not at all.
+    """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
 
     Args:
         model: trained.

@@ -35,7 +35,7 @@ class Observer(TrainerCallback):
     """Callback that measures what is due; of several ranks the first does, the others wait."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
-        """Observe a run whose recorder stands before this callback and has stopped the clock."""
+        """Observe a run; the recorder comes before this callback and has stopped the clock."""
         self.recorder = recorder
         self.folder = folder
         self.corpus = corpus
@@ -101,7 +101,7 @@ def map_rows(
     corpus: Corpus,
     stage: str,
 ) -> list[ResultRow]:
-    """Frobenius norms of H_o, H_f and H of every parameter group on the fixed held-out batch.
+    """Compute Frobenius norms of H_o, H_f and H of every group on the fixed held-out batch.
 
     Args:
         model: at the stage's weights.
@@ -173,7 +173,7 @@ class Following(TrainerCallback, Tabular):
         """That of the Trainer, while something is measured."""
 
     def attach(self, trainer: Trainer) -> Self:
-        """Add this callback to a Trainer and let its numbers into the Trainer's log.
+        """Add this callback to a Trainer, and add its numbers to the Trainer's log.
 
         Returns:
             The callback itself.
@@ -184,11 +184,11 @@ class Following(TrainerCallback, Tabular):
 
     @abc.abstractmethod
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Rows of one moment, without the step."""
+        """Measure the rows of one moment, without the step."""
 
     @abc.abstractmethod
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Under which name a row's value stands in a log."""
+        """Return the name of a row's value in a log."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Look at the model before the first step.
@@ -226,7 +226,7 @@ class Following(TrainerCallback, Tabular):
             self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One value per row, with its step."""
+        """Return one value per row, with its step."""
         return list(self.rows)
 
     def __str__(self) -> str:
@@ -253,7 +253,7 @@ class CurvatureCallback(Following):
         seed: int = 0,
         sharpness: bool = False,
     ) -> None:
-        """Fix what is measured.
+        """Choose what is measured.
 
         Args:
             batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
@@ -294,7 +294,7 @@ class CurvatureCallback(Following):
         super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row per group and part; of the sharpness two, itself and the stable one."""
+        """Measure one row per group and part; of the sharpness two rows, plain and stable."""
         problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
@@ -322,7 +322,7 @@ class CurvatureCallback(Following):
         return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
+        """Return curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
         return f"curvature/{row['group']}/{row.get('part', row['quantity'])}"
 
 
@@ -335,11 +335,11 @@ class SignalCallback(Following):
         self._batch = batch
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row per layer, quantity and head; without Jacobians, and None with the reason."""
+        """Measure one row per layer, quantity and head, without Jacobians; None with the reason."""
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """signal/LAYER/QUANTITY, followed by the role, if there is one."""
+        """Return signal/LAYER/QUANTITY, followed by the role, if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
         role = f"/{row['role']}" if row["role"] else ""
         return f"signal/{layer}/{row['quantity']}{role}"
@@ -349,10 +349,10 @@ class GainCallback(Following):
     """Callback of trained gains: of skips, branches, attention and weights of our models."""
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row per layer and gain, the mean over heads."""
+        """Measure one row per layer and gain, the mean over heads."""
         names = ("layer", "quantity", "value")
         return ({name: row[name] for name in names} for row in gain_values(model))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """gain/LAYER/QUANTITY."""
+        """Return gain/LAYER/QUANTITY."""
         return f"gain/{row['layer']}/{row['quantity']}"

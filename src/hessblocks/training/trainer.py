@@ -37,13 +37,13 @@ class GuardedTrainer(Trainer):
         self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
+        """Name matrices and embeddings: gains, norms and biases have fewer than two axes."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Forward and backward; remembers what went in and came out until the update is made."""
+        """Pass forward and backward; keep input and output until the update is made."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
         return loss
@@ -86,7 +86,7 @@ class GuardedTrainer(Trainer):
             ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Nothing: float16 alone has a scaler, and no training here is in float16."""
+        """Do nothing: only float16 has a scaler, and no training here is in float16."""
 
 
 def quiet_arguments(
@@ -243,7 +243,7 @@ def run_arguments(
 
 
 def _evaluation_batch(sequences: int, most: int) -> int:
-    """Choose the sequences of a pass: several processes have equally many and none twice."""
+    """Choose the sequences of a pass: several processes have equally many, and none twice."""
     if ranks.count() == 1:
         return most
     shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]

@@ -173,7 +173,7 @@ class EntryMoments:
         self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
-        """Return these moments, or those of Gaussian probes where the signs agree by chance.
+        """Return these moments, or those of Gaussian probes if the signs agree by chance.
 
         That is so where no entry has any spread although A is no diagonal matrix.
 
@@ -233,7 +233,7 @@ def factor_samples(
 
 
 def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
-    """Σ over parts of the mean of g ⊙ g; what one sample of a part adds has its own spread."""
+    """Sum over parts the mean of g ⊙ g, with the spread of each part's samples."""
     values = torch.zeros(op.shape[0], dtype=operators.working_dtype(op.dtype), device=op.device)
     errors = torch.zeros_like(values)
     for part in factor_samples(op, probes, seed):

@@ -56,16 +56,16 @@ class Lookout:
 
     @property
     def over(self) -> bool:
-        """True where something was missed, or surely nothing."""
+        """True if an eigenvalue was missed, or surely none."""
         return self._missed or self._sure
 
     @property
     def clear(self) -> bool:
-        """True where surely nothing was missed."""
+        """True if surely no eigenvalue was missed."""
         return self._sure and not self._missed
 
     def follow(self, basis: KrylovBasis, values: Float[Tensor, " k"], *, settled: bool) -> None:
-        """Follow a step of the basis, which has these values; `settled`: so has the next pair."""
+        """Follow a step of the basis; `settled`: the next pair has converged too."""
         self._missed = self._beyond(values * basis.unit) > self._known
         self._within = torch.cat([self._within, self._next[None]])
         rest = self._edges / (basis.unit or 1.0) * self._next - basis.projection[-1] @ self._within

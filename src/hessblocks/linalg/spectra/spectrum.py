@@ -213,7 +213,7 @@ class Spectrum(Tabular):
     def _averages(
         self, values: Float[Tensor, "probes steps points"]
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-        """Average over the eigenvalues what has these values at the nodes, with errors."""
+        """Average a function over the eigenvalues from its values at the nodes, with errors."""
         count = self.nodes.shape[0]
         weights, unit = self.weights / count, unit_of(values)
         mean = torch.einsum("ks,ksp->p", weights, values)

@@ -174,7 +174,7 @@ def _on_sphere(vector: Tensor, none: Tensor) -> Tensor:
 
 
 def _rotary(case: Case, draw: Any) -> tuple[Tensor, Tensor]:
-    """Draw per angle a pair for each sequence and token, freely: no frequency, no order."""
+    """Draw an angle per pair for each sequence and token, without frequency or order."""
     angles = draw(case.batch, case.tokens, case.turned // 2)
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
