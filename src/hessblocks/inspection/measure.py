@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Problem, causal_labels, parameter_groups, select_groups
+from hessblocks.curvature import (
+    ParameterGroup,
+    Problem,
+    causal_labels,
+    parameter_groups,
+    select_groups,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_run import CurvatureRun
 from hessblocks.inspection.opening import (
@@ -59,10 +65,10 @@ def measure_curvature(
 ) -> CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    Where nothing is asked, all parts are measured by probes where that takes at most 6 minutes,
-    else norms and map of H_o by sampled gradients. The largest eigenvalues of H of all groups
-    as one follow where the time allows them. Each group is recorded in the run folder as soon as it
-    is measured: the same call goes on where it stopped.
+    By default all parts are measured by probes if that takes at most 6 minutes, else norms and map
+    of H_o by sampled gradients. The largest eigenvalues of H of all groups together follow if time
+    is left. Each group is recorded in the run folder as soon as it is measured. So the same call
+    continues where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
@@ -111,17 +117,9 @@ def measure_curvature(
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
-    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
-    of_all = partial(Problem, placed(device, subject.model), tokens, loss=settings.loss)
-    of = Subjects(
-        problem=of_all(memory_limit=limit),
-        products=of_all(memory_limit=max(1, limit // 2)),
-        groups=selected,
-        each=settings.each_group,
-        limit=limit // 2,
-    )
+    subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
     # refuses a limit or a budget that is too low before the folder is made
-    spending = chosen(of, settings, folder, progress)
+    spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
@@ -137,11 +135,29 @@ def measure_curvature(
         "device": device,
     }
     with claimed(folder, config):
-        run = CurvatureRun(subject.name, of, settings, spending, folder)
-        run.complete(progress)
+        CurvatureRun(subject.name, subjects, settings, spending, folder).complete(progress)
         if finish:
             finish(folder)
     return load_curvature(folder)
+
+
+def _subjects(
+    settings: CurvatureInspection,
+    model: nn.Module,
+    tokens: Any,
+    groups: Mapping[str, ParameterGroup],
+    device: str,
+) -> Subjects:
+    """Make two problems of one model: norms use the whole memory limit, single products half."""
+    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
+    problem = partial(Problem, model, tokens, loss=settings.loss)
+    return Subjects(
+        problem=problem(memory_limit=limit),
+        products=problem(memory_limit=max(1, limit // 2)),
+        groups=groups,
+        each=settings.each_group,
+        limit=limit // 2,
+    )
 
 
 def measure_signal(

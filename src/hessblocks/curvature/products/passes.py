@@ -140,7 +140,7 @@ def make_plan(
             parameters.
         RunError: the model is random even in evaluation mode.
     """
-    batches, processes, device = problem.batches, problem.processes, problem.device
+    processes, device = problem.processes, problem.device
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
     wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
@@ -157,25 +157,9 @@ def make_plan(
         rows = max(1, rows // SAMPLES_SHARE)
     if device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    rows = min(rows, most_rows or rows)
-    # a callable may tie its rows together; a limit is the user's word that it does not
-    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
-    passes = Passes(
-        batches=batches,
-        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
-        turns=processes.turns,
-    )
+    passes = _cut(problem, min(rows, most_rows or rows), rest // cost.bare, cost, twice=twice)
     sizes = passes.sizes()
-    most = max(sizes)
-    cut = len(sizes) > len(batches) and rows not in batches.compared
-    if processes.least(-int(cut), device):  # in any of them, so that all pass alike
-        fitting, dtype = rest // cost.bare, cost.narrowest
-        check_rows(
-            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
-        )
-        batches.compared.add(rows)
-    own_rows = max(sum(share) for share in processes.shares(sizes))
+    most, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
@@ -189,6 +173,38 @@ def make_plan(
         narrower=cost.narrowest if wide and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
+
+
+def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -> Passes:
+    """Cut the batches into passes of at most `rows`; check first that their rows are independent.
+
+    Args:
+        problem: its batches are cut.
+        rows: rows per pass at most.
+        fitting: rows that fit the memory together without a graph.
+        cost: cost of a row.
+        twice: whether second derivatives will be asked for.
+
+    Returns:
+        The passes of this process.
+    """
+    batches, processes = problem.batches, problem.processes
+    # a callable may tie its rows together; a limit is the user's word that it does not
+    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
+    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
+    passes = Passes(
+        batches=batches,
+        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
+        turns=processes.turns,
+    )
+    cut = len(passes.sizes()) > len(batches) and rows not in batches.compared
+    if processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
+        dtype = cost.narrowest
+        check_rows(
+            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
+        )
+        batches.compared.add(rows)
+    return passes
 
 
 def _rows_are_tied(problem: Any) -> bool:

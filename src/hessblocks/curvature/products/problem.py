@@ -92,14 +92,7 @@ class Problem(Operand):
                 batches where they should be the same.
         """
         loss, self._loss_of = losses.loss_of(loss)
-        if isinstance(model, str | os.PathLike):
-            loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
-            raise ArgumentError(f"model: expected a module, got a name; {loads}")
-        model = as_module(model, params)
-        if isinstance(model, torch.jit.ScriptModule):
-            raise ArgumentError(
-                "model: compiled by torch.jit, which hides its operations; give the module itself"
-            )
+        model = _module_of(model, params)
         self.model = plain_model(model, sharded=True)
         losses.check_task(self.model, loss)
         self.cuts: Mapping[str, Cut] = cuts_of(self.model)
@@ -372,3 +365,16 @@ class Problem(Operand):
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
+
+
+def _module_of(model: Any, params: Params | None) -> nn.Module:
+    """Return the module of a model or a function; refuse names and modules of torch.jit."""
+    if isinstance(model, str | os.PathLike):
+        loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
+        raise ArgumentError(f"model: expected a module, got a name; {loads}")
+    module = as_module(model, params)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ArgumentError(
+            "model: compiled by torch.jit, which hides its operations; give the module itself"
+        )
+    return module
