@@ -9,7 +9,7 @@ def printable(text: str) -> str:
     r"""Escape control characters, so that a text stays on one line and acts on nothing.
 
     Args:
-        text: of any characters, bytes of a file name that are no UTF-8 among them.
+        text: text of any characters, bytes of a file name that are no UTF-8 among them.
 
     Returns:
         The text with `\x1b`, `\n`, `\u202e` in the place of what is no printable character.

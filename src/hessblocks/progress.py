@@ -16,7 +16,7 @@ class Progress:
         """Add the time spent inside to the stage of that name.
 
         Args:
-            name: of the stage, such as "training".
+            name: name of the stage, such as "training".
             detail: which of several, such as "sas, seed 0".
             total: steps to come, if they are counted.
         """

@@ -81,8 +81,8 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
     A command that was killed leaves points behind that those files do not count yet.
 
     Args:
-        folder: of one study, or holding folders of studies; studies that this version does not know
-            stay as they are.
+        folder: folder of one study, or holding folders of studies; studies that this version does
+            not know stay as they are.
 
     Raises:
         RunError: a command is writing there, a newer version wrote it, or a file is damaged.
@@ -145,7 +145,7 @@ def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
     """Look over the stores and tables of studies; nothing is written.
 
     Args:
-        folder: of one study, or holding folders of studies.
+        folder: folder of one study, or holding folders of studies.
 
     Returns:
         One finding per file: points.jsonl is edited where a line of it is damaged, foreign where

@@ -128,7 +128,7 @@ def measure_study(
     Args:
         study: what is measured.
         points: all that belong to it at this scale.
-        folder: of this study alone.
+        folder: folder of this study alone.
         config: for config.json.
         where: measures.
         reporter: hears of every point.

@@ -95,7 +95,7 @@ def check_derivatives(
     Args:
         problem: model, batches and any loss; not sharded over processes, and not shared by several.
         groups: by name; None for all trainable parameters, layer by layer and role by role.
-        seed: of z.
+        seed: seed of z.
 
     Returns:
         The comparisons and their verdict; `.to_rows()`, and as text a table.

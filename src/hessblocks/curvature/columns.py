@@ -71,7 +71,7 @@ def column_squares(
         rows: names of the groups i; all by default.
         parts: which of H_o, H_f and H; they share the products.
         probes: K, at least 4.
-        seed: of the probes.
+        seed: seed of the probes.
         by_name: whether groups of equal size draw others from it.
 
     Returns:

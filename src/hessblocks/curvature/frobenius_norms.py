@@ -118,7 +118,7 @@ def group_norms(
         problem: model, batches and loss.
         groups: by name; None: those of `parameter_groups`.
         probes: random vectors per group, at least 4.
-        seed: of the probes; groups of equal size draw the same from it.
+        seed: seed of the probes; groups of equal size draw the same from it.
         parts: which parts.
         method: as `curvature_map` takes it; `sampled` is for H_o alone.
         budget: minutes that take the place of `probes`.
@@ -168,7 +168,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
     """Divide the largest norm by the smallest; norms of exactly 0 are left out and named.
 
     Args:
-        norms: of the groups' own blocks.
+        norms: norms of the groups' own blocks.
 
     Returns:
         The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a

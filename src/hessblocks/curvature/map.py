@@ -123,7 +123,7 @@ def curvature_map(
         groups: by name; None: those of `parameter_groups`.
         part: outer (H_o), functional (H_f) or full (H).
         probes: K random vectors per group, at least 4; 4 K samples.
-        seed: of the probes.
+        seed: seed of the probes.
         method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it
             costs less and the samples fit the memory; the map's `method` says which.
         blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`,
@@ -169,7 +169,7 @@ def combine_samples(
 
     Args:
         groups: rows and columns, by name.
-        products: of each group, in the same order.
+        products: inner products of each group, in the same order.
         own: whether the groups' own blocks alone are wanted.
 
     Returns:

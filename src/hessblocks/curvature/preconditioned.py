@@ -128,13 +128,13 @@ def preconditioned_sharpness(
             others.
         optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it; Adam
             after its first step.
-        group: of which the own block is measured; None: all trainable parameters. Entries that the
+        group: group whose own block is measured; None: all trainable parameters. Entries that the
             optimiser does not move do not count.
         start: what was found before; a few products then suffice along a training. Without one the
             residual says how far the first few have come.
         products: with H at most; fewer where the residual falls to the rounding's root of the
             largest eigenvalue.
-        seed: of the random start, and of the 1 % that is added to a start that was given.
+        seed: seed of the random start, and of the 1 % that is added to a start that was given.
 
     Returns:
         Value, residual, threshold and the vector to start with next.

@@ -54,7 +54,7 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     Of several processes that ask at once, one builds and the others wait for it.
 
     Args:
-        name: of the folder in the cache.
+        name: name of the folder in the cache.
         key: everything the contents depend on, as JSON values.
         build: fills a folder and returns a description of the contents, as JSON values. It finds
             there what an interrupted build (KeyboardInterrupt, a kill) of the same key has left.

@@ -68,7 +68,7 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
     """Load Python code of an installed package; built once, then cached.
 
     Args:
-        name: of the package, as it is imported.
+        name: name of the package, as it is imported.
         vocabulary: entries of the vocabulary to learn.
 
     Returns:

@@ -42,8 +42,8 @@ def draw_heatmap(
     """Draw a map on a logarithmic colour scale, groups labelled, layers separated by lines.
 
     Args:
-        names: of the groups, in the order of rows and columns.
-        layers: of the groups; None outside the layers.
+        names: names of the groups, in the order of rows and columns.
+        layers: layers of the groups; None outside the layers.
         values: norms, row by row; NaN where a block was not measured, below zero where it is not
             told from zero.
         part: outer, functional or full.
@@ -153,8 +153,8 @@ def draw_layers(
     """Draw norms as layers × roles on a logarithmic colour scale; a note names the groups outside.
 
     Args:
-        names: of the groups, such as layers.3.attention.query.
-        layers: of the groups; None outside the layers.
+        names: names of the groups, such as layers.3.attention.query.
+        layers: layers of the groups; None outside the layers.
         values: norms, one per group; not above zero where one is zero or not told from it.
         part: outer, functional or full.
         ax: axes to draw on; None for a figure of its own.

@@ -75,7 +75,7 @@ def marks(names: Iterable[str]) -> dict[str, Mark]:
     """Choose a mark for each name: its own where it has one, else the first that nobody here uses.
 
     Args:
-        names: of presets or of others, in the order of the legend.
+        names: names of presets or of others, in the order of the legend.
 
     Returns:
         Name → mark, all different up to 169: where all are given away, colours of the

@@ -43,7 +43,7 @@ def write_tables(
     Args:
         folder: gets results.csv, map.csv and spectra.csv.
         groups: all groups of the run.
-        records: of the groups that are measured, and of all as one under the name ''.
+        records: records of the groups that are measured, and of all as one under the name ''.
         loss: mean loss, nats per token.
         **run: `preset` and `seed` of every row.
 

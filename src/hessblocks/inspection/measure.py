@@ -80,7 +80,8 @@ def measure_curvature(
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
         progress: shows what is going on.
         finish: given the folder when all is done, before another process may write there.
-        **fields: of `hessblocks.settings.CurvatureInspection`, such as `probes=32, parts=["full"]`.
+        **fields: fields of `hessblocks.settings.CurvatureInspection`, such as `probes=32,
+            parts=["full"]`.
 
     Returns:
         What the folder then holds.
@@ -181,7 +182,8 @@ def measure_signal(
         device: as `measure_curvature` takes it.
         progress: shows what is going on.
         finish: given the folder when all is written, before another process may write there.
-        **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
+        **fields: fields of `hessblocks.settings.SignalInspection`, such as `depth=64,
+            jacobian_steps=0`.
 
     Returns:
         One measured value per row: model, seed, layer (empty for the inputs), quantity, role,

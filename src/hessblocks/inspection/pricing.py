@@ -53,7 +53,8 @@ def measure_price(
         device: cpu, cuda or auto.
         progress: shows what is going on, and what it costs before it starts.
         finish: given the folder when all is done.
-        **given: of `hessblocks.settings.PricingSettings`, such as `round=(3, 4), allocate=3.5`.
+        **given: fields of `hessblocks.settings.PricingSettings`, such as `round=(3, 4),
+            allocate=3.5`.
 
     Returns:
         What summary.json then holds.

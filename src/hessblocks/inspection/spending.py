@@ -219,7 +219,7 @@ def chosen(
     Args:
         of: model, batch, loss and groups.
         settings: what was asked for.
-        folder: of the run; where an earlier call was asked for the same, its choice stands.
+        folder: folder of the run; where an earlier call was asked for the same, its choice stands.
         progress: shows the cost.
 
     Returns:

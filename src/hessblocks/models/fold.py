@@ -58,7 +58,7 @@ def merge_layer(
 
     Args:
         state: changed in place.
-        prefix: of the layer's names, with a dot at its end.
+        prefix: prefix of the layer's names, with a dot at its end.
         wide: configuration before merging.
         merged: configuration after merging.
     """

@@ -47,7 +47,7 @@ def write_report(folder: AnyPath) -> Path:
     """Write figures/*.png, figures/*.svg and report.html of a run folder, from its files alone.
 
     Args:
-        folder: of one run or of a comparison, finished or not.
+        folder: folder of one run or of a comparison, finished or not.
 
     Returns:
         The path of report.html.

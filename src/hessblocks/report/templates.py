@@ -27,7 +27,7 @@ def write_page(
     """Write report.html of a folder; everything that is not marked as safe is escaped.
 
     Args:
-        folder: of the results.
+        folder: folder of the results.
         template: name of the page's template, which fills the blocks of base.html.
         package: whose folder `templates` holds it.
         **content: what the template shows, with `title`, `heading` and `headline`.
@@ -66,7 +66,7 @@ def drawn_picture(figure: Figure | Drawn, folder: AnyPath, name: str) -> str:
 
     Args:
         figure: as data, or drawn by matplotlib already.
-        folder: of the page.
+        folder: folder of the page.
         name: without suffix.
 
     Returns:

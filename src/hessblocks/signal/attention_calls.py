@@ -29,7 +29,7 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
     """Record the first attention of each layer in the forward pass inside.
 
     Args:
-        layers: of the model.
+        layers: layers of the model.
         real: False at padding.
 
     Yields:

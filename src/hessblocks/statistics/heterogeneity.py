@@ -115,7 +115,7 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
     Args:
         logs: (..., groups) of the estimates.
-        errors: of the same shape, relative standard errors.
+        errors: relative standard errors, of the same shape.
         level: share of cases in which the interval is to hold the truth.
 
     Returns:

@@ -74,9 +74,9 @@ def run_path(folder: Path, preset: str, seed: int) -> Path:
     """Make the path under which a comparison keeps a run.
 
     Args:
-        folder: of the comparison.
+        folder: folder of the comparison.
         preset: as it was asked for; `read_settings` lets no path pass as the name of one.
-        seed: of the run.
+        seed: seed of the run.
 
     Returns:
         A folder below `folder`.

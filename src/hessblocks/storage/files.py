@@ -258,7 +258,7 @@ def parse_json(text: str) -> Any:
     """Parse JSON, within bounds far above those of our own files.
 
     Args:
-        text: of a file, or of one of its lines.
+        text: text of a file, or of one of its lines.
 
     Returns:
         Its value.

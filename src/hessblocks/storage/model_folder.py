@@ -47,7 +47,7 @@ def check_own_code(model: str, config: Any) -> None:
 
     Args:
         model: what the configuration is of, for the message.
-        config: of transformers, as it was read.
+        config: config of transformers, as it was read.
 
     Raises:
         ArgumentError: it asks for such code.

@@ -65,7 +65,7 @@ class Store:
         """Append a finished point and force it to disk.
 
         Args:
-            key: of the point.
+            key: key of the point.
             rows: its measurements, JSON values.
             seconds: time it took; milliseconds are kept.
             attempts: times it was started.

@@ -37,7 +37,7 @@ def rank_bound(
     with linear scores have exactly this rank.
 
     Args:
-        hessian: of the layer.
+        hessian: Hessian of the layer.
         row: name of the row group.
         column: name of the column group.
         part: outer (H_o), functional (H_f) or full (their sum).

@@ -100,7 +100,7 @@ def check_weight(
     """Check a weight of one head, or stacked by head; return it as (heads, rows, columns).
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         weight: what was given.
         x: the input.
         rows: that the weight must have.
@@ -275,10 +275,10 @@ def check_per_token(
     """Check a tensor of one vector or matrix per token; return it as (B, L, ...).
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         tensor: with the batch axis, or without where the batch is 1.
         x: the input.
-        lengths: of the axes after that of the tokens, -1 for any.
+        lengths: lengths of the axes after that of the tokens, -1 for any.
 
     Returns:
         The tensor without graph, with its batch axis.

@@ -118,7 +118,7 @@ def train(
     """Train one run in a folder of its own, or what is left of it.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         corpus: training and held-out tokens.
         out: run folder, new or of the same run.
         progress: shows what is going on.
@@ -151,9 +151,9 @@ def steps_of(
     and its `steps`: as many as the budget allows, at least 1.
 
     Args:
-        settings: of the comparison.
+        settings: settings of the comparison.
         corpus: to measure the pace on.
-        folder: of the comparison, claimed.
+        folder: folder of the comparison, claimed.
         progress: shows what is going on.
 
     Returns:

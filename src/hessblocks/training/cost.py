@@ -109,7 +109,7 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     less than 1 % of a layer.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         vocab_size: entries of the vocabulary.
 
     Returns:
@@ -143,8 +143,8 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
 
     Args:
         model: to be trained; its gradients go.
-        settings: of the run.
-        sequences: of one pass on this device.
+        settings: settings of the run.
+        sequences: sequences of one pass on this device.
 
     Returns:
         Bytes of weights, gradients, the optimiser's averages and what a pass makes; 0 on cuda.

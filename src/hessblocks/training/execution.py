@@ -37,7 +37,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     The others work inside until sent home.
 
     Args:
-        settings: of all runs, refused here before anything is written.
+        settings: settings of all runs, refused here before anything is written.
         presets: names of the blocks that are trained.
         corpus: the same in every process.
 

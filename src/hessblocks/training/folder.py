@@ -128,7 +128,7 @@ def claimed(
     """Hold the run folder for this process, and prepare it; the lock ends with the process.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         config: all settings.
         growing: as `RunFolder.prepare` takes it.
 
@@ -181,8 +181,8 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     starts from the beginning; the file with a damaged one is set aside.
 
     Args:
-        folder: of the run.
-        name: of the run, for warnings.
+        folder: folder of the run.
+        name: name of the run, for warnings.
         observed: whether the run leaves observations beside its losses.
 
     Returns:
@@ -286,7 +286,7 @@ def save_model(
     Args:
         model: trained.
         tokenizer: that the model knows, of transformers.
-        folder: of the run, whose lines are all written.
+        folder: folder of the run, whose lines are all written.
         told: facts about the training, for the model card.
         **progress: to remember in the manifest, beside the number of lines.
 

@@ -105,7 +105,7 @@ def map_rows(
 
     Args:
         model: at the stage's weights.
-        settings: of the run.
+        settings: settings of the run.
         sample: batch and probes.
         corpus: where the held-out batch comes from.
         stage: initial or final.
@@ -263,7 +263,7 @@ class CurvatureCallback(Following):
             every: steps between two measurements.
             probes: for each group, at least 4.
             loss: as `Problem` takes it.
-            seed: of the probes, the same at all steps.
+            seed: seed of the probes, the same at all steps.
             sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
                 preconditioner of the Trainer's optimiser (`preconditioned_sharpness`): each time
                 with 5 products at most, which start from what was found before, and with the

@@ -79,10 +79,10 @@ def build_model(
     """Build the causal language model of a preset in float32; sets torch's random state.
 
     Args:
-        sizes: of the model.
+        sizes: sizes of the model.
         preset: name of the block.
         vocab_size: entries of the vocabulary.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Returns:
         The model, on the device that torch makes tensors on.
@@ -125,7 +125,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
     """Refuse what cannot be built, trained or measured, before anything is written.
 
     Args:
-        settings: of all runs.
+        settings: settings of all runs.
         presets: names of their blocks.
         corpus: to train on.
 

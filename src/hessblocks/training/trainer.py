@@ -95,7 +95,7 @@ def quiet_arguments(
     """Make quiet arguments, one device per process; logging and saving are left to a recorder.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         device: cpu or cuda.
         report_to: tracker that transformers hands the log to.
         **given: further fields of `transformers.TrainingArguments`.
@@ -163,9 +163,9 @@ def make_trainer(
 
     Args:
         model: freshly initialised.
-        settings: of the run.
+        settings: settings of the run.
         corpus: what to train on and what to hold out.
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
 
     Returns:
         The trainer.
@@ -191,7 +191,7 @@ def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
 
     Args:
         corpus: that is held out from.
-        settings: of the run.
+        settings: settings of the run.
 
     Returns:
         At most as many windows as the settings ask for.
@@ -215,9 +215,9 @@ def run_arguments(
     """Translate the settings of a run into the words of `transformers`.
 
     Args:
-        settings: of the run.
-        folder: of the checkpoints.
-        sequences: of each validation loss.
+        settings: settings of the run.
+        folder: folder of the checkpoints.
+        sequences: sequences of each validation loss.
         **more: further fields of `transformers.TrainingArguments`.
 
     Returns:

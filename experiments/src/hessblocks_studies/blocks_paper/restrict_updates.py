@@ -124,7 +124,7 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
     Args:
         trainer: before it trains; their trainable parts are moved into a group of the optimiser of
             their own.
-        share: of the rate of all else.
+        share: share of the rate of all else.
     """
     optimiser = trainer.create_optimizer()
     layers: Any = layers_of(cast(PreTrainedModel, trainer.model))

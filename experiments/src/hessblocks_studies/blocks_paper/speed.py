@@ -65,7 +65,7 @@ def clocks(settings: shared.TrainedSettings) -> list[Row]:
     """Times of steps and of decoded tokens, all blocks taking turns; cache and operations.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
 
     Returns:
         A row for each block and quantity.
@@ -103,7 +103,7 @@ def time_shares(
     """Compute each block's time to the last loss of a base, as a share of the base's.
 
     Args:
-        runs: of equal steps.
+        runs: runs of equal steps.
         base: pre-ln, or the one with zero queries, whose step costs the same.
         step_shares: block → time of its step, as a share of the base's.
 

@@ -88,7 +88,7 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
     """A classification of GLUE; its labelled validation split is the test split here.
 
     Args:
-        name: of the task, in small letters.
+        name: name of the task, in small letters.
         source: the dataset, or a local folder with one sub-folder per task that holds train and
             validation files (json, csv or parquet).
 

@@ -68,7 +68,7 @@ def make_task(name: str, records: Records, seed: int = 0) -> Task:
     Args:
         name: matching, acceptability or topic.
         records: docstrings with their splits.
-        seed: of what is drawn (partners, swapped words, which examples are kept).
+        seed: seed of what is drawn (partners, swapped words, which examples are kept).
 
     Returns:
         The task; no text stands in two of its splits.

@@ -134,7 +134,7 @@ def chosen(losses: Losses) -> str:
     """The pair that the rule takes, once there is no `obstacle`.
 
     Args:
-        losses: of every pair, at least two seeds each.
+        losses: losses of every pair, at least two seeds each.
 
     Returns:
         A name of `LABELS`.

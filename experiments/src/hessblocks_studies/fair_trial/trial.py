@@ -54,7 +54,7 @@ def step_clocks(settings: plan.TrialSettings) -> list[Row]:
     """The median time of a step of every block, all of them taking turns.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
 
     Returns:
         A row per block.

@@ -213,7 +213,7 @@ def tuning(scale: Scale, width: str) -> list[TrialSettings]:
     """The bigram table, then every block at its rates, the likeliest rates of all blocks first.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         width: `NARROW` or `WIDE`.
 
     Returns:
@@ -229,7 +229,7 @@ def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
     """The runs of a phase at the best rates, seed by seed; each seed begins with the bigram table.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         phase: one of `RUNS`.
         seeds: how many.
 
@@ -263,8 +263,8 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
     With another rate, at both widths, with the first seed of the runs alone.
 
     Args:
-        scale: of the study.
-        seeds: of the others.
+        scale: scale of the study.
+        seeds: seeds of the others.
 
     Returns:
         The points' settings.
@@ -308,7 +308,7 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
     """List the points that time per step of every block, one per repetition.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         width: `NARROW` or `WIDE`.
         seeds: repetitions.
 
@@ -326,7 +326,7 @@ def points(scale: Scale, count: int | None) -> list[TrialSettings]:
     """List all tuning, clocks, long runs with one thing changed, then the runs of verdicts first.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own. The tuning has one.
 
     Returns:

@@ -129,9 +129,9 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     """Collect the measurements at one width.
 
     Args:
-        rows: of the whole study.
+        rows: rows of the whole study.
         width: `NARROW` or `WIDE`.
-        phase: of the runs.
+        phase: phase of the runs.
 
     Returns:
         The trial, as far as it is measured.

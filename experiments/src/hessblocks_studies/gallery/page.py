@@ -40,7 +40,7 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
     """Draw every study's figure and write report.html, from files alone.
 
     Args:
-        folder: of one study, or holding folders of studies, finished or not.
+        folder: folder of one study, or holding folders of studies, finished or not.
         order: names of studies, first ones first; others follow by name.
 
     Returns:

@@ -65,7 +65,7 @@ def addition_model(
         layers: how many.
         width: entries of a token's vector.
         sigma: standard deviation of embeddings and positions.
-        seed: of all weights.
+        seed: seed of all weights.
 
     Returns:
         The model, in evaluation mode.

@@ -54,7 +54,7 @@ def fit_growth(
     Args:
         sigma: scale of the data, one entry per measurement, above 0.
         value: measured values, at least 0.
-        standard_error: of each value; None or 0 where it is exact.
+        standard_error: standard error of each value; None or 0 where it is exact.
 
     Returns:
         The fit, or None with fewer than three different σ among the values that are not 0.

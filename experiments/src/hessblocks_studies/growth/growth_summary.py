@@ -64,12 +64,12 @@ def growth_summary(
 
     Args:
         rows: measurements, all or those there are.
-        title: of the figure.
+        title: title of the figure.
         caption: beyond what is said of seeds and errors.
         expected: slopes from theory.
-        ranges: of σ over which slopes are fitted, by the name of their table.
+        ranges: ranges of σ over which slopes are fitted, by the name of their table.
         published: the paper's means, with the columns of rows.
-        panels: of the figure; None for one for each layer.
+        panels: panels of the figure; None for one for each layer.
 
     Returns:
         The figure, and each slope beside the expected one.
@@ -128,10 +128,10 @@ def curves_panel(
     """Norms against σ, a series for each curve that is not 0 everywhere.
 
     Args:
-        rows: of the curves that are drawn.
-        title: of the panel.
+        rows: rows of the curves that are drawn.
+        title: title of the panel.
         published: the paper's means.
-        x_scale: of σ.
+        x_scale: scale of σ.
         label: name of a curve's series.
 
     Returns:
@@ -159,7 +159,7 @@ def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
     """A panel with a guide beside some curves: the line of a slope, named σ to its power.
 
     Args:
-        panel: of norms against σ, both logarithmic.
+        panel: panel of norms against σ, both logarithmic.
         slopes: name of a series → exponent of σ; one that is not drawn is passed over.
         ends: smallest and largest σ of the guides.
 

@@ -65,7 +65,7 @@ def finetune(
     """Train a classifier and score it on what it has not seen.
 
     Args:
-        pretraining: of the model.
+        pretraining: pretraining of the model.
         folder: with the pretrained weights; None starts from random ones.
         corpus: whose encoding the model knows.
         task: texts and labels.

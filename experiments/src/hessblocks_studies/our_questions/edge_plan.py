@@ -69,7 +69,7 @@ def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
     """List the tuning of each block with warm-up, then safe rate and ladder of both kinds.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own.
 
     Returns:

@@ -212,7 +212,7 @@ def apart_check(
         expected: its direction.
         above: whether the fact says that sas-p's is the larger.
         limit: up to which blocks are alike.
-        unit: of the values.
+        unit: unit of the values.
 
     Returns:
         The fact; undecided where the seeds are, and where the blocks are alike, which is then said.

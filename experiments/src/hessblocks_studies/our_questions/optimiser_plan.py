@@ -136,7 +136,7 @@ def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
     """All tuning, then the runs seed by seed.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own.
 
     Returns:

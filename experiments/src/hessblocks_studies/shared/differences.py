@@ -130,7 +130,7 @@ def difference(values: Values, first: str, second: str) -> Difference:
     """Value of `first` minus that of `second`, over common seeds.
 
     Args:
-        values: of each block and seed; infinite where a run diverged.
+        values: values of each block and seed; infinite where a run diverged.
         first: name of a block.
         second: name of another.
 

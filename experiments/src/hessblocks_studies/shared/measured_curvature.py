@@ -64,7 +64,7 @@ def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Ex
     Args:
         corpus: whose text it is.
         sequences: how many.
-        tokens: of each.
+        tokens: tokens of each.
         seed: that they are drawn with.
 
     Returns:
@@ -89,9 +89,9 @@ def curvature_rows(
         model: a causal language model, put into evaluation mode.
         corpus: where the held-out batch comes from.
         probe: sizes.
-        seed: of the batch and of the probes, so that what they add is in the spread over seeds.
+        seed: seed of batch and probes, so that the spread over seeds includes their noise.
         without: roles that unevenness leaves out.
-        parts: which parts, `full` among them, of which unevenness is.
+        parts: parts whose unevenness is computed, `full` among them.
 
     Returns:
         The rows, without study, variant and seed; those of a set bear its name as their group.
@@ -117,8 +117,8 @@ def unevenness_rows(
     """Heterogeneity and spread of each of `SETS`.
 
     Args:
-        groups: of the model, by name.
-        norms: of each.
+        groups: groups of the model, by name.
+        norms: norms of each.
         without: roles that are left out.
 
     Returns:

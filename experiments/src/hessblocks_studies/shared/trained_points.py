@@ -233,7 +233,7 @@ def train_point(
     """Train one model, or count pairs of tokens where that is the variant.
 
     Args:
-        settings: of model and training.
+        settings: settings of model and training.
         observer: looks at the model before the first step and whenever a loss is taken.
         change: is given the trainer before it trains.
 
@@ -262,9 +262,9 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
     """The rows of a loss that no training changes, at the first and the last step.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
         loss: in nats.
-        tokens: of a step.
+        tokens: tokens of a step.
 
     Returns:
         Two rows.
@@ -351,10 +351,10 @@ def trained_study(
     """A study with a point for each variant, size and seed.
 
     Args:
-        name: of the study.
+        name: name of the study.
         sweeps: variants and sizes of a scale.
         kind: dataclass of the points.
-        seeds: of each scale.
+        seeds: seeds of each scale.
         **about: title, source, published and summarise of the `Study`; also measure, columns and
             revision where they are not those of `train_point`.
 

@@ -123,7 +123,7 @@ class Runs:
 
         Args:
             blocks: what is drawn, and the names of the series.
-            title: of the panel.
+            title: title of the panel.
             kind: suffix of the variants' names after those of the blocks.
 
         Returns:
@@ -138,7 +138,7 @@ class Runs:
 
         Args:
             labels: name of the series → variant that was trained at several rates.
-            title: of the panel.
+            title: title of the panel.
 
         Returns:
             The panel, with the bigram table, which has no rate, as a level line; losses far above
@@ -220,7 +220,7 @@ class Runs:
         Args:
             check: a fact.
             variant: that must have learnt for it to count.
-            name: of it in the reason; None for its own.
+            name: name of it in the reason; None for its own.
 
         Returns:
             The check, or one that holds neither way.
@@ -301,10 +301,10 @@ class Runs:
         """Summarise the study, with its control and the table of final losses.
 
         Args:
-            title: of the figure.
-            panels: of the figure.
+            title: title of the figure.
+            panels: panels of the figure.
             checks: facts.
-            caption: of the figure.
+            caption: caption of the figure.
             **tables: further ones, by name.
 
         Returns:
@@ -343,8 +343,8 @@ def late(whole: Panel, share: float = EARLY) -> Panel:
     """A panel of losses against steps without its beginning.
 
     Args:
-        whole: of curves along training.
-        share: of the steps that is left out.
+        whole: panel of curves along training.
+        share: share of the steps that is left out.
 
     Returns:
         The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table,
@@ -381,8 +381,8 @@ def places_panel(
     """Named places side by side: name of the series → {place: (value, standard error)}.
 
     Args:
-        values: of each series.
-        y_label: of the values.
+        values: values of each series.
+        y_label: label of the values.
         bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
 
     Returns:

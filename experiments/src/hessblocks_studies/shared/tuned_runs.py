@@ -105,7 +105,7 @@ class Tuned:
         """Collect the measurements of two phases.
 
         Args:
-            rows: of a study.
+            rows: rows of a study.
             tuning: name of one phase.
             runs: name of the other.
             **more: further fields.

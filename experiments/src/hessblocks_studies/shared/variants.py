@@ -41,7 +41,7 @@ def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
     """The block of a variant.
 
     Args:
-        name: of the variant.
+        name: name of the variant.
         **sizes: width, heads and mlp_width.
 
     Returns:
@@ -63,7 +63,7 @@ def best_start(variant: str, width: int) -> float | None:
 
     Args:
         variant: a name of `VARIANTS`.
-        width: of the model.
+        width: width of the model.
 
     Returns:
         1/√width beside an attention skip; None, for 0.02, without one.

@@ -47,7 +47,7 @@ def second_order_attention(
             scores. It gets no gradient, and may stand beside `is_causal`.
         dropout_p: 0; there for the sake of the signature.
         is_causal: whether query number i sees no key after number i.
-        scale: of the scores; 1/√D by default.
+        scale: scale of the scores; 1/√D by default.
         enable_gqa: whether several query heads share a key head.
         window: keys that a query sees, counted back from its own; needs `is_causal`.
         softcap: c of c tanh(score / c), before the mask.

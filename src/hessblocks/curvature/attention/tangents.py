@@ -68,7 +68,7 @@ def push_forward(
 
     Args:
         heads: queries, keys, values.
-        kept: of the first two passes.
+        kept: tensors kept by the first two passes.
         tangents: K of each.
         count: K; they share P, X and Z of a tile.
         wanted: whether those of q̄, k̄ and v̄ are.

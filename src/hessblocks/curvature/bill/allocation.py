@@ -129,7 +129,7 @@ def allocate(
     until the budget ends: what a larger budget takes holds what a smaller one does.
 
     Args:
-        prices: of changes that round, several for a place.
+        prices: prices of changes that round, several for a place.
         bits: mean over entries at most.
         nats: sum of the forecasts at most.
 

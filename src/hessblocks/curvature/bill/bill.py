@@ -68,7 +68,7 @@ class Bill(Tabular, Mapping[str, Price]):
         """Price several changes that are made together, such as the choices of an allocation.
 
         Args:
-            names: of changes that touch no entry in common; None: all.
+            names: names of changes that touch no entry in common; None: all.
 
         Returns:
             The price. Its diagonal adds up own terms; its full form holds the cross terms
@@ -258,7 +258,7 @@ def price(
         changes: by name, each a mapping from parameter names to new tensors or to functions of the
             old ones; or what `change_each` makes.
         samples: gradients at least; one for each row where there are more rows.
-        seed: of the signs.
+        seed: seed of the signs.
 
     Returns:
         The prices by name, in nats per token for the cross-entropies, else in units of the loss;

@@ -72,7 +72,7 @@ def parts_of(
     """Cut the data of a pass into parts of equal size, in their order.
 
     Args:
-        loss: of the pass.
+        loss: loss of the pass.
         logits: its logits.
         most: parts at most.
 
@@ -105,7 +105,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
         problem: model, batches and loss.
         changes: made one after another, once for up to eight gradients.
         samples: at least so many are drawn.
-        seed: of the signs.
+        seed: seed of the signs.
 
     Returns:
         The numbers.

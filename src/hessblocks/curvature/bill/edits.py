@@ -86,7 +86,7 @@ def pruned(*, share: float) -> Edit:
     """Set the smallest entries of each weight to 0 (magnitude pruning).
 
     Args:
-        share: of the entries, from 0 to 1.
+        share: share of the entries, from 0 to 1.
 
     Returns:
         The edit.
@@ -109,7 +109,7 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
 
     Args:
         other: a model of the same form, or its tensors by parameter name.
-        weight: of the other, from 0 to 1.
+        weight: weight of the other, from 0 to 1.
 
     Returns:
         The edit.

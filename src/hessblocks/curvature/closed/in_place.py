@@ -153,7 +153,7 @@ def embedding(
         weight: the table.
         padding_idx: a row without a derivative; from the end where it is negative.
         max_norm: with one, the call is left to torch.
-        norm_type: of `max_norm`.
+        norm_type: type of `max_norm`.
         scale_grad_by_freq: the call is left to torch.
         sparse: without effect, since sparse gradients cannot be differentiated again.
 

@@ -42,7 +42,7 @@ def attention(
         attn_mask: booleans (True: may attend) or numbers added to the scores.
         dropout_p: above 0 the call is left to torch.
         is_causal: whether a token attends to none after it.
-        scale: of the scores; 1/√width by default.
+        scale: scale of the scores; 1/√width by default.
         enable_gqa: whether several query heads share a key head.
 
     Returns:

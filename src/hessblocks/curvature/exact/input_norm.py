@@ -32,7 +32,7 @@ class InputNorm:
         """Hold the wider layer.
 
         Args:
-            wide: of the layer that `widened` gives, with the same loss.
+            wide: Hessian of the layer that `widened` gives, with the same loss.
             places: rows of each parameter's multipliers in the wider weights.
         """
         self._wide = wide

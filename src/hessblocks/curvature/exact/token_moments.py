@@ -72,7 +72,7 @@ def second_moment_figure(
     which is Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
 
     Args:
-        moments: of a layer or of a model (`attention_moments`).
+        moments: moments of a layer or of a model (`attention_moments`).
         tokens: texts of the tokens, shown up to 80; None for their numbers.
         sequence: which one of the batch.
 

@@ -238,9 +238,9 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
     """Guess the rules of an unknown architecture from the names that known ones use.
 
     Args:
-        names: of its parameters; layers are modules with a number in their path. Where there are
-            several lists of layers (an encoder and a decoder, two towers), the groups' names begin
-            with their path.
+        names: names of its parameters; layers are modules with a number in their path. Where there
+            are several lists of layers (an encoder and a decoder, two towers), the groups' names
+            begin with their path.
         conv1d: whether weights are (inputs, outputs).
         registered: whether it is an architecture of a library, whose fused weights may have another
             order (GPT-BigCode's go head by head) and are left whole, but for those of torch's own

@@ -22,7 +22,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """Extract the last attention of a hessblocks model.
 
     Args:
-        model: of any preset or combination of parts that the closed form covers.
+        model: model of any preset or combination of parts that the closed form covers.
         batch: what it is run on, once.
 
     Returns:

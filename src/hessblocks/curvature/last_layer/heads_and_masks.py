@@ -58,7 +58,7 @@ def permitted(
     """Build the mask, True where a query may attend; a padded query attends to itself.
 
     Args:
-        inputs: of the attention.
+        inputs: inputs of the attention.
         attention_mask: zeros at padding.
         causal: whether a token sees those before it alone.
         window: how many tokens it sees, itself among them (to each side where it is not causal).

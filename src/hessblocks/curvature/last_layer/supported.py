@@ -76,7 +76,7 @@ def check_linear(name: str, module: nn.Module | None) -> None:
     """Require a layer `x W + b` with its own W, trained as a whole or not at all.
 
     Args:
-        name: of the layer, for the message.
+        name: name of the layer, for the message.
         module: torch's linear layer or GPT-2's, or a subclass with the same forward pass.
 
     Raises:

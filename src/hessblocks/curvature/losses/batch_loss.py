@@ -192,7 +192,7 @@ def callable_loss(
     Args:
         function: from outputs and batch to one loss a valid row.
         batch: what it is given, as it came.
-        outputs: of the model.
+        outputs: outputs of the model.
         logits: those among the outputs.
 
     Returns:

@@ -76,7 +76,7 @@ class Batch:
         """Digest all tensors of the batch: form, dtype, shape and values.
 
         Args:
-            sampled: of large tensors take some 65,536 values, evenly spread.
+            sampled: take some 65,536 values of large tensors, evenly spread.
 
         Returns:
             32 bytes.

@@ -44,7 +44,7 @@ class LossNode:
 
         Args:
             readout: where the logits come from.
-            loss: of the batch.
+            loss: loss of the batch.
             share: what it is multiplied by.
         """
         self.inputs = tuple(t for t in readout.inputs if t is not None)
@@ -69,7 +69,7 @@ class LossNode:
 
         Args:
             part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
-            directions: of each input, not all None.
+            directions: directions of each input, not all None.
             wanted: which inputs' rows are computed.
             sums: where rows of some inputs are accumulated; for one direction alone.
 
@@ -99,7 +99,7 @@ def make_loss_node(
 
     Args:
         readout: where the logits come from.
-        loss: of the batch.
+        loss: loss of the batch.
         share: what it is multiplied by.
         keep: whether probabilities and residuals may stay in memory, so that no product makes the
             logits anew.

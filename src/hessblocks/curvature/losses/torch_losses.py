@@ -187,7 +187,7 @@ def check_task(model: nn.Module, loss: Any) -> None:
     transformers moves the labels of such a model.
 
     Args:
-        model: of transformers, or a wrapper of one that holds most of its parameters.
+        model: model of transformers, or a wrapper of one that holds most of its parameters.
         loss: as `Problem` takes it.
 
     Raises:

@@ -267,7 +267,7 @@ def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
     """Compute one number for all tensors of a dtype and device; those without values are left out.
 
     Args:
-        tensors: of any shapes, dtypes and devices.
+        tensors: tensors of any shapes, dtypes and devices.
 
     Returns:
         Sums of the entries, each with a weight of its own.

@@ -29,8 +29,8 @@ class Call:
 
         Args:
             model: any module.
-            loss: of the problem. With `seq2seq` a decoder reads the labels one place further on,
-                unless its inputs are given; where the loss is that of the model's task, a part
+            loss: loss of the problem. With `seq2seq` a decoder reads the labels one place further
+                on, unless its inputs are given; where the loss is that of the model's task, a part
                 which is left out is named.
         """
         self._model, self._shift_labels = model, loss == "seq2seq"
@@ -124,7 +124,7 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
     """Find the logits: a tensor, a field or key `logits`, or the first of a tuple.
 
     Args:
-        outputs: of the model.
+        outputs: outputs of the model.
 
     Returns:
         (..., classes).

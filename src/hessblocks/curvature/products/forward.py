@@ -145,8 +145,8 @@ class Forward:
 
         Args:
             model: is called.
-            loss: of the problem.
-            cuts: of sharded parameters, by name; empty where the model is whole.
+            loss: loss of the problem.
+            cuts: cuts of sharded parameters, by name; empty where the model is whole.
         """
         self._model, self._cuts = model, cuts
         self._call = Call(model, loss)

@@ -57,7 +57,7 @@ def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> n
 
     Args:
         model: either.
-        params: of the function; None for a module.
+        params: parameters of the function; None for a module.
 
     Returns:
         A module.

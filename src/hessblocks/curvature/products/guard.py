@@ -70,7 +70,7 @@ class Guard:
 
         Args:
             problem: model, batches and loss.
-            names: of parameters that are differentiated by.
+            names: names of the parameters to differentiate in.
             twice: whether second derivatives are taken.
 
         Raises:

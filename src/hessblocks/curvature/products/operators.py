@@ -174,7 +174,7 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
     Args:
         problem: model, batches and loss.
         group: what was given.
-        name: of the argument.
+        name: name of the argument.
 
     Raises:
         ArgumentError: no problem, no group, a group of another model, or one that names an entry

@@ -67,9 +67,9 @@ class Problem(Operand):
                 entries); a loss module of torch such as `nn.CrossEntropyLoss(weight=...)` or its
                 function, with its own options; or a callable (outputs, batch) that returns the
                 losses of the valid tokens or rows. Labels of −100 are ignored.
-            params: of a function: tensors by name (`hidden.weight`) or in a list (`0`, `1`, …), in
-                the form in which it takes them. Groups are those of `problem.model`, a module
-                that shares their memory.
+            params: parameters of a function: tensors by name (`hidden.weight`) or in a list (`0`,
+                `1`, …), in the form in which it takes them. Groups are those of `problem.model`, a
+                module that shares their memory.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss
                 a limit says that its rows do not depend on each other. It also bounds what is kept

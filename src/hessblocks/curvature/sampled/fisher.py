@@ -114,7 +114,7 @@ class MonteCarloFisher(CurvatureOperator):
                 label smoothing.
             group: see `Hessian`.
             samples: labels drawn for each datum.
-            seed: of the draws.
+            seed: seed of the draws.
             rows: see `Hessian`.
             columns: see `Hessian`.
 

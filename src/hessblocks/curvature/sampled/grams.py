@@ -84,7 +84,8 @@ def plan_samples(
             held.
         groups: whose entries are held.
         samples: at least so many are drawn, the same number in each batch.
-        batches: of an earlier plan, so that the same samples are drawn; None: the fewest that fit.
+        batches: batches of an earlier plan, so that the same samples are drawn; None: the fewest
+            that fit.
 
     Returns:
         The passes, the pieces of the groups, and the batches of samples.
@@ -158,7 +159,7 @@ def gram_matrices(
         problem: model, batches and loss.
         groups: by name.
         sampling: how many, from `plan_samples`.
-        seed: of the signs.
+        seed: seed of the signs.
         step: called after each sample with the number drawn.
 
     Returns:

@@ -19,9 +19,9 @@ def signs(
 
     Args:
         batch: the pass; its number and first row tell it from all others.
-        shape: of its logits.
+        shape: shape of its logits.
         device: where the logits are.
-        seed: of the run.
+        seed: seed of the run.
         sample: number of the sample.
         data: which of several sets of batches this is; processes with data of their own have one
             each.
@@ -49,7 +49,7 @@ def draws(
     Args:
         of: torch.rand or torch.randn.
         batch: see `signs`.
-        shape: of what is drawn, rows first.
+        shape: shape of what is drawn, rows first.
         seed: see `signs`.
         data: see `signs`.
 

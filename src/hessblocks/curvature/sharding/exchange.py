@@ -136,9 +136,9 @@ def check_alike(name: str, what: str, digest: str, advice: str) -> None:
     """Require that all processes give the same digest.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
         what: was digested ("weights").
-        digest: of it, as this process has it.
+        digest: digest of it on this process.
         advice: what to do.
 
     Raises:
@@ -156,7 +156,7 @@ def all_or_none(device: torch.device) -> Iterator[None]:
     """Let all processes fail together; else the others would wait for the one that failed.
 
     Args:
-        device: of the tensors that are exchanged.
+        device: device of the tensors that are exchanged.
 
     Raises:
         RunError: another process failed.

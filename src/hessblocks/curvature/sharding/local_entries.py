@@ -36,7 +36,7 @@ class OwnEntries:
         """Cut a group down to this process's rows.
 
         Args:
-            group: of the whole model.
+            group: group of the whole model.
             cuts: how each parameter is cut, by name.
 
         Returns:

@@ -34,7 +34,7 @@ def sharded(
     Args:
         model: a module, whose parameters are replaced in place; or a folder with `config.json` and
             safetensors, of which every process reads its own rows alone.
-        dtype: of the parameters of a folder; None: as they are stored.
+        dtype: dtype of the parameters of a folder; None: as they are stored.
         device: where a folder is read to; None: this process's GPU under nccl, else the CPU.
 
     Returns:

@@ -43,7 +43,7 @@ def verify_last_blocks(
 
     Args:
         models: what is particular about each, and how it is made; weights are drawn anew.
-        seed: of weights and inputs.
+        seed: seed of weights and inputs.
         progress: called with the name of each model before it runs.
 
     Returns:
@@ -68,7 +68,7 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     """Compare all blocks of one model.
 
     Args:
-        name: of the case.
+        name: name of the case.
         model: in double precision, with a closed form.
         batch: with labels.
         loss: causal-lm, masked-lm or classification.
@@ -165,9 +165,9 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
     """Number a group's entries, in the order in which the closed form flattens them.
 
     Args:
-        model: of a kind with a closed form.
+        model: model of a kind with a closed form.
         group: a name in `LastBlockHessian.groups`.
-        numbers: of all parameters.
+        numbers: numbers of all parameters.
 
     Returns:
         One number per entry.

@@ -145,7 +145,7 @@ def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gr
     Args:
         parameters: θ by name.
         names: those that move.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         z by name, shaped as the parameters.

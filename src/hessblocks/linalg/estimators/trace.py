@@ -110,7 +110,7 @@ def trace(
         op: square operator, symmetric or not; a `Problem` stands for its Hessian.
         probes: products to spend in all; the error bars are tested from 16 (`hutchinson`), 48
             (`hutch++`) and 32 (`xtrace`) on. With a tolerance: of the first block.
-        seed: of the probes.
+        seed: seed of the probes.
         method: see above.
         tolerance: draw further blocks until the standard error is at most this share of |value|
             twice in a row; not for `xtrace`, which cannot go on.

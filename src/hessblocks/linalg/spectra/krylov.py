@@ -73,7 +73,7 @@ class KrylovBasis:
         Args:
             operator: symmetric operator.
             room: vectors to hold at most.
-            seed: of the random vectors.
+            seed: seed of the random vectors.
             results: vectors that `combine` will be asked for.
             start: vector of length 1 to begin with.
         """

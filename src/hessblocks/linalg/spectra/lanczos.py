@@ -84,7 +84,7 @@ def extreme_eigenvalues(
         basis_size: vectors held at most.
         memory_limit: bytes that the vectors may take, a product of the operator included; fewer are
             held where it is less than `basis_size` vectors. None: a quarter of the device's memory.
-        seed: of the random vectors.
+        seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: False: no random vector follows, which spares up to half of the products; further
             copies of an eigenvalue then are missed.

@@ -44,7 +44,7 @@ def orthogonalise(
     Args:
         vector: is changed.
         stacks: the k rows, in one or several tensors.
-        near: of the k rows the first one that `vector` is expected to have a part in.
+        near: number of the first row that `vector` is expected to have a part in.
         tolerance: parts in all rows that may stay, in lengths of the vector.
 
     Returns:
@@ -78,7 +78,7 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
 
     Args:
         stacks: k rows in one or several tensors; are changed.
-        rotation: of the k rows.
+        rotation: rotation of the k rows.
     """
     turn = rotation.T.to(stacks[0].device)
     for some in _pieces(*stacks, at_once=TURNED_AT_ONCE):

@@ -90,7 +90,7 @@ def find_extremes(
         allowed: the largest residual of each value, from the values and the largest |θ|.
         max_products: products with single vectors after which the search ends.
         basis_size: vectors held at most.
-        seed: of the random vectors.
+        seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: whether a random vector looks for what was missed, where several are wanted.
         memory_limit: bytes that vectors may take; None: a quarter of the device's memory.

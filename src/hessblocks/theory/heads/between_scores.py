@@ -125,7 +125,7 @@ class Rotation:
         """Pair entries (i, i + half) of the first `turned` ones, as GPT-NeoX and Llama do.
 
         Args:
-            cosines: of the angles, the same for both of a pair.
+            cosines: cosines of the angles, the same for both of a pair.
             sines: the same.
             width: K, at least as many as are turned.
 

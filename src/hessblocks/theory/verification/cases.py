@@ -120,9 +120,9 @@ def arguments(
 
     Args:
         case: the layer.
-        dtype: of all tensors.
-        device: of all tensors.
-        seed: of the random numbers, the same on every device.
+        dtype: dtype of all tensors.
+        device: device of all tensors.
+        seed: seed of the random numbers, the same on every device.
 
     Returns:
         Keyword arguments, the weights stacked by head.
