@@ -1,8 +1,9 @@
-"""Pictures and tables of README.md, comparison.md and findings.md from what studies left in results: python docs/make_pages.py [FOLDER].
+"""Draw pictures and write tables of README.md, comparison.md and findings.md from results.
 
-FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of the panels that its
-page is about; a table is written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured
-here.
+Usage: python docs/make_pages.py [FOLDER]
+FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of
+the panels that its page is about; a table is written behind each line `<!-- table: NAME -->`, where
+the old one stood. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -190,7 +191,7 @@ def matches(data: Data, kinds: Sequence[str]) -> str:
 
 
 def unevenness(data: Data) -> str:
-    """Loss of each block, the lowest first, and the spread of its Hessian norms before and after training."""
+    """List each block's loss, lowest first, and its spread of norms before and after training."""
     spreads = {
         (line["groups"], line["share_of_the_steps"], line["variant"]): _with_error(
             line["value"], line["standard_error"]
@@ -238,7 +239,7 @@ def by_optimiser(data: Data) -> str:
 
 
 def gaps(data: Data) -> str:
-    """How far SGD ends above AdamW, and how uneven the curvature of common matrices is at the end of AdamW's runs: of H, and of what AdamW's step meets."""
+    """Tabulate SGD's gap to AdamW, and the unevenness of H and of AdamW's preconditioned H."""
     lines = [
         line
         for line in data["tables"]["gaps"]
@@ -307,9 +308,13 @@ COMPARISON = Picture(
     study="trial",
     name="comparison",
     title="Simplified blocks against pre-LN",
-    caption="Each block at its best learning rate and initial embeddings, means over seeds, bars are standard errors (none for a single "
-    "seed). Curves begin after a fifth of the steps, before which the means of pre-LN with zero queries, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds of a match. With one thing "
-    "changed, the base has the lower rate and the other text too; pre-LN without values is compared with pre-LN as it is.",
+    caption="Each block at its best learning rate and initial embeddings, means over seeds, bars "
+    "are standard errors (none for a single "
+    "seed). Curves begin after a fifth of the steps, before which the means of pre-LN with zero "
+    "queries, SAS and SAS-P at width 64 are within 0.03 of each other. Thin lines are the bounds "
+    "of a match. With one thing "
+    "changed, the base has the lower rate and the other text too; pre-LN without values is "
+    "compared with pre-LN as it is.",
     panels={
         "narrow: runs": "validation loss, width 64",
         f"narrow: runs, above {BASE}": "loss above pre-LN with zero queries, width 64",
@@ -321,8 +326,11 @@ FINDINGS = Picture(
     study="simplification",
     name="findings",
     title="Uneven curvature and loss",
-    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a family of blocks, and the curves are of one block of each; those of losses begin after a fifth of the steps. Farther left is more "
-    "even, lower is better. Common matrices are query and both of the MLP. Bars are standard errors of the loss; those of the spread, up to 0.04, are not drawn.",
+    caption="Sixteen blocks, each at its best learning rate, means over three seeds. A mark is a "
+    "family of blocks, and the curves are of one block of each; those of losses begin "
+    "after a fifth of the steps. Farther left is more "
+    "even, lower is better. Common matrices are query and both of the MLP. Bars are standard "
+    "errors of the loss; those of the spread, up to 0.04, are not drawn.",
     panels={
         "runs": "validation loss",
         "spread, all weight matrices": "unevenness of all matrices",
@@ -334,8 +342,10 @@ EDGES = Picture(
     study="edge-of-stability",
     name="edges",
     title="Learning rates with and without warm-up",
-    caption="Final loss at each peak rate, and how near the edge of stability training is at each block's best rate: 1 is where a step with AdamW's preconditioner held fixed would no "
-    "longer be stable. Means over three seeds, bars are standard errors. Gradients are not clipped.",
+    caption="Final loss at each peak rate, and how near the edge of stability training is at each "
+    "block's best rate: 1 is where a step with AdamW's preconditioner held fixed would no "
+    "longer be stable. Means over three seeds, bars are standard errors. Gradients are not "
+    "clipped.",
     panels={
         "warm-up": "final loss, with warm-up",
         "no warm-up": "final loss, without warm-up",
@@ -347,8 +357,11 @@ ADAM = Picture(
     study="optimisers",
     name="optimisers-and-evenness",
     title="Which optimiser does each block need?",
-    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW against how uneven the curvature is; farther left is more even. Rates by curvature "
-    "and published rates are AdamW's, one for each role; SGD in the layers leaves all else to AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard errors.",
+    caption="Final loss with each optimiser at its best rate, and how far SGD ends above AdamW "
+    "against how uneven the curvature is; farther left is more even. Rates by curvature "
+    "and published rates are AdamW's, one for each role; SGD in the layers leaves all else to "
+    "AdamW. Steps are a share of a run's, of what gets there. Means over seeds, bars are standard "
+    "errors.",
     panels={
         "runs": "final loss",
         "steps to pre-ln's loss": "steps to pre-LN's loss with AdamW",

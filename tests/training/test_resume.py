@@ -1,4 +1,5 @@
-"""Killed at any moment and started again, a comparison ends with the numbers of an undisturbed one."""
+"""Killed at any moment and started again, a comparison ends with the numbers of an undisturbed
+one."""
 
 import contextlib
 import random

@@ -146,7 +146,7 @@ def _described(record: Any, place: float) -> Any:
             inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            # words become numbers in the settings: pydantic, where imported, would refuse them first
+            # words become numbers in the settings: pydantic, if imported, would refuse them
             shown = tuple[Any, ...] if kind.several else kind.type
             fields[name] = Annotated[shown, _parameter(record, name, kind, place)]
 

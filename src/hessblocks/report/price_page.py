@@ -83,7 +83,8 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         shown = [rows["allocation"], rows[f"all, {width}"]]
         first = (
             f"At {found['bits']:.3g} bits on average the allocation is expected to cost "
-            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost {_nats(shown[1])}."
+            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost "
+            f"{_nats(shown[1])}."
         )
     if shown[0]["measured"] is not None:
         measured = between.join(_nats(row, "measured") for row in shown)

@@ -85,8 +85,8 @@ def ends(
         level: share of cases in which the interval is to hold the true ratio.
 
     Returns:
-        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not known, there is
-        no interval, and the ratio is that of the estimates as they are.
+        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not
+        known, there is no interval, and the ratio is that of the estimates as they are.
     """
     positive = {name: norm for name, norm in norms.items() if 0 < norm[0] < math.inf}
     if not positive:

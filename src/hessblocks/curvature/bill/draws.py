@@ -51,7 +51,7 @@ class Draws:
     squares: Float[Tensor, "D J"]
     """Σ g² Δ²; added over pieces, it has the mean Σ diag(H_o) Δ²."""
     pairs: Float[Tensor, "M J"]
-    """Σ g g' Δ² of pairs of samples; the mean of its square is that of (Δ_i H_ij Δ_j)² over pieces."""
+    """Σ g g' Δ² of pairs of samples; its square has the mean of (Δ_i H_ij Δ_j)² over pieces."""
     slopes: Float[Tensor, "U J"]
     """∇L·Δ of each piece's share of the loss."""
 

@@ -1,4 +1,4 @@
-"""Take a function (params, inputs) for a model, as with `torch.func`: its parameters are handed in."""
+"""Take a function (params, inputs) for a model, as with `torch.func`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

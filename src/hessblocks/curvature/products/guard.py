@@ -145,7 +145,8 @@ class Guard:
             raise ArgumentError(
                 f"model: {what} stands for an operation that torch has no derivative of (int8 "
                 "layers, an operator of an extension), which counts as 0 in every derivative; "
-                "use the model in floating point, or freeze what lies below by requires_grad_(False)"
+                "use the model in floating point, or freeze what lies below by "
+                "requires_grad_(False)"
             )
         with named_in_errors(functions):
             verdict, message = _compare(problem, self.row, names, twice=twice)

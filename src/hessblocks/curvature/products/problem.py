@@ -88,8 +88,8 @@ class Problem(Operand):
                 without values, no batches, an iterator that gives more than may be kept, batches of
                 an unknown form, an unknown loss or that of another task than the model's, a bad
                 limit, parameters sharded in another way than by rows, or without layers, `shard`
-                without a process group, or processes that were given different weights, or different
-                batches where they should be the same.
+                without a process group, or processes that were given different weights, or
+                different batches where they should be the same.
         """
         loss, self._loss_of = losses.loss_of(loss)
         model = _module_of(model, params)

@@ -161,8 +161,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
         shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ArgumentError(
             f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) "
-            "or "
-            f"({op.shape[0]}, some), got {shape}"
+            f"or ({op.shape[0]}, some), got {shape}"
         )
     columns = given.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
     lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)

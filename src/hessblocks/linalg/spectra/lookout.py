@@ -1,7 +1,7 @@
 """Proof by a random vector that no eigenvalue beyond those found was missed.
 
-Let u be a unit eigenvector of A that the basis has no part in, with eigenvalue λ: another copy of an
-eigenvalue, say. A random unit vector r, orthogonal to the basis, has a part τ = uᵀr in it. From
+Let u be a unit eigenvector of A that the basis has no part in, with eigenvalue λ: another copy of
+an eigenvalue, say. A random unit vector r, orthogonal to the basis, has a part τ = uᵀr in it. From
 uᵀA v = λ uᵀv follows uᵀv of every vector v of the chain that r begins, as a multiple of τ. It grows
 with each product, the faster the farther λ lies outside of the other eigenvalues. No part of a unit
 vector is above 1. So once the multiple is √N / ε at λ = x, all |τ| with eigenvalues from x on are
