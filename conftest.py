@@ -24,7 +24,7 @@ torch.set_warn_always(
 
 
 def pytest_collection_finish() -> None:
-    """Each run of the Trainer collects garbage, and would look through all that was imported each time."""
+    """Freeze what is imported: each run of the Trainer collects garbage, and would search it."""
     gc.freeze()
 
 

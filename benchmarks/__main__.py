@@ -1,8 +1,8 @@
 """Run benchmarks and write their figures: `python -m benchmarks [NAME ...]`.
 
-Each module of this folder with a `main()` prints one line a figure and returns them as a dictionary;
-they are written to `benchmarks/results/NAME.json` with versions, hardware and date. All but `gpu` run on a
-CPU; that one is left out by default where there is no CUDA device.
+Each module of this folder with a `main()` prints one line a figure and returns them as a
+dictionary; they are written to `benchmarks/results/NAME.json` with versions, hardware and date. All
+but `gpu` run on a CPU; that one is left out by default where there is no CUDA device.
 """
 
 from __future__ import annotations

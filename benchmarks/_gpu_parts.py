@@ -41,7 +41,10 @@ def where() -> str:
 
 
 def peak(run: Callable[[], Any], held: Sequence[Tensor]) -> int:
-    """Most bytes in use while `run` runs: as CUDA allocates them, else counted, those held before included."""
+    """Most bytes in use while `run` runs.
+
+    As CUDA allocates them, else counted, those held before included.
+    """
     if where() == "cpu":
         return peak_bytes(run, held)
     torch.cuda.reset_peak_memory_stats()
@@ -117,16 +120,17 @@ def against_pre_ln(name: str, sizes: Sizes, rounds: int, compiler: str | bool) -
         "peak_bytes": peaks[name],
     }
     print(
-        f"{'compiled ' if compiler else ''}{name}, {sizes.depth} x {sizes.width}, context {sizes.context}: "
-        f"{result['speed_over_pre_ln']:.3f} times pre-ln, {result['tokens_per_second']:.0f} tokens/s, "
-        f"peak {result['peak_bytes'] / 1e9:.2f} GB",
+        f"{'compiled ' if compiler else ''}{name}, {sizes.depth} x {sizes.width}, context "
+        f"{sizes.context}: "
+        f"{result['speed_over_pre_ln']:.3f} times pre-ln, {result['tokens_per_second']:.0f} "
+        f"tokens/s, peak {result['peak_bytes'] / 1e9:.2f} GB",
         flush=True,
     )
     return result
 
 
 def decoding(clock: Clock, sizes: Sizes, rounds: int = 2) -> dict[str, Any]:
-    """Tokens a second of one sequence decoded token by token, and the bytes of its cache, of every preset."""
+    """Measure tokens per second of decoding one sequence with each preset, and the cache's size."""
     found: dict[str, Any] = {"sizes": asdict(sizes)}
     for name in ("pre-ln", *OTHERS):
         found[name] = clock.item(f"decoding of {name}", partial(decoded, name, sizes, rounds))
@@ -140,15 +144,15 @@ def decoded(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
     seconds = min(in_turns({name: lambda: caches.append(timed.decode())}, rounds)[name])
     result = {"tokens_per_second": sizes.context / seconds, "cache_bytes": caches[0]}
     print(
-        f"{name}: {result['tokens_per_second']:.0f} tokens/s decoded, cache of {sizes.context} tokens "
-        f"{caches[0] / 1e6:.1f} MB",
+        f"{name}: {result['tokens_per_second']:.0f} tokens/s decoded, cache of {sizes.context} "
+        f"tokens {caches[0] / 1e6:.1f} MB",
         flush=True,
     )
     return result
 
 
 def products(clock: Clock, sizes: Sizes, contexts: Sequence[int], tokens: int) -> dict[str, Any]:
-    """Products of H, H_o and H_f of a GPT-2 against the context, in gradients with fused attention."""
+    """Time products of H, H_o and H_f of a GPT-2 by context, in gradients with fused attention."""
     found: dict[str, Any] = {"sizes": asdict(sizes), "tokens": tokens}
     expected = FIRST
     for context in contexts:
@@ -190,7 +194,7 @@ def products_at(sizes: Sizes) -> dict[str, Any]:
 
 
 def costs(operator: hb.LinearOperator, unit: float, held: Sequence[Tensor]) -> dict[str, float]:
-    """Seconds of a product, also in gradients of `unit` seconds, of one and of K vectors, and its peak."""
+    """Time a product of one and of K vectors, also in gradients of `unit` seconds, and its peak."""
     columns = torch.randn(operator.shape[1], BATCHED).to(operator.device)
 
     def single() -> Tensor:
@@ -206,7 +210,10 @@ def costs(operator: hb.LinearOperator, unit: float, held: Sequence[Tensor]) -> d
 
 
 def full_map(clock: Clock, sizes: Sizes) -> dict[str, Any] | None:
-    """The maps of H and H_o of every group of a GPT-2: the time of a column first, then whether all fit."""
+    """The maps of H and H_o of every group of a GPT-2.
+
+    The time of a column first, then whether all fit.
+    """
     model, ids = made("gpt2", sizes)
     problem, groups = hb.Problem(model.eval(), ids), hb.parameter_groups(model)
     column = partial(column_squares, problem, groups, parts=["outer", "full"], probes=PROBES)
@@ -242,7 +249,7 @@ def full_map(clock: Clock, sizes: Sizes) -> dict[str, Any] | None:
 
 
 def kernels(clock: Clock, contexts: Sequence[int], *, heads: int, width: int) -> dict[str, Any]:
-    """One causal attention: torch's fused kernels, its plain form and ours by tiles, first and second order."""
+    """Compare torch's fused and plain attention with ours by tiles, in first and second order."""
     found: dict[str, Any] = {"heads": heads, "head_width": width}
     sides: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"plain": plain}
     if hasattr(hb, "second_order_attention"):

@@ -29,7 +29,7 @@ class Resident:
 
     @contextmanager
     def counted(self) -> Iterator[Resident]:
-        """Count what is gathered inside, and the copies that a message of several is taken apart into."""
+        """Count gathered tensors, and the copies into which a message of several is split."""
         gather, apart = dist.all_gather_into_tensor, exchange._taken_apart
         derivative = exchange.Scatter.backward
 

@@ -30,10 +30,11 @@ HEAPS = {
 class MatrixAttention(nn.Module):
     """Shaped attention that builds αI + βA − γC, by the operations of the blocks' published code.
 
-    That is eager attention of the GPT-2 kind: queries and keys from one fused matrix with a bias, scores
-    divided by a 0-dimensional tensor, the causal mask and C and I sliced from three buffers, softmax, cast,
-    β A + (α I − γ C) by broadcasting, dropout (of 0), product with the values, heads merged into a copy.
-    No padding mask, values and projection the identity: nothing is done that its training run does not do.
+    That is eager attention of the GPT-2 kind: queries and keys from one fused matrix with a bias,
+    scores divided by a 0-dimensional tensor, the causal mask and C and I sliced from three buffers,
+    softmax, cast, β A + (α I − γ C) by broadcasting, dropout (of 0), product with the values, heads
+    merged into a copy. No padding mask, values and projection the identity: nothing is done that
+    its training run does not do.
     """
 
     below: Tensor
@@ -85,11 +86,12 @@ WIDTHS = (512, 768)
 
 
 def shaped_attention(rounds: int) -> dict[str, Any]:
-    """Both sides in turns, in a process of their own for each way the C library treats freed memory.
+    """Time both sides in turns, in one process for each way the C library treats freed memory.
 
-    A buffer of the matrix is over 100 MB, for which glibc asks the system anew and pays a fault for every page of
-    4 KiB, unless its heap happens to hold so large a gap: what ran in a process before would decide. So
-    nothing did, and the second figure, where all freed memory is kept, is the matrix's best.
+    A buffer of the matrix is over 100 MB, for which glibc asks the system anew and pays a fault for
+    every page of 4 KiB, unless its heap happens to hold so large a gap: what ran in a process
+    before would decide. So nothing did, and the second figure, where all freed memory is kept, is
+    the matrix's best.
     """
     results: dict[str, Any] = {}
     for width, (heap, variables) in itertools.product(WIDTHS, HEAPS.items()):
@@ -111,18 +113,19 @@ def told(what: str, figure: Mapping[str, Any]) -> str:
     """One line of what was measured."""
     return (
         f"shaped attention, {what}: {figure['ours']:.3f} s, building the matrix "
-        f"{figure['matrix']:.3f} s: {figure['ratio']:.2f} times (page faults {figure['page_faults']['ours']} and "
-        f"{figure['page_faults']['matrix']}; arithmetic alone {figure['arithmetic_alone']:.3f} s, so at most "
-        f"{figure['largest_ratio_by_arithmetic']:.2f} times)"
+        f"{figure['matrix']:.3f} s: {figure['ratio']:.2f} times (page faults "
+        f"{figure['page_faults']['ours']} and "
+        f"{figure['page_faults']['matrix']}; arithmetic alone {figure['arithmetic_alone']:.3f} s, "
+        f"so at most {figure['largest_ratio_by_arithmetic']:.2f} times)"
     )
 
 
 def measured(rounds: int, width: int, tokens: int = 1024) -> dict[str, Any]:
     """Forward and backward at 4 sequences × tokens × width, heads of 64, identity values.
 
-    The fused kernel alone, forward and backward on the same queries, keys and values, is timed beside: what
-    ours cannot go below. So is the bare arithmetic of any kernel that keeps no matrix, at the rate of this
-    machine's matrix product of the same shapes. Page faults are counted.
+    The fused kernel alone, forward and backward on the same queries, keys and values, is timed
+    beside: what ours cannot go below. So is the bare arithmetic of any kernel that keeps no matrix,
+    at the rate of this machine's matrix product of the same shapes. Page faults are counted.
     """
     batch, heads = 4, width // 64
     torch.manual_seed(0)
@@ -153,10 +156,10 @@ def measured(rounds: int, width: int, tokens: int = 1024) -> dict[str, Any]:
 
 
 def arithmetic(batch: int, tokens: int, width: int, heads: int) -> tuple[float, float]:
-    """Least seconds of forward and backward, mixing and whole sub-block, at the rate of this machine.
+    """Bound the seconds of forward and backward, mixing and sub-block, by this machine's rate.
 
-    Causal attention without a stored matrix has 7 products of tokens × tokens × width a sequence (2 forward,
-    5 backward, scores recomputed), half of each masked; queries and keys are 3 products of
+    Causal attention without a stored matrix has 7 products of tokens × tokens × width a sequence (2
+    forward, 5 backward, scores recomputed), half of each masked; queries and keys are 3 products of
     tokens × width × 2 widths (1 forward, 2 backward).
     """
     shape = (batch * heads, tokens, width // heads)
@@ -177,7 +180,7 @@ def arithmetic(batch: int, tokens: int, width: int, heads: int) -> tuple[float, 
 def shaped_figure(
     sides: Mapping[str, Callable[[], Tensor]], gradient: Tensor, rounds: int, arithmetic: float
 ) -> dict[str, Any]:
-    """Seconds of forward and backward of every side, their ratio, its limit and their difference."""
+    """Time forward and backward of every side; return their ratio, its limit and difference."""
     steps = {name: lambda run=run: run().backward(gradient) for name, run in sides.items()}
     seconds = alternated(steps, rounds)
     faults = {name: page_faults(steps[name]) for name in ("ours", "matrix")}

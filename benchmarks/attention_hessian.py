@@ -1,7 +1,7 @@
-"""The closed form of attention curvature against autodiff and curvlinops: time, memory, growth of cost.
+"""Compare closed-form attention curvature with autodiff and curvlinops: time, memory, growth.
 
-Run `python -m benchmarks attention_hessian`. Both sides of a figure alternate in one run and are given as
-medians. Letters: N tokens in all, D width, K head width.
+Run `python -m benchmarks attention_hessian`. Both sides of a figure alternate in one run and are
+given as medians. Letters: N tokens in all, D width, K head width.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def whole_hessian(width: int, rounds: int) -> dict[str, float]:
 def figure_3a_point(rounds: int = 5) -> dict[str, Any]:
     """Norms of H_o, H_f and H for query and value, one block of width 128 on 64 sums, float32.
 
-    Processor time on one thread; with two, the elapsed time of a call of 50 ms depends on the other programs.
+    Processor time on one thread; with two, the elapsed time of a call of 50 ms depends on the other
+    programs.
     """
     torch.set_num_threads(1)
     model = addition_model("softmax", layers=1, width=128, sigma=0.1, seed=0).float()
@@ -125,7 +126,7 @@ def figure_3a_point(rounds: int = 5) -> dict[str, Any]:
 
 
 def gpt2_small() -> dict[str, Any]:
-    """Exact norms of query, value and projection of GPT-2 small's last attention at its whole vocabulary.
+    """Time exact norms of GPT-2 small's last query, value and projection, with all its words.
 
     Random weights, 511 labelled tokens, float32, in a process of its own for its peak memory.
     """
@@ -138,10 +139,12 @@ def gpt2_small() -> dict[str, Any]:
         "start, used = time.perf_counter(), time.process_time()\n"
         "found = hb.exact_attention_curvature(model, batch)\n"
         "norms = {f'{g}, {p}': found.block(g, g, p).frobenius_norm()\n"
-        "         for g in ('query', 'value', 'projection') for p in ('outer', 'functional', 'full')}\n"
+        "         for g in ('query', 'value', 'projection') for p in ('outer', 'functional', "
+        "'full')}\n"
         "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "print(json.dumps({'seconds': time.perf_counter() - start,\n"
-        "    'processor_seconds': time.process_time() - used, 'peak_gb': peak / 1e6, 'norms': norms}))\n"
+        "    'processor_seconds': time.process_time() - used, 'peak_gb': peak / 1e6, 'norms': "
+        "norms}))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -190,8 +193,9 @@ def estimated_norms(
 def memory() -> dict[str, Any]:
     """Peak memory of exact norms in a process of its own: width 768, 12 heads, 4096 tokens.
 
-    One sequence of 4096 tokens is measured for one head; all heads take about half an hour of processor time
-    (`norms_of_a_wide_layer(1, "query", None)`), since 4096 keys meet each of the 78 pairs of heads.
+    One sequence of 4096 tokens is measured for one head; all heads take about half an hour of
+    processor time (`norms_of_a_wide_layer(1, "query", None)`), since 4096 keys meet each of the 78
+    pairs of heads.
     """
     results = {}
     for name, sequences, group, head in (
@@ -199,14 +203,17 @@ def memory() -> dict[str, Any]:
         ("value, all heads", 32, "value", None),
         ("query, one head", 1, "query", 0),
     ):
-        code = f"from benchmarks.attention_hessian import norms_of_a_wide_layer as run; run({sequences}, {group!r}, {head})"
+        code = (
+            "from benchmarks.attention_hessian import norms_of_a_wide_layer as run; "
+            f"run({sequences}, {group!r}, {head})"
+        )
         output = subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, text=True
         ).stdout
         results[name] = found = json.loads(output)
         print(
-            f"exact norms of {name}, width 768, 12 heads, {sequences} x {4096 // sequences} tokens: "
-            f"{found['peak_bytes'] / 1e9:.2f} GB at most, {found['seconds']:.0f} s"
+            f"exact norms of {name}, width 768, 12 heads, {sequences} x {4096 // sequences} "
+            f"tokens: {found['peak_bytes'] / 1e9:.2f} GB at most, {found['seconds']:.0f} s"
         )
     return results
 
@@ -223,7 +230,10 @@ def norms_of_a_wide_layer(sequences: int, group: str, head: int | None) -> None:
 
 
 def peak_bytes() -> int:
-    """Peak memory of this process since it began; `ru_maxrss` would count the parent's before exec."""
+    """Peak memory of this process since it began.
+
+    `ru_maxrss` would count the parent's before exec.
+    """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
@@ -240,10 +250,10 @@ def random_layer(
 
 
 def cost(rounds: int = 3) -> dict[str, Any]:
-    """Seconds of an exact norm and of a product against N, with slopes over all sizes and the large ones.
+    """Time an exact norm and a product against N, with slopes over all and over large sizes.
 
-    Processor time of one thread: two threads share large products better than small ones, which would
-    flatten the slope.
+    Processor time of one thread: two threads share large products better than small ones, which
+    would flatten the slope.
     """
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {name: [] for name in THEORY}
@@ -270,7 +280,8 @@ def cost(rounds: int = 3) -> dict[str, Any]:
         slopes, (tuple(s.values()) for s in slopes.values()), strict=True
     ):
         print(
-            f"cost of one {name}, query block of width {WIDTH}, head {HEAD}: N^{whole:.2f} over N = {SIZES[0]} "
+            f"cost of one {name}, query block of width {WIDTH}, head {HEAD}: N^{whole:.2f} over N "
+            f"= {SIZES[0]} "
             f"to {SIZES[-1]}, N^{large:.2f} from N = {ASYMPTOTIC} on (theory: {THEORY[name]}); "
             f"{seconds[name][-1]:.4f} s at N = {SIZES[-1]}"
         )

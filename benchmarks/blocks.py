@@ -1,7 +1,7 @@
-"""Speed and memory of the blocks: training steps against GPT-2 and pre-ln, shaped attention against its matrix.
+"""Measure the blocks: steps beside GPT-2 and pre-ln, shaped attention beside its matrix.
 
-Run `python -m benchmarks blocks`. The sides of a figure alternate in one run and are given as medians; the
-ratio of their FLOPs, the limit of what removed matrices can gain, stands beside.
+Run `python -m benchmarks blocks`. The sides of a figure alternate in one run and are given as
+medians; the ratio of their FLOPs, the limit of what removed matrices can gain, stands beside.
 Letters: B sequences, T tokens, H heads, K head width.
 """
 
@@ -80,8 +80,10 @@ def ladder(sizes: Sizes, *, rounds: int) -> dict[str, Any]:
         }
         print(
             f"{name}, {sizes.depth} x {sizes.width}, context {sizes.context}, cpu: "
-            f"{results[name]['tokens_per_second']:.0f} tokens/s, {results[name]['parameters'] / 1e6:.1f}M parameters, "
-            f"{results[name]['speed_over_pre_ln']:.3f} times pre-ln (limit by FLOPs {results[name]['limit_by_flops']:.3f})"
+            f"{results[name]['tokens_per_second']:.0f} tokens/s, "
+            f"{results[name]['parameters'] / 1e6:.1f}M parameters, "
+            f"{results[name]['speed_over_pre_ln']:.3f} times pre-ln (limit by FLOPs "
+            f"{results[name]['limit_by_flops']:.3f})"
         )
     ratio = seconds["gpt2"] / seconds["pre-ln"]
     results["pre_ln_over_gpt2"] = ratio

@@ -1,9 +1,9 @@
 """The curvature map of a model of GPT-2's size on a CPU: its time and its peak memory.
 
-Run `python -m benchmarks curvature_map`; the time is set by the processor, count on half an hour. The
-model is a GPT-2 of 12 layers, 12 heads and width 768 with random weights, float32, on one row of 512
-tokens. Its vocabulary is 1024 rather than 50,257, so that the time is that of the layers. Groups:
-query, key, value, projection and MLP of each layer, embeddings, norms.
+Run `python -m benchmarks curvature_map`; the time is set by the processor, count on half an hour.
+The model is a GPT-2 of 12 layers, 12 heads and width 768 with random weights, float32, on one row
+of 512 tokens. Its vocabulary is 1024 rather than 50,257, so that the time is that of the layers.
+Groups: query, key, value, projection and MLP of each layer, embeddings, norms.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hessian products against a gradient, against other libraries and against other ways to get them.
 
-Run `python -m benchmarks curvature_products`. The model is a GPT-2 of 4 layers, width 128, vocabulary
-1024 (0.93M parameters) on 8 x 64 tokens, float32, random weights. Sides take turns; medians of
-processor time on one thread, so that 1 gradient and 1 product are counted alike.
+Run `python -m benchmarks curvature_products`. The model is a GPT-2 of 4 layers, width 128,
+vocabulary 1024 (0.93M parameters) on 8 x 64 tokens, float32, random weights. Sides take turns;
+medians of processor time on one thread, so that 1 gradient and 1 product are counted alike.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def kilobytes(field: str) -> int:
 
 
 def cost(rounds: int = 3) -> dict[str, Any]:
-    """Processor seconds of a product of 4 probes over a factor of 16 in tokens and in parameters."""
+    """Time a product of 4 probes over a factor of 16 in tokens and in parameters (processor)."""
     by_tokens = {rows * 64: (128, rows) for rows in (2, 4, 8, 16, 32)}
     by_width = {width: (width, 4) for width in (128, 256, 512)}
     found: dict[str, Any] = {}
@@ -291,7 +291,8 @@ def cost(rounds: int = 3) -> dict[str, Any]:
         }
         print(
             f"cost against {name}, {scale[0]} to {scale[-1]}: product slope "
-            f"{found[name]['slopes']['product']:.2f}, gradient {found[name]['slopes']['gradient']:.2f}"
+            f"{found[name]['slopes']['product']:.2f}, gradient "
+            f"{found[name]['slopes']['gradient']:.2f}"
         )
     draw(found)
     return found

@@ -1,9 +1,10 @@
 """Extreme eigenvalues next to hessian-eigenthings: residuals at equal products, time to a residual.
 
 Run `python -m benchmarks eigenvalues`. The model is a GPT-2 of 2 layers, width 128, vocabulary 1024
-on 2 x 64 tokens, float32, random weights; H over all parameters, the two eigenvalues that are largest
-in size. Each side multiplies with its own Hessian; residuals are measured with a further product of
-ours. Residuals are relative to the larger of the two. One thread, processor time, sides take turns.
+on 2 x 64 tokens, float32, random weights; H over all parameters, the two eigenvalues that are
+largest in size. Each side multiplies with its own Hessian; residuals are measured with a further
+product of ours. Residuals are relative to the larger of the two. One thread, processor time, sides
+take turns.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Figure 3a at laptop scale against the same points computed the notebook's way, all of them.
 
 Run `python -m benchmarks fig3a`: about six minutes. The notebook's way: curvlinops with 20 probes a
-norm, float32. Ours: `hessblocks reproduce fig3a --scale laptop`, exact, with its store, fits and files.
-Both in this process on one thread; ours before and after the other, the slower one counts.
+norm, float32. Ours: `hessblocks reproduce fig3a --scale laptop`, exact, with its store, fits and
+files. Both in this process on one thread; ours before and after the other, the slower one counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> dict[str, Any]:
     ours = {clock: max(first[clock], second[clock]) for clock in first}
     ratios = {clock: theirs[clock] / ours[clock] for clock in ours}
     print(
-        f"figure 3a, {len(points)} points: {ours['elapsed']:.1f} s exactly, {theirs['elapsed']:.0f} s by "
+        f"figure 3a, {len(points)} points: {ours['elapsed']:.1f} s exactly, "
+        f"{theirs['elapsed']:.0f} s by "
         f"curvlinops with 20 probes: {ratios['elapsed']:.0f} times "
         f"({ratios['processor']:.0f} times in processor time)"
     )

@@ -1,7 +1,8 @@
-"""What a CUDA device gives in nine minutes: steps, products, the map of GPT-2 small, decoding, memory, kernels.
+"""Measure a CUDA device in nine minutes: steps, products, a map, decoding, memory, kernels.
 
-Run `python -m benchmarks gpu`. Each part has a share of the time; what no longer fits, does not fit the
-memory or fails is left out, said, and stands in the results with its reason. Figures: `results/gpu_*.png`.
+Run `python -m benchmarks gpu`. Each part has a share of the time; what no longer fits, does not fit
+the memory or fails is left out, said, and stands in the results with its reason. Figures:
+`results/gpu_*.png`.
 """
 
 from __future__ import annotations

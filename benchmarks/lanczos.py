@@ -1,8 +1,8 @@
 """What Lanczos spends beside its products: time, memory and residuals, next to hessian-eigenthings.
 
-Run `python -m benchmarks lanczos`. The model is a GPT-2 of 4 layers, width 256, vocabulary 512 (3.3M
-parameters) on 2 x 64 tokens, float32, random weights; H over all parameters. One thread, processor
-time, the best of three runs that take turns.
+Run `python -m benchmarks lanczos`. The model is a GPT-2 of 4 layers, width 256, vocabulary 512
+(3.3M parameters) on 2 x 64 tokens, float32, random weights; H over all parameters. One thread,
+processor time, the best of three runs that take turns.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def residuals(operator: LinearOperator) -> dict[str, dict[str, list[float]]]:
 
 
 def memory() -> dict[str, float]:
-    """Vectors held at the worst moment of a search with a restart, in a process of its own (Linux)."""
+    """Count vectors held at the worst moment of a search with a restart, in a process (Linux)."""
     code = "from benchmarks.lanczos import peak; peak()"
     environment = {
         **os.environ,

@@ -1,6 +1,7 @@
-"""The map of H_o from sampled gradients: GPT-2 small at its full vocabulary, and 45 groups against the map by probes.
+"""Measure maps of H_o from sampled gradients: of GPT-2 small, and of 45 groups beside probes.
 
-Run `python -m benchmarks sampled_map`: some ten minutes on two cores for the first, one for the second.
+Run `python -m benchmarks sampled_map`: some ten minutes on two cores for the first, one for the
+second.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def gpt2_small(minutes: float, vocabulary: int = VOCABULARY, limit: int = LIMIT)
     below = sum(cell.value < 0 for cell in found.table.values()) / len(found.table)
     spent = next(iter(found.table.values())).probes
     print(
-        f"map of H_o, {len(groups)} x {len(groups)} groups, {spent} samples: {seconds / 60:.1f} minutes, "
+        f"map of H_o, {len(groups)} x {len(groups)} groups, {spent} samples: {seconds / 60:.1f} "
+        "minutes, "
         f"peak {peak / 1e9:.1f} GB, median error of the diagonal {100 * median(errors):.1f} %"
     )
     return {
@@ -69,7 +71,7 @@ def gpt2_small(minutes: float, vocabulary: int = VOCABULARY, limit: int = LIMIT)
 
 
 def against_probes(samples: tuple[int, ...]) -> dict[str, Any]:
-    """Gradients that the map of 45 groups costs by 4 probes and by samples, with the error of each; one thread."""
+    """Count the gradients of a map of 45 groups, by 4 probes and by samples; one thread."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,8 +109,8 @@ def against_probes(samples: tuple[int, ...]) -> dict[str, Any]:
         every = median([cell.relative_error for cell in found.table.values()])
         gradients = timed[name] / (timed["gradient"] / 10)
         print(
-            f"{len(groups)} groups, {name}: {gradients:.1f} gradients, median error of own blocks {100 * own:.1f} %, "
-            f"of all {100 * every:.1f} %"
+            f"{len(groups)} groups, {name}: {gradients:.1f} gradients, median error of own blocks "
+            f"{100 * own:.1f} %, of all {100 * every:.1f} %"
         )
         result[name] = {
             "gradients": gradients,

@@ -1,9 +1,9 @@
-"""Products of H against the context, and one attention layer against torch's own double backward pass.
+"""Time products of H by context, and one attention layer beside torch's double backward pass.
 
-Run `python -m benchmarks second_order_attention`; one thread. The model is a GPT-2 of 4 layers, 4 heads,
-width 256, vocabulary 1024 on one sequence, float32, random weights; the layer has 4 heads of width 64 and
-is causal. Sides take turns; times are medians of processor time, memory is what a fresh process adds, at
-its worst moment, to what it held before the product (building included).
+Run `python -m benchmarks second_order_attention`; one thread. The model is a GPT-2 of 4 layers, 4
+heads, width 256, vocabulary 1024 on one sequence, float32, random weights; the layer has 4 heads of
+width 64 and is causal. Sides take turns; times are medians of processor time, memory is what a
+fresh process adds, at its worst moment, to what it held before the product (building included).
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def product(tokens: int) -> tuple[Callable[[], object], Callable[[], object]]:
 
 
 def layer(rounds: int) -> dict[str, Any]:
-    """One layer at 4096 tokens: seconds and bytes of a double backward pass, by torch and by tiles."""
+    """Measure a double backward pass of one layer at 4096 tokens, by torch and by tiles."""
     sides = {name: twice(name, LONG) for name in ("torch", "tiles")}
     seconds = alternated(sides, rounds, processor=True)
     peaks = {name: fresh(f"layer_peak({name!r}, {LONG})") for name in sides}
     faster, smaller = (one["torch"] / one["tiles"] for one in (seconds, peaks))
     print(
-        f"one layer, {LONG} tokens: {faster:.1f} times as fast as torch, 1/{smaller:.0f} of its memory "
-        f"({peaks['torch'] / 1e6:.0f} and {peaks['tiles'] / 1e6:.0f} MB)"
+        f"one layer, {LONG} tokens: {faster:.1f} times as fast as torch, 1/{smaller:.0f} of its "
+        f"memory ({peaks['torch'] / 1e6:.0f} and {peaks['tiles'] / 1e6:.0f} MB)"
     )
     return {"seconds": seconds, "bytes": peaks, "faster": faster, "smaller": smaller}
 
@@ -149,7 +149,7 @@ def added(run: Callable[[], object]) -> None:
 
 
 def fresh(call: str) -> float:
-    """What one of these functions prints in a process of its own, whose memory goes back when it is freed."""
+    """Run one of these functions in a process that returns freed memory; return what it prints."""
     output = subprocess.run(
         [sys.executable, "-c", f"from benchmarks import second_order_attention as b; b.{call}"],
         check=True,

@@ -1,8 +1,9 @@
 """Products of a model that two processes share, against one process that holds it.
 
 Run `python -m benchmarks sharded_products`. A GPT-2 of 8 layers, width 128, vocabulary 4,096 (2.2M
-parameters) on 4 x 64 tokens, float64, one thread a process, gloo; the second process is started here. Seconds
-are elapsed time of one product, the least of some; both processes need a core of their own.
+parameters) on 4 x 64 tokens, float64, one thread a process, gloo; the second process is started
+here. Seconds are elapsed time of one product, the least of some; both processes need a core of
+their own.
 """
 
 from __future__ import annotations

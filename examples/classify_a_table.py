@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A saved model learns to classify the texts of a table
 #
-# For practitioners: a csv file with the columns `text` and `label`, a saved model with its tokeniser, and
-# `Trainer`. The table and the model are toys that stand for yours: put your paths into `table` and `folder`,
-# for example `runs/mine/model` of `hessblocks train`.
+# For practitioners: a csv file with the columns `text` and `label`, a saved model with its
+# tokeniser, and `Trainer`. The table and the model are toys that stand for yours: put your paths
+# into `table` and `folder`, for example `runs/mine/model` of `hessblocks train`.
 
 # %%
 import csv
@@ -49,8 +49,8 @@ with table.open("w", encoding="utf-8", newline="") as file:
         rows.writerow((" ".join(draw.sample(text, len(text))), label))
 
 # %% [markdown]
-# From here on it is your code. A fifth of the rows is held out; equal texts stay on one side. The head is new, which a
-# warning says.
+# From here on it is your code. A fifth of the rows is held out; equal texts stay on one side. The
+# head is new, which a warning says.
 
 # %%
 with table.open(encoding="utf-8", newline="") as file:

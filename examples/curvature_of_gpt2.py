@@ -1,9 +1,9 @@
 # %% [markdown]
 # # The curvature of any Hugging Face model, group by group
 #
-# For optimisation researchers: H and its Gauss-Newton split H = H_o + H_f for the query, key, value and
-# other groups of a model that is not ours, with error bars, without assembling a matrix. A random GPT-2
-# keeps this small; `GPT2LMHeadModel.from_pretrained(FOLDER)` goes in its place.
+# For optimisation researchers: H and its Gauss-Newton split H = H_o + H_f for the query, key, value
+# and other groups of a model that is not ours, with error bars, without assembling a matrix. A
+# random GPT-2 keeps this small; `GPT2LMHeadModel.from_pretrained(FOLDER)` goes in its place.
 
 # %%
 import torch
@@ -20,7 +20,8 @@ model.set_attn_implementation(
 batches = [{"input_ids": torch.randint(0, 128, (4, 24))} for _ in range(2)]
 
 # %% [markdown]
-# GPT-2 keeps query, key and value in one matrix; groups are views of it. `level="head"` splits further.
+# GPT-2 keeps query, key and value in one matrix; groups are views of it. `level="head"` splits
+# further.
 
 # %%
 problem = hb.Problem(model, batches, loss="causal-lm")
@@ -37,8 +38,8 @@ for name in ("query", "key", "value", "projection"):
     print(f"layers.1.attention.{name:15}" + "".join(f"{cell:>22}" for cell in cells))
 
 # %% [markdown]
-# An operator is all that other libraries need: products, a shape, and `to_scipy()`. Here the ends of the
-# spectrum of a value block, and how far its density is from that of the queries.
+# An operator is all that other libraries need: products, a shape, and `to_scipy()`. Here the ends
+# of the spectrum of a value block, and how far its density is from that of the queries.
 
 # %%
 value = hb.Hessian(problem, groups["layers.1.attention.value"])

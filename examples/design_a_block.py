@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A block of your own: does signal pass, and what does it cost?
 #
-# For block designers. A block is a choice of parts; before any training one can see whether tokens stay
-# apart through the layers, how well each layer's Jacobian is conditioned, and how many parameters it has.
-# Run it as a script (`python examples/design_a_block.py`) or cell by cell.
+# For block designers. A block is a choice of parts; before any training one can see whether tokens
+# stay apart through the layers, how well each layer's Jacobian is conditioned, and how many
+# parameters it has. Run it as a script (`python examples/design_a_block.py`) or cell by cell.
 
 # %%
 import torch
@@ -16,16 +16,17 @@ SIZES = {"width": 64, "heads": 4}
 batch = {"input_ids": torch.randint(0, 256, (4, 32))}
 
 # %% [markdown]
-# Three known blocks and one that is in no paper: Pre-LN whose attention skip is gone, nothing put in its
-# place. `replace` returns a new block; a combination that cannot work is refused with the reason.
+# Three known blocks and one that is in no paper: Pre-LN whose attention skip is gone, nothing put
+# in its place. `replace` returns a new block; a combination that cannot work is refused with the
+# reason.
 
 # %%
 blocks = {name: hb.preset(name, **SIZES) for name in ("pre-ln", "sas", "sas-p")}
 blocks["no skip"] = blocks["pre-ln"].replace(attention_branch=Branch(skip=0.0))
 
 # %% [markdown]
-# Similarity is the mean cosine between the tokens of a sequence: at 1 all tokens are the same and nothing
-# can be learnt from them (rank collapse). It should grow slowly with depth.
+# Similarity is the mean cosine between the tokens of a sequence: at 1 all tokens are the same and
+# nothing can be learnt from them (rank collapse). It should grow slowly with depth.
 
 # %%
 print(f"{'block':10}{'parameters':>12}{'similarity of tokens after layer 1, 4, 8':>44}")
@@ -37,8 +38,8 @@ for name, block in blocks.items():
 
 # %% [markdown]
 # Shaped attention, αI + βA − γC, is what keeps the tokens of sas apart, which has no attention skip
-# either; without the shaping they collapse. Next: `hessblocks compare --presets pre-ln,sas-p` trains
-# blocks beside each other at your sizes.
+# either; without the shaping they collapse. Next: `hessblocks compare --presets pre-ln,sas-p`
+# trains blocks beside each other at your sizes.
 
 # %%
 sas = blocks["sas"]

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Learn a second task without forgetting the first
 #
-# For practitioners: elastic weight consolidation holds each weight back by what moving it costs the first
-# task, ½ λ Σ diag(F) (θ − θ₀)². The diagonal is the mean of squares of sampled gradients
-# (`hb.diagonal(..., method="sampled")`), which is never negative. The tasks are toys that stand for yours: the
-# second one can be solved by turning round what the first has learned, or by other weights.
+# For practitioners: elastic weight consolidation holds each weight back by what moving it costs the
+# first task, ½ λ Σ diag(F) (θ − θ₀)². The diagonal is the mean of squares of sampled gradients
+# (`hb.diagonal(..., method="sampled")`), which is never negative. The tasks are toys that stand for
+# yours: the second one can be solved by turning round what the first has learned, or by other
+# weights.
 
 # %%
 import torch
@@ -17,7 +18,7 @@ torch.set_num_threads(1)  # so small a model gains nothing from more
 
 
 def task(shown):
-    """Points of 8 coordinates, of which the first task shows one half; in the second it misleads."""
+    """Draw points of 8 coordinates; one half alone is shown first, then the other misleads."""
     halves = torch.randn(256, 4)
     points = [-3 * halves, halves] if shown == "all" else [halves, torch.zeros(256, 4)]
     return torch.cat(points, 1), (halves.sum(1) > 0).long()

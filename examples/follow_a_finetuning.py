@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How curvature changes while a saved model is fine-tuned
 #
-# For practitioners: a saved masked language model gets a classification head, `Trainer` trains it, and
-# `hb.CurvatureCallback` measures the curvature of its loss on the way. The texts are a toy.
+# For practitioners: a saved masked language model gets a classification head, `Trainer` trains it,
+# and `hb.CurvatureCallback` measures the curvature of its loss on the way. The texts are a toy.
 # `classify_a_table.py` does the training on a file of yours, without the curvature.
 
 # %%
@@ -27,8 +27,8 @@ sizes = {"depth": 2, "width": 32, "heads": 4, "vocab_size": WORDS, "context": TO
 hb.build("sas-p", task="masked-lm", **sizes).save_pretrained(folder)  # stands for a model of yours
 
 # %% [markdown]
-# A folder that `save_pretrained` wrote, of hessblocks or of any other model with such a head, is opened by the Auto class
-# of the task; the head is new, which a warning says.
+# A folder that `save_pretrained` wrote, of hessblocks or of any other model with such a head, is
+# opened by the Auto class of the task; the head is new, which a warning says.
 
 # %%
 model = AutoModelForSequenceClassification.from_pretrained(
@@ -46,7 +46,9 @@ def example() -> dict[str, list[int] | int]:
 train, held_out = [example() for _ in range(512)], [example() for _ in range(128)]
 
 # %% [markdown]
-# The callback takes one fixed batch and the name of the loss on it, here cross-entropy of one label a text. `attach` lets the numbers into the Trainer's log, and so to whatever the Trainer reports to.
+# The callback takes one fixed batch and the name of the loss on it, here cross-entropy of one label
+# a text. `attach` lets the numbers into the Trainer's log, and so to whatever the Trainer reports
+# to.
 
 # %%
 batch = {name: torch.tensor([row[name] for row in held_out[:16]]) for name in held_out[0]}
@@ -70,9 +72,9 @@ trainer.remove_callback(PrinterCallback)  # the table below says it shorter
 trainer.train()
 
 # %% [markdown]
-# One row a group and moment, with its standard error: the Frobenius norm of the group's block of the Hessian. Before
-# training the queries are zero, and so is the curvature of the keys; heterogeneity, the largest norm over the smallest, leaves
-# it out.
+# One row a group and moment, with its standard error: the Frobenius norm of the group's block of
+# the Hessian. Before training the queries are zero, and so is the curvature of the keys;
+# heterogeneity, the largest norm over the smallest, leaves it out.
 
 # %%
 losses = {

@@ -2,8 +2,8 @@
 # # A simplified block as an ordinary Hugging Face model
 #
 # For practitioners: SAS-P trains in `Trainer`, is saved as safetensors, comes back through
-# `AutoModelForCausalLM` and generates with a cache. The data are the bytes of a module of the standard
-# library: small enough for a minute's try, of no other use.
+# `AutoModelForCausalLM` and generates with a cache. The data are the bytes of a module of the
+# standard library: small enough for a minute's try, of no other use.
 
 # %%
 import inspect
@@ -22,7 +22,8 @@ rows = text[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT)
 examples = [{"input_ids": row, "labels": row} for row in rows]
 
 # %% [markdown]
-# `import hessblocks` registers the model with the Auto classes; nothing else is needed to load it again.
+# `import hessblocks` registers the model with the Auto classes; nothing else is needed to load it
+# again.
 
 # %%
 torch.manual_seed(0)
@@ -56,8 +57,8 @@ print("with a cache as without:", bool((written == without).all()))
 print(bytes(written[0].tolist()))
 
 # %% [markdown]
-# After training, `fold` multiplies gains and reparametrised weights into plain matrices: the same function
-# with fewer parameters.
+# After training, `fold` multiplies gains and reparametrised weights into plain matrices: the same
+# function with fewer parameters.
 
 # %%
 folded = fold(loaded)

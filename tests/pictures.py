@@ -1,4 +1,5 @@
-"""Pictures without content, for tests that look at everything else; drawing takes most of a small command's time."""
+"""Pictures without content, for tests that look at everything else; drawing takes most of a small
+command's time."""
 
 import sys
 

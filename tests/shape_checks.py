@@ -1,9 +1,9 @@
 """Annotated shapes are checked in every call of the package that a test makes.
 
-The import hook of jaxtyping decorates each function and dataclass. What it decorates with is replaced
-here by `checked`: beartype on the annotations that name a shape, and on no others. A wrong word or
-number still meets the error of the package itself. Each function is checked in its first calls of a
-test only, so that the suite hardly gets slower.
+The import hook of jaxtyping decorates each function and dataclass. What it decorates with is
+replaced here by `checked`: beartype on the annotations that name a shape, and on no others. A wrong
+word or number still meets the error of the package itself. Each function is checked in its first
+calls of a test only, so that the suite hardly gets slower.
 """
 
 import collections
@@ -69,7 +69,8 @@ def _shapes_checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_shapes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, annotated with shapes alone; names are looked up now, when all modules are there."""
+    """The same function, annotated with shapes alone; names are looked up now, when all modules are
+    there."""
     copy = types.FunctionType(
         function.__code__,
         function.__globals__,

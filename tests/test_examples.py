@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PROMISED = {
     "a_pretrained_model": [
-        r"\d{2},\d{3} parameters, loss 3\.\d{3} nats a token",
+        r"\d{2},\d{3} parameters, loss 3\.\d{3} nats per token",
         r"layers\.[01]\.\S+ +\d\S* ± \d",
         r"times \(95 % interval",
     ],

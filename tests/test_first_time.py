@@ -1,4 +1,5 @@
-"""A newcomer's first script: a Llama folder of their own, twelve lines, nothing to be told off for."""
+"""A newcomer's first script: a Llama folder of their own, twelve lines, nothing to be told off
+for."""
 
 import warnings
 from pathlib import Path
@@ -18,7 +19,8 @@ top = hb.extreme_eigenvalues(H, 1, "largest")
 hb.spectral_density(H, steps=20).plot().savefig("spectrum.png")
 hb.curvature_map(problem, groups, probes=4).plot().savefig("map.png")
 hb.group_norms(problem, groups, probes=4).plot().savefig("norms.png")
-hb.measure_curvature("llama", batch, probes=4, out="llama-run", finish=hb.report.write_curvature_report)
+write = hb.report.write_curvature_report
+hb.measure_curvature("llama", batch, probes=4, out="llama-run", finish=write)
 print(problem, top, sep="\\n")
 """
 REPORT = Path("llama-run", "report.html")

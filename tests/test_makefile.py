@@ -24,7 +24,8 @@ printf '#!/bin/sh\\n[ ! -e broken ]\\n' > .venv/bin/python
 printf '#!/bin/sh\\necho trained\\n' > .venv/bin/hessblocks
 chmod +x .venv/bin/*
 """
-"""In the place of Python: an environment whose pip fails where a file `broken` lies; none where `no-ensurepip` does."""
+"""In the place of Python: an environment whose pip fails where a file `broken` lies; none where
+`no-ensurepip` does."""
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 

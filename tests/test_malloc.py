@@ -18,7 +18,8 @@ PAGES = 20 * 4 * 2048
 
 
 def faults() -> int:
-    """Pages that the kernel gives to twenty steps of four arrays of 8 MiB, each freed after its step."""
+    """Pages that the kernel gives to twenty steps of four arrays of 8 MiB, each freed after its
+    step."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
         arrays = [np.ones(2**20) for _ in range(4)]
@@ -27,7 +28,8 @@ def faults() -> int:
 
 
 def command(**variables: str) -> list[int]:
-    """Pages before a command and after it, in a process of its own, which has not been set before."""
+    """Pages before a command and after it, in a process of its own, which has not been set
+    before."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.test_malloc"],
         cwd=Path(__file__).parents[1],

@@ -70,13 +70,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ORDERS = {
     "ours first": "import hessblocks, transformers",
     "theirs first": "import transformers, hessblocks",
-    "theirs loaded": "from transformers import AutoModelForCausalLM; import hessblocks, transformers",
+    "theirs loaded": "from transformers import AutoModelForCausalLM; "
+    "import hessblocks, transformers",
     "half-way through their import": "import hessblocks, transformers.modeling_utils",
-    "with their trainer": "import hessblocks; from transformers import Trainer; import transformers",
+    "with their trainer": "import hessblocks; from transformers import Trainer; "
+    "import transformers",
     "our models first": "import hessblocks.models, transformers",
 }
 EVERY_DAY = ("ours first", "theirs loaded")
-"""The two ways in which the classes come to be known; each order is a process that imports it all."""
+"""The two ways in which the classes come to be known; each order is a process that imports it
+all."""
 
 
 OPENED = """

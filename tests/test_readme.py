@@ -1,4 +1,5 @@
-"""The README says what is: its code runs, its links lead somewhere, its commands and packages exist."""
+"""The README says what is: its code runs, its links lead somewhere, its commands and packages
+exist."""
 
 import contextlib
 import io
@@ -76,8 +77,8 @@ def test_the_number_of_checks_is_so() -> None:
         groups.append(exact_last_block(model, *batch_of(model)).groups)
     checks = sum(3 * len(each) * (len(each) + 1) // 2 for each in groups)
     assert (
-        f"{checks:,} closed-form Hessian blocks, and parts of them, against autodiff on your machine"
-        in README
+        f"{checks:,} closed-form Hessian blocks, and parts of them, against autodiff on your "
+        "machine" in README
     )
     assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
 

@@ -1,4 +1,5 @@
-"""What `make release` builds: archives and wheels that work in an empty environment, far from the repository."""
+"""What `make release` builds: archives and wheels that work in an empty environment, far from the
+repository."""
 
 import os
 import re

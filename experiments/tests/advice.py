@@ -1,4 +1,5 @@
-"""Print where keys of stored points or counts in prose have moved, and forbid nothing: a part of `make lint`."""
+"""Print where keys of stored points or counts in prose have moved, and forbid nothing: a part of
+`make lint`."""
 
 from __future__ import annotations
 

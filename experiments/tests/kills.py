@@ -1,8 +1,8 @@
 """A command killed at random moments, against the same one left alone.
 
-A program: python -m experiments.tests.kills STUDIES SCALE KILLS LONGEST UNDISTURBED DISTURBED [SEED] runs
-`hessblocks reproduce STUDIES --scale SCALE --workers 2` into both folders, killing it in the second
-KILLS times, each after 1 to LONGEST seconds, and says what differs.
+A program: python -m experiments.tests.kills STUDIES SCALE KILLS LONGEST UNDISTURBED DISTURBED
+[SEED] runs `hessblocks reproduce STUDIES --scale SCALE --workers 2` into both folders, killing it
+in the second KILLS times, each after 1 to LONGEST seconds, and says what differs.
 """
 
 import json
@@ -41,7 +41,8 @@ def stored(out: Path) -> dict[str, list[dict]]:
 
 
 def killed_and_finished(command: list[str], delays: list[float], out: Path) -> int:
-    """Start the command, SIGKILL it after each delay, then let it end; how many kills met it alive."""
+    """Start the command, SIGKILL it after each delay, then let it end; how many kills met it
+    alive."""
     met = 0
     for delay in delays:
         program = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

@@ -1,4 +1,5 @@
-"""`hessblocks reproduce` at its smallest, as `tests.crashes.commands` has the commands of the library."""
+"""`hessblocks reproduce` at its smallest, as `tests.crashes.commands` has the commands of the
+library."""
 
 import functools
 import multiprocessing

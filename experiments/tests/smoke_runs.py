@@ -1,4 +1,5 @@
-"""Runs of a trained study at smoke scale, by the way of the command: a point of each kind, and the whole plan."""
+"""Runs of a trained study at smoke scale, by the way of the command: a point of each kind, and the
+whole plan."""
 
 from collections.abc import Callable
 from dataclasses import replace

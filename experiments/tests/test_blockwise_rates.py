@@ -1,4 +1,5 @@
-"""Blockwise learning rates: each trainable tensor once, rates by the rule, refusals in a sentence."""
+"""Blockwise learning rates: each trainable tensor once, rates by the rule, refusals in a
+sentence."""
 
 from __future__ import annotations
 

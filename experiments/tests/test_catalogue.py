@@ -1,4 +1,5 @@
-"""Every study by name, at smoke scale: complete, consistent, drawable, also from partial results."""
+"""Every study by name, at smoke scale: complete, consistent, drawable, also from partial
+results."""
 
 import json
 import pickle
@@ -18,7 +19,8 @@ from hessblocks_studies.engine.study import SCALES
 from hessblocks_studies.gallery.page import write_gallery
 from hessblocks_studies.runner import run_studies, run_study
 
-QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp", "sigma-linear", "one-matrix", "cross-blocks")  # fmt: skip
+QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp",
+    "sigma-linear", "one-matrix", "cross-blocks")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", names())

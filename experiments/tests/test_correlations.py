@@ -1,4 +1,5 @@
-"""Rank correlations over blocks: values that are known, and how often their intervals hold the truth."""
+"""Rank correlations over blocks: values that are known, and how often their intervals hold the
+truth."""
 
 import math
 from collections.abc import Sequence
@@ -78,7 +79,8 @@ def test_what_a_seed_does_to_all_blocks_alike_blurs_nothing() -> None:
 def drawn(
     sizes: Sequence[int], rho: float, generator: np.random.Generator
 ) -> tuple[Values, Values, dict[str, str]]:
-    """Normal pairs of that correlation, seven tenths of them the family's own; three seeds with noise of 0.2."""
+    """Normal pairs of that correlation, seven tenths of them the family's own; three seeds with
+    noise of 0.2."""
     root = np.linalg.cholesky([[1.0, rho], [rho, 1.0]])
     x: Values = {}
     y: Values = {}
@@ -95,7 +97,8 @@ def drawn(
 
 
 def coverage(sizes: Sequence[int], rho: float, *, akin: bool = True, runs: int = 120) -> float:
-    """Share of draws whose interval holds the coefficient of all pairs, 6/π arcsin ρ/2 for normal ones."""
+    """Share of draws whose interval holds the coefficient of all pairs, 6/π arcsin ρ/2 for normal
+    ones."""
     generator, truth = np.random.default_rng(0), 6 / math.pi * math.asin(rho / 2)
     held = 0
     for _ in range(runs):
@@ -136,7 +139,8 @@ def test_blocks_that_are_akin_do_not_count_as_independent() -> None:
 
 
 def test_noise_of_the_estimates_is_no_spread() -> None:
-    """Norms that are equal, and norms of 1 and 10, each with errors of 20 %: the mean over many draws."""
+    """Norms that are equal, and norms of 1 and 10, each with errors of 20 %: the mean over many
+    draws."""
     generator = np.random.default_rng(0)
     for truth in (np.ones(24), np.array([1.0, 10.0] * 12)):
         want = float(np.log10(truth).std(ddof=1))

@@ -67,7 +67,8 @@ def test_what_all_seeds_share_counts_beside_their_spread() -> None:
 
 
 def test_a_verdict_needs_95_percent_on_both_sides() -> None:
-    """Of three seeds the mean must be 4.303 errors away: Student's t at 0.975, 2 degrees of freedom."""
+    """Of three seeds the mean must be 4.303 errors away: Student's t at 0.975, 2 degrees of
+    freedom."""
     near, far = (Difference(mean=0.01 * t, error=0.01, seeds=3) for t in (4.25, 4.35))
     assert (near.above(0.0), far.above(0.0)) == (None, True)
     wide = Difference(mean=1.95, error=0.0, seeds=3, common=1.0)

@@ -1,4 +1,5 @@
-"""Masked LM and downstream: facts judged fairly, partial results, killed points, published settings."""
+"""Masked LM and downstream: facts judged fairly, partial results, killed points, published
+settings."""
 
 import json
 import math
@@ -183,7 +184,8 @@ def times(**seconds: tuple[float, ...]) -> list[Row]:
 
 
 def accuracies(best: float = 2.0, task: str = "topic", **scores: list[float | None]) -> list[Row]:
-    """Accuracy of blocks on one task, seed by seed, at three rates; at other rates than the best the test split says more and the validation split less."""
+    """Accuracy of blocks on one task, seed by seed, at three rates; at other rates than the best
+    the test split says more and the validation split less."""
     return [
         {
             "variant": FRESH if name == "fresh" else name.replace("_", "-"), "seed": seed,

@@ -1,4 +1,5 @@
-"""The edge of stability: sharpness is that of the optimiser's step, verdicts follow runs made up here, a run is drawn."""
+"""The edge of stability: sharpness is that of the optimiser's step, verdicts follow runs made up
+here, a run is drawn."""
 
 import json
 import math
@@ -164,7 +165,8 @@ def test_a_tolerated_rate_is_where_the_loss_leaves_the_best_by_two_tenths(
 
 
 def test_without_warm_up_the_rate_is_held_against_the_best_loss_with_it() -> None:
-    """A tenth of a nat worse at each rate: less is tolerated; where no rate is good enough, none is known."""
+    """A tenth of a nat worse at each rate: less is tolerated; where no rate is good enough, none is
+    known."""
     losses = {1e-3: 3.1, 1e-2: 3.0, 1e-1: 3.4}
     assert tolerated(losses, 3.1) == pytest.approx(-1.75)
     assert tolerated(losses, 2.9) is None
@@ -177,7 +179,8 @@ STANDS = {(BASE, WARM): -1.75, (BASE, COLD): -2.25, (SIMPLE, WARM): -1.25, (SIMP
 
 
 def cliff(stands: dict[tuple[str, str], float] = STANDS) -> Level:
-    """3 up to nearly what is tolerated, from where losses rise by 2 a decade; lower rates than 1e-2 are slow."""
+    """3 up to nearly what is tolerated, from where losses rise by 2 a decade; lower rates than 1e-2
+    are slow."""
 
     def level(block: str, kind: str, rate: float, seed: int) -> float:
         beyond = math.log10(rate) - (stands[block, kind] + 0.01 * seed)
@@ -215,7 +218,8 @@ def rows(
                 early = ten_eps * first[block][0] * (1 + 0.01 * one.seed)
                 values.append({"quantity": AT_TEN_EPS, "group": WHOLE, "step": 5, "value": early})
             values += [
-                {"quantity": SHARPNESS, "group": group, "step": step, "value": value * (1 + 0.01 * one.seed),
+                {"quantity": SHARPNESS, "group": group, "step": step,
+                    "value": value * (1 + 0.01 * one.seed),
                  "standard_error": residual * value}
                 for step, value in sharp.items()
                 for group in (WHOLE, "query")
@@ -313,7 +317,8 @@ def test_the_need_for_warm_up_is_judged_at_the_lower_of_the_best_rates() -> None
 
 @pytest.mark.parametrize("ends", [{BASE: 6.1, SIMPLE: 8.1}, dict.fromkeys(BLOCKS, math.inf)])
 def test_how_badly_a_failed_run_ends_decides_nothing(ends: dict[str, float]) -> None:
-    """Blocks that are equal up to 3e-2 and both fail at 1e-1 are alike, though no seed says otherwise."""
+    """Blocks that are equal up to 3e-2 and both fail at 1e-1 are alike, though no seed says
+    otherwise."""
 
     def level(block: str, kind: str, rate: float, seed: int) -> float:
         return ends[block] if rate > 5e-2 else 2.85 + 0.3 * max(0.0, -2 - math.log10(rate))
@@ -335,7 +340,8 @@ def test_what_lies_beyond_the_ladder_voids_the_tolerated_rates() -> None:
 def test_a_ladder_that_is_not_whole_for_a_seed_decides_nothing_about_tolerated_rates(
     label: str,
 ) -> None:
-    """Without the best rate of one seed, which its limit rests on, that seed would stand more than it does."""
+    """Without the best rate of one seed, which its limit rests on, that seed would stand more than
+    it does."""
     partly = [
         row for row in rows() if (row["variant"], row["seed"]) != (f"{label} at rate 0.01", 2)
     ]
@@ -442,7 +448,8 @@ def test_partial_results_are_summarised_too(share: float) -> None:
 def test_sharpness_is_read_after_the_first_steps_too_and_gradients_are_not_clipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two of the looks are between losses; every seed has windows of its own; roles where they are asked for."""
+    """Two of the looks are between losses; every seed has windows of its own; roles where they are
+    asked for."""
     looks, clips = list[tuple[int, Any, bool]](), set[float]()
 
     def look(model: nn.Module, optimiser: Any, batch: Any, found: Any, *, roles: bool) -> list[Row]:

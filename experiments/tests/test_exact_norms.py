@@ -1,4 +1,5 @@
-"""Closed-form norms take losses by the names that `Problem` takes, and refuse what they do not cover."""
+"""Closed-form norms take losses by the names that `Problem` takes, and refuse what they do not
+cover."""
 
 import pytest
 import torch

@@ -43,7 +43,8 @@ def test_the_interval_covers_the_true_slope_about_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize("own", [None, 0.02])
 def test_the_error_of_the_slope_is_that_of_the_pooled_scatter(own: float | None) -> None:
-    """Two values each at ln σ = -1, 0, 1, ± 0.1 off the line: s² = 6 · 0.1² / 3, slope ± √(s²/2 / 2)."""
+    """Two values each at ln σ = -1, 0, 1, ± 0.1 off the line: s² = 6 · 0.1² / 3, slope ± √(s²/2 /
+    2)."""
     x = np.repeat([-1.0, 0.0, 1.0], 2)
     values = np.exp(2 * x + np.tile([0.1, -0.1], 3))
     errors = [own and own * value for value in values.tolist()]
@@ -92,7 +93,8 @@ def test_zeros_are_left_out_and_too_few_sizes_give_no_fit() -> None:
 
 
 def test_an_effect_common_to_all_seeds_at_one_sigma_widens_the_interval() -> None:
-    """Repeats say nothing about it; the misfit of the means does, with its own degrees of freedom."""
+    """Repeats say nothing about it; the misfit of the means does, with its own degrees of
+    freedom."""
     generator, covered = np.random.default_rng(0), 0
     for _ in range(300):
         sigma = np.repeat([0.1, 0.2, 0.4, 0.8], 10)

@@ -1,4 +1,5 @@
-"""The page of all studies in headless Chromium: pictures there, quiet, readable, usable by keyboard."""
+"""The page of all studies in headless Chromium: pictures there, quiet, readable, usable by
+keyboard."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Every part of `python -m benchmarks gpu` runs here at a tiny size, so that it runs where a GPU is."""
+"""Every part of `python -m benchmarks gpu` runs here at a tiny size, so that it runs where a GPU
+is."""
 
 import sys
 from pathlib import Path

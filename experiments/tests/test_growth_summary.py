@@ -1,4 +1,5 @@
-"""Slopes of growth studies: each check over its own range, and only once that range was measured."""
+"""Slopes of growth studies: each check over its own range, and only once that range was
+measured."""
 
 import math
 from typing import Any

@@ -68,7 +68,8 @@ def test_shares_are_those_of_dense_autodiff(scores: str) -> None:
 
 
 def test_a_block_that_is_rounding_alone_is_refused() -> None:
-    """Logits of 1e8: softmax is 0 or 1 to the last digit, and what is left of the block is noise."""
+    """Logits of 1e8: softmax is 0 or 1 to the last digit, and what is left of the block is
+    noise."""
     settings = IndefinitenessSettings(scores="linear", layers=4, width=8, sums=8, sigma=0.6, seed=0)
     with pytest.raises(RunError, match=r"rounding alone.*choose sigma below 0\.6"):
         measure(settings)
@@ -108,7 +109,8 @@ def test_one_seed_compares_nothing_but_shows_what_is_exact() -> None:
 
 
 def test_seeds_are_compared_by_their_number_though_a_point_is_missing() -> None:
-    """Shares grow by 0.1 a seed, with softmax by 0.05 more; seed 1 of the linear scores is missing."""
+    """Shares grow by 0.1 a seed, with softmax by 0.05 more; seed 1 of the linear scores is
+    missing."""
     rows = [
         {**row, "seed": seed, "value": 0.1 * seed + 0.05 * (row["scores"] == "softmax")}
         for row in rows_of({})

@@ -124,12 +124,14 @@ def test_current_tokens_as_targets_are_those_that_are_read() -> None:
 def test_norms_with_the_current_token_as_target_are_those_of_dense_autodiff(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Squares summed as in the authors' module, outputs and targets cut alike, over their number."""
+    """Squares summed as in the authors' module, outputs and targets cut alike, over their
+    number."""
     model = addition_model("linear-alone", layers=2, width=6, sigma=0.5, seed=3)
     monkeypatch.setattr(growth_points, "addition_model", lambda *_, **__: model)
     monkeypatch.setattr(growth_points, "addition_batch", lambda *_, **__: BATCH)
     settings = GrowthSettings(
-        study="x", block="linear-alone", loss="squares", layers=2, width=6, sums=3, sigma=0.5, seed=0,
+        study="x", block="linear-alone", loss="squares", layers=2, width=6, sums=3, sigma=0.5,
+        seed=0,
         probes=24, precision="float64",
     )  # fmt: skip
     assert "target" not in plain(settings)
@@ -188,7 +190,8 @@ def test_every_draw_of_a_model_differs_and_repeats() -> None:
 @pytest.mark.parametrize("setup", mlp.SETUPS)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_mlp_norms_are_those_of_dense_autodiff(setup: str, layers: int) -> None:
-    """With the next token as target for one set-up, the current one for the other: it must not matter."""
+    """With the next token as target for one set-up, the current one for the other: it must not
+    matter."""
     embedding, weights = mlp.network(setup, layers, 5, 0.7, seed=2)
     assert len(weights) == (layers + 1 if setup == "head" else layers)
     asked = BATCH["labels"][:, 1:] != -100
@@ -254,7 +257,8 @@ def test_cells_are_means_whatever_their_sizes() -> None:
 
 
 def test_the_map_of_the_block_is_that_of_a_model_without_biases() -> None:
-    """Entry by entry against dense autodiff over query and value, and cells that are means of means."""
+    """Entry by entry against dense autodiff over query and value, and cells that are means of
+    means."""
     settings = DrawSettings(width=4, sums=2, seed=0)
     rows = heatmap.measure(settings)
     draw = seed_of("heatmap", 0)

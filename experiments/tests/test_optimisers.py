@@ -1,4 +1,5 @@
-"""Optimisers: each steps what it should, verdicts follow losses made up here, a run at smoke scale is drawn."""
+"""Optimisers: each steps what it should, verdicts follow losses made up here, a run at smoke scale
+is drawn."""
 
 import copy
 import json
@@ -118,7 +119,8 @@ def test_the_plan_tunes_every_block_under_every_optimiser_and_follows_adamw() ->
 def test_another_optimiser_steps_the_matrices_of_the_layers_and_adamw_all_else(
     block: str, method: str
 ) -> None:
-    """Against a loop by hand, on one schedule, to the rounding of Muon's bfloat16; decay is strong so that it shows."""
+    """Against a loop by hand, on one schedule, to the rounding of Muon's bfloat16; decay is strong
+    so that it shows."""
     settings = point(block, method)
     made, theirs = make_model(settings), make_model(settings)
     run, corpus, size = run_settings(settings), text_of(settings.size), settings.size
@@ -164,7 +166,8 @@ def test_another_optimiser_steps_the_matrices_of_the_layers_and_adamw_all_else(
 
 
 def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> None:
-    """One share of the stable rate for all matrices, their geometric mean the tuned rate, and one decay a step.
+    """One share of the stable rate for all matrices, their geometric mean the tuned rate, and one
+    decay a step.
 
     Norms keep the rate, and nothing moves before.
     """
@@ -221,7 +224,8 @@ def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> N
 
 @pytest.mark.parametrize("block", ["pre-ln, zero queries", "sas-p"])
 def test_published_rates_are_the_multipliers_over_the_tuned_rate(block: str) -> None:
-    """Norms and gains keep the rate, and every matrix decays as with plain AdamW; no pilot is trained."""
+    """Norms and gains keep the rate, and every matrix decays as with plain AdamW; no pilot is
+    trained."""
     settings = point(block, PUBLISHED)
     made, rate = make_model(settings), settings.size.learning_rate
     found: dict[str, float] = {}
@@ -390,7 +394,8 @@ UNEVEN = {block: 2.0 - 0.2 * place for place, block in enumerate(FAMILY_OF)}
 
 
 def as_argued(point: OptimiserSettings, slope: float = 0.2) -> float:
-    """Losses lowest at the rates of the runs; SGD is the worse the more uneven the block; seeds differ a little."""
+    """Losses lowest at the rates of the runs; SGD is the worse the more uneven the block; seeds
+    differ a little."""
     loss = {BIGRAMS: 3.6, GPT2: 3.1}.get(point.label, 3.0) + 0.001 * point.seed
     if point.method == SGD:
         loss += 0.5 + slope * (UNEVEN[point.variant] - 1.5)
@@ -457,7 +462,8 @@ def test_verdicts_follow_the_losses() -> None:
     assert len(found) == 3 + 19 + 4 + 5
     first = [check.fact for check in found.values() if "the first question" in check.expected]
     assert first == [
-        "the gap between SGD and AdamW grows with the unevenness of common matrices after training with AdamW"
+        "the gap between SGD and AdamW grows with the unevenness of common matrices after training "
+        "with AdamW"
     ]
 
 
@@ -498,7 +504,8 @@ def test_a_block_that_learns_no_more_than_pairs_decides_nothing_and_is_left_out(
 def test_rates_of_roles_are_told_beside_their_verdict_and_in_a_table() -> None:
     label = label_of("sas", BLOCKWISE)
     more: list[Row] = [
-        {"variant": label, "seed": seed, "phase": "runs", "learning_rate": 1e-2, "quantity": quantity, "group": role, "value": value}
+        {"variant": label, "seed": seed, "phase": "runs", "learning_rate": 1e-2,
+            "quantity": quantity, "group": role, "value": value}
         for seed in (1, 2)
         for role, rate, norm in (("query", 2.0, 5.0), ("mlp_in", 0.5 * seed, 10.0))
         for quantity, value in ((RATE_OF_ROLE, rate), (NORM_OF_ROLE, norm))
@@ -547,7 +554,8 @@ def test_nothing_is_decided_in_the_middle_of_a_seed() -> None:
 
 
 def test_blocks_of_one_family_count_as_dependent() -> None:
-    """An order of the nine that is that of five blocks alone decides less than one of nine apart."""
+    """An order of the nine that is that of five blocks alone decides less than one of nine
+    apart."""
     found = [c for fact, c in checks(rows()).items() if fact.startswith("the gap")]
     assert all("9 blocks of 6 families" in check.ours for check in found)
 

@@ -1,4 +1,5 @@
-"""Every study that trains has a plan beside it: its rule or question, dated, and each amendment with its moment."""
+"""Every study that trains has a plan beside it: its rule or question, dated, and each amendment
+with its moment."""
 
 import re
 from importlib import import_module

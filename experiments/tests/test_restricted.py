@@ -1,4 +1,5 @@
-"""Values and projections near their initial value: the tied last projection, and rates against gains."""
+"""Values and projections near their initial value: the tied last projection, and rates against
+gains."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""Sixteen blocks: what unevenness is taken over, verdicts that follow it, and a run that is drawn."""
+"""Sixteen blocks: what unevenness is taken over, verdicts that follow it, and a run that is
+drawn."""
 
 import math
 from collections.abc import Callable
@@ -228,7 +229,8 @@ def test_verdicts_are_void_where_a_rate_is_at_an_end_or_pre_ln_has_not_learnt() 
 
 
 def test_verdicts_are_void_where_the_base_is_no_base() -> None:
-    """Pre-ln with zero queries at the table of pairs, or no table to tell; pre-ln itself is well below it."""
+    """Pre-ln with zero queries at the table of pairs, or no table to tell; pre-ln itself is well
+    below it."""
     poor = rows(lambda p: 4.55 if p.label == BASE and p.phase == "runs" else goes_with(ORDER)(p))
     without = [row for row in rows() if row["variant"] != BIGRAMS]
     for found, why in (
@@ -253,7 +255,8 @@ def test_nothing_is_decided_before_all_blocks_are_measured() -> None:
 
 
 def test_blocks_that_learn_no_more_than_pairs_count_and_the_others_are_told() -> None:
-    """The two of the largest losses by far, in the middle of the order of spreads; without them the order is whole."""
+    """The two of the largest losses by far, in the middle of the order of spreads; without them the
+    order is whole."""
     stuck = (BLOCKS[4], BLOCKS[7])
 
     def level(point: SimplificationSettings) -> float:
@@ -262,7 +265,10 @@ def test_blocks_that_learn_no_more_than_pairs_count_and_the_others_are_told() ->
 
     for check in training(rows(level)):
         assert "16 blocks of 6 families" in check.ours
-        told = f"without those that do not end 0.3 nats below the bigram table ({stuck[0]} / {stuck[1]}): "
+        told = (
+            f"without those that do not end 0.3 nats below the bigram table ({stuck[0]} / "
+            f"{stuck[1]}): "
+        )
         assert told + "Spearman's ρ = +1.00" in check.ours
 
 

@@ -1,4 +1,5 @@
-"""What the library's commands and `hessblocks reproduce` have in common: options, sentences, a quick start."""
+"""What the library's commands and `hessblocks reproduce` have in common: options, sentences, a
+quick start."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""Whatever stops `hessblocks reproduce` at whatever write, it ends with the results of an undisturbed one."""
+"""Whatever stops `hessblocks reproduce` at whatever write, it ends with the results of an
+undisturbed one."""
 
 from pathlib import Path
 

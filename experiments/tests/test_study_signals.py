@@ -14,8 +14,8 @@ from tests.cli.helpers import Shell, sentence
 from tests.cli.test_signals import NUMBERS, heard, said_when_ended  # noqa: F401
 
 REPRODUCE = (
-    "hessblocks: interrupted; the same command goes on where it stopped, and `hessblocks report` shows what "
-    "there is."
+    "hessblocks: interrupted; the same command goes on where it stopped, and `hessblocks report` "
+    "shows what there is."
 )
 
 

@@ -1,4 +1,5 @@
-"""Temperature and likeness of tokens: the closed form sees both, and the verdicts follow the norms."""
+"""Temperature and likeness of tokens: the closed form sees both, and the verdicts follow the
+norms."""
 
 import json
 import math
@@ -71,7 +72,8 @@ def made(
     power: float = 4.0,
     seeds: int = 3,
 ) -> list[Row]:
-    """Rows of one block: queries and keys of any size at τ, as ε^power where tokens are alike, values 1."""
+    """Rows of one block: queries and keys of any size at τ, as ε^power where tokens are alike,
+    values 1."""
     rows: list[Row] = []
     for settings in STUDY.settings("smoke", seeds):
         tau, apart, seed = settings.temperature, settings.apart, settings.seed

@@ -534,7 +534,8 @@ def test_each_block_stands_with_its_best_rate() -> None:
         "sas": {0: 1.50, 1: 1.51, 2: 1.50},
     }
     assert runs.curve("sas", 1) == [(0.0, 1.51)]
-    assert [(line["variant"], line["best_rate"], line["rate_settled"]) for line in runs.table()] == [
+    assert [(line["variant"], line["best_rate"],
+        line["rate_settled"]) for line in runs.table()] == [
         ("pre-ln", 3.0, True), ("sas", 3.0, True),
     ]  # fmt: skip
     rows += [row for seed in range(3) for row in curve(BIGRAMS, seed, [4.0])]
@@ -553,7 +554,8 @@ def test_a_rate_at_the_end_of_the_grid_that_one_seed_found_better_leaves_the_bes
 def test_a_rate_that_one_seed_found_better_may_not_reverse_who_is_slower(
     lower: float, holds: bool | None
 ) -> None:
-    """sas ends 0.01 above pre-ln at its rate; at another rate one seed of it ended `lower` below that."""
+    """sas ends 0.01 above pre-ln at its rate; at another rate one seed of it ended `lower` below
+    that."""
     finals = {"pre-ln": 2.0, BIGRAMS: 3.5}
     rows = ended(finals)
     rows += tuned("sas", _1=[2.5], _3=[2.01, 2.011, 2.012], _10=[2.01 - lower], _30=[2.6])
@@ -577,7 +579,8 @@ def test_blocks_of_which_none_has_learnt_more_than_pairs_match_nothing() -> None
 def test_one_seed_that_is_a_little_lower_elsewhere_makes_no_other_rate_the_best(
     lower: float, best: float
 ) -> None:
-    """Of a grid whose first rate alone has all seeds; where all rates have as many, the lowest is the best."""
+    """Of a grid whose first rate alone has all seeds; where all rates have as many, the lowest is
+    the best."""
     once = tuned("sas", _1=[2.0, 2.01, 2.02], _3=[2.0 - lower], _10=[2.5], **{"_0.3": [2.4]})
     assert Runs(once).rates["sas"].best == best
     assert Runs(once).rates["sas"].settled is (best == 1.0)

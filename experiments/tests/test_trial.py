@@ -1,4 +1,5 @@
-"""The trial of the simplified blocks: its plan, its verdicts on losses made up here, a run at smoke scale."""
+"""The trial of the simplified blocks: its plan, its verdicts on losses made up here, a run at smoke
+scale."""
 
 import json
 import math
@@ -54,7 +55,8 @@ TITLES = [
 
 @pytest.fixture(autouse=True)
 def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs at 1e-2 for sas and sas-p and at 3e-3 for all others, all from 0.02, whatever the tuning says."""
+    """Runs at 1e-2 for sas and sas-p and at 3e-3 for all others, all from 0.02, whatever the tuning
+    says."""
     for best in BEST.values():
         for label in best:
             quick = label.startswith("sas") and not label.startswith("sas-p-no-norm")
@@ -67,7 +69,8 @@ def rates_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_tuning_comes_first_likeliest_rates_before_others() -> None:
     phases = list(dict.fromkeys(point.phase for point in PLAN))
     assert phases == [
-        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long", "once long",
+        "tuning", "wide tuning", "clock", "wide clock", "slower long", "parts long", "equal long",
+        "once long",
         "wide slower long", "wide faster long", "long", "positions", "wide long",
     ]  # fmt: skip
     tuning = [point for point in PLAN if point.phase == "tuning"]
@@ -136,7 +139,8 @@ FINAL = {BIGRAMS: 3.6, GPT2: 3.2, "v-skipinit": 3.1}
 
 
 def fair(point: TrialSettings) -> float:
-    """Losses of about 3 that are lowest at the rates of the runs, inside every grid; seeds differ a little."""
+    """Losses of about 3 that are lowest at the rates of the runs, inside every grid; seeds differ a
+    little."""
     loss = FINAL.get(trial_plan.taken_apart(point.label)[0], 3.0) + 0.001 * point.seed
     if point.label == BIGRAMS or "tuning" not in point.phase:
         return loss
@@ -157,7 +161,8 @@ SECONDS = {"sas": 0.8, "sas-p": 0.5}
 
 
 def rows(level: Level = fair, plan: list[TrialSettings] | None = None) -> list[Row]:
-    """Every point of the plan; a curve falls on a line in the last fifth of its steps, from 0.4 above its end."""
+    """Every point of the plan; a curve falls on a line in the last fifth of its steps, from 0.4
+    above its end."""
     return list(_rows(level, with_inner_rates() if plan is None else plan))
 
 
@@ -334,7 +339,8 @@ def slots_apart(one: BlockConfig, other: BlockConfig) -> set[str]:
 
 
 def test_one_thing_is_changed_at_a_time() -> None:
-    """The rate for one seed; the MLP's width, which gives as many parameters as pre-ln has; values and projections; the text."""
+    """The rate for one seed; the MLP's width, which gives as many parameters as pre-ln has; values
+    and projections; the text."""
     own = {(p.label, p.seed): p for p in PLAN if p.phase == "long"}
     slower, parts, equal, once = (
         [p for p in PLAN if p.phase == phase] for phase in trial_plan.CHANGED
@@ -395,8 +401,10 @@ def test_the_next_rates_at_the_greater_width_are_of_the_same_runs() -> None:
         assert replace(point, phase=like.phase, size=size) == like
         found[point.phase, point.label] = point.size.learning_rate / like.size.learning_rate
     assert found == {
-        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas", "sas-p", "parallel", "gpt2")},
-        **{("wide faster long", block): pytest.approx(3.33, rel=0.12) for block in (BASE, "parallel")},
+        **{("wide slower long", block): pytest.approx(0.3, rel=0.12) for block in (BASE, "sas",
+            "sas-p", "parallel", "gpt2")},
+        **{("wide faster long", block): pytest.approx(3.33, rel=0.12) for block in (BASE,
+            "parallel")},
     }  # fmt: skip
 
 
@@ -482,7 +490,8 @@ def test_a_block_of_as_many_parameters_is_judged_by_its_own_runs(more: float) ->
     assert ends == {"pre-ln": 0.0, "sas": pytest.approx(0.2), "sas-p": 0.0}
     assert isinstance(changed, Panel)
     assert {
-        series.name: {changed.ticks[int(at)]: end for at, end in zip(series.x, series.y, strict=True)}
+        series.name: {changed.ticks[int(at)]: end for at, end in zip(series.x, series.y,
+            strict=True)}
         for series in changed.series
     } == {
         "pre-ln": {"as tuned": 0.0, "without values": 0.0},
@@ -605,11 +614,13 @@ def test_positions_that_help_one_block_more_are_said() -> None:
 
 
 def runs(table: float = 4.0, **ends: tuple[float, ...]) -> Runs:
-    """Curves of 100 steps that fall on a line by 0.4 in the last 20, beside a bigram table; names have _ for -."""
+    """Curves of 100 steps that fall on a line by 0.4 in the last 20, beside a bigram table; names
+    have _ for -."""
     ends[BIGRAMS] = (table,) * 3
     return Runs(
         [
-            {"variant": name.replace("_", "-"), "seed": seed, "quantity": LOSS, "step": step, "value": loss}
+            {"variant": name.replace("_", "-"), "seed": seed, "quantity": LOSS, "step": step,
+                "value": loss}
             for name, losses in ends.items()
             for seed, end in enumerate(losses)
             for step, above in ((0, 3.0), (80, 0.4), (100, 0.0))
@@ -663,8 +674,8 @@ def test_a_slower_simplified_block_is_the_one_that_is_cut_short() -> None:
     found = runs(sas=(3.0, 3.0, 3.0), pre_ln=(3.0, 3.0, 3.0))
     check = at_equal_time(found, clock(1.0, 0.9), "sas", "pre-ln")
     assert check.ours == (
-        "+0.200 ± 0.000 nats (3 seeds) with sas cut short at 90% of its steps, +0.000 ± 0.000 nats (3 seeds) "
-        "at equal steps"
+        "+0.200 ± 0.000 nats (3 seeds) with sas cut short at 90% of its steps, +0.000 ± 0.000 nats "
+        "(3 seeds) at equal steps"
     )
 
 
@@ -678,7 +689,8 @@ def test_the_error_of_the_clocks_counts() -> None:
 
 
 def test_an_error_of_three_repetitions_reaches_as_far_as_student_says() -> None:
-    """The gap is 0.07, above the limit by 0.02: 1.96 errors of 0.008 are less than that, 4.3 are more."""
+    """The gap is 0.07, above the limit by 0.02: 1.96 errors of 0.008 are less than that, 4.3 are
+    more."""
     assert Difference(mean=0.07, error=0.0, seeds=3, common=0.008).above(0.05) is True
     assert (
         Difference(mean=0.07, error=0.0, seeds=3, common=0.008, repetitions=3).above(0.05) is None

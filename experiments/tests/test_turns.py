@@ -35,7 +35,8 @@ def test_each_comes_once_a_turn_and_the_first_turn_warms_up(
 
 @pytest.mark.parametrize(("preset", "share"), [("pre-ln", 1), ("sas-p", 1), ("modern", 1 / 4)])
 def test_a_cache_holds_keys_and_values_of_every_token(preset: str, share: float) -> None:
-    """2 layers × (keys + values) × 8 tokens × width 16 × 4 bytes; modern has a key for four queries."""
+    """2 layers × (keys + values) × 8 tokens × width 16 × 4 bytes; modern has a key for four
+    queries."""
     assert timed_model(preset).decode() == 2 * 2 * 8 * 16 * 4 * share
 
 

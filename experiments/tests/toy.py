@@ -1,4 +1,5 @@
-"""A study small enough to be killed many times; also a program: python -m experiments.tests.toy OUT POINTS WORKERS (0: none)."""
+"""A study small enough to be killed many times; also a program: python -m experiments.tests.toy OUT
+POINTS WORKERS (0: none)."""
 
 import os
 import signal

@@ -53,7 +53,7 @@ class _Watch(MetaPathFinder):
         self._name, self._then = name, then
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Let the others find the module; act when it has been executed."""
+        """Let the other finders find the module; register the classes once it has been executed."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
@@ -86,7 +86,7 @@ def _second_order(*arguments: Any, **keywords: Any) -> Any:
 
 
 def announce() -> None:
-    """Register both: now where transformers' modules are loaded, else as soon as they are."""
+    """Register configurations and models: now if transformers is loaded, else as soon as it is."""
     for name, then in ((AUTO, _register), (MODELING, _register_attention)):
         if name in sys.modules:
             then(sys.modules[name])

@@ -16,8 +16,7 @@ CONTAINER = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may have, in the second and the first version of its
-groups."""
+"""Files of Linux with the memory limit of a container, for cgroups 2 and 1."""
 
 
 class HessblocksError(Exception):
@@ -103,7 +102,7 @@ def check_memory_limit(limit: object) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error is a failed allocation; some of torch's say so in words alone."""
+    """Tell whether an error is a failed allocation; some of torch's show it in their text alone."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 

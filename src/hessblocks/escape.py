@@ -9,7 +9,7 @@ def printable(text: str) -> str:
     r"""Escape control characters, so that a text stays on one line and acts on nothing.
 
     Args:
-        text: of any characters, bytes of a file name that are no UTF-8 among them.
+        text: text of any characters, bytes of a file name that are no UTF-8 among them.
 
     Returns:
         The text with `\x1b`, `\n`, `\u202e` in the place of what is no printable character.
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Escape control characters but for line ends, which are meant."""
+    """Escape control characters, but keep line ends."""
     return "\n".join(map(printable, text.split("\n")))
 
 

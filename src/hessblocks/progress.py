@@ -16,7 +16,7 @@ class Progress:
         """Add the time spent inside to the stage of that name.
 
         Args:
-            name: of the stage, such as "training".
+            name: name of the stage, such as "training".
             detail: which of several, such as "sas, seed 0".
             total: steps to come, if they are counted.
         """
@@ -27,7 +27,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def note(self, text: str) -> None:
-        """Show a line about what is to come."""
+        """Show a line about the next work."""
 
     def step(self, done: int, loss: float | None) -> None:
         """Count steps of the stage, and show the last training loss where it is known."""

@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers show nothing but errors and send no request; put its settings back after.
+    """Let transformers show errors only and send no request; restore its settings afterwards.
 
     `local_files_only` is not enough: a look into the cache asks the hub for the names of coding
     agents.

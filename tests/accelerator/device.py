@@ -1,8 +1,9 @@
-"""A device that is none: torch's `privateuse1`, which computes on the CPU and refuses what lies there.
+"""A device that is none: torch's `privateuse1`, which computes on the CPU and refuses what lies
+there.
 
-Importing this registers it, once for the whole process and before its first backward pass, since autograd
-starts a thread for each device then: tests of it run in a process of their own.
-What it cannot show: the rounding of kernels, streams, pinned memory.
+Importing this registers it, once for the whole process and before its first backward pass, since
+autograd starts a thread for each device then: tests of it run in a process of their own. What it
+cannot show: the rounding of kernels, streams, pinned memory.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ ACROSS = ("aten::copy_", "aten::_to_copy")
 """Operations whose tensors may lie on two devices."""
 RESIZING = ("arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace", "randperm")
 RESIZING += ("randperm.generator",)
-"""Operations that torch makes of an empty tensor and its change of shape, which a tensor here cannot do."""
+"""Operations that torch makes of an empty tensor and its change of shape, which a tensor here
+cannot do."""
 
 
 class Elsewhere(Tensor):
-    """A tensor on the device: the shape that torch sees, over a CPU tensor that only this class sees."""
+    """A tensor on the device: the shape that torch sees, over a CPU tensor that only this class
+    sees."""
 
     held: Tensor
 
@@ -117,7 +120,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def made(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """What makes tensors out of none, `torch.empty` and its kin: all operations without kernel here."""
+    """What makes tensors out of none, `torch.empty` and its kin: all operations without kernel
+    here."""
     return run(func, args, kwargs)
 
 

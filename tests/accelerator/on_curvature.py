@@ -1,4 +1,5 @@
-"""Operators, estimators, curvature and closed forms on the device; `test_accelerator.py` starts this."""
+"""Operators, estimators, curvature and closed forms on the device; `test_accelerator.py` starts
+this."""
 
 from __future__ import annotations
 

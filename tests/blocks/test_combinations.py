@@ -1,4 +1,5 @@
-"""Every pair of slots, in every layout, either trains or is refused with a reason that names both."""
+"""Every pair of slots, in every layout, either trains or is refused with a reason that names
+both."""
 
 import itertools
 import re

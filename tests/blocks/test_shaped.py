@@ -1,4 +1,5 @@
-"""Shaped attention: its identity at initialisation, and the fast form against the explicit matrix."""
+"""Shaped attention: its identity at initialisation, and the fast form against the explicit
+matrix."""
 
 from collections.abc import Callable
 

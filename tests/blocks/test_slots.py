@@ -88,7 +88,7 @@ def test_changes_that_need_each_other_are_made_at_once() -> None:
         ("attention.query=rotary", "attention.query: 'rotary' is unknown"),
         ("position=none", "position: 'none' is unknown"),
         ("attention.shaping.alpha=2", "attention.shaping: holds None, which has no fields"),
-        ("width=16", "width: a size that presets go by; give it as width itself."),
+        ("width=16", "width: a size that presets depend on; give it by its own name, width"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(slot: str, message: str) -> None:
@@ -126,7 +126,7 @@ def test_parts_of_ones_own_that_no_word_can_give_are_refused() -> None:
         changed("position=stretched")
     mine = with_slots(PRE_LN, {"position": Stretched(factor=2.0)})
     assert with_slots(mine, ["position.factor=3"]).position == Stretched(factor=3.0)
-    with pytest.raises(ArgumentError, match=r"position\.ends: can be given in a part only"):
+    with pytest.raises(ArgumentError, match=r"position\.ends: can only be given inside a part"):
         with_slots(mine, ["position.ends=1"])
 
 

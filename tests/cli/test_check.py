@@ -79,8 +79,8 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> 
     page = shell("report", out / "model")
     assert (page.status, sentence(page)) == (
         2,
-        f"hessblocks: DIR: {out / 'model'} is a saved model or a checkpoint, which has no page; give the folder of "
-        "its run.",
+        f"hessblocks: DIR: {out / 'model'} is a saved model or a checkpoint, which has no page; "
+        "give the folder of its run.",
     )
     for words in (
         ("train", "sas", "--out"),
@@ -114,8 +114,8 @@ def test_signal_has_figures_and_no_page(shell: Shell, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         load_results(out)  # as the page begins
     assert str(caught.value) == (
-        f"DIR: {out} is of `hessblocks signal`, which has no page; its figures lie in figures/, and the same command "
-        "makes them anew."
+        f"DIR: {out} is of `hessblocks signal`, which has no page; its figures lie in figures/, "
+        "and the same command makes them anew."
     )
 
 
@@ -157,7 +157,10 @@ def test_a_model_that_was_changed_after_training_is_said_where_it_is_measured(
     assert "warning: MODEL" not in shell("signal", out, *sample[:6], "--out", tmp_path / "a").errors
     path = out / "model" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    words = f"warning: MODEL: {out} has another model.safetensors than was written; it is taken as it is now"
+    words = (
+        f"warning: MODEL: {out} has another model.safetensors than was written; it is taken as "
+        "it is now"
+    )
     assert words in shell("signal", out, *sample[:6], "--out", tmp_path / "b").errors
     assert words in shell("curvature", out, *sample, "--out", tmp_path / "c").errors
 

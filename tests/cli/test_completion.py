@@ -88,7 +88,8 @@ def test_every_command_is_offered(script: Path) -> None:
     ],
 )
 def test_names_are_completed(words: str, expected: set[str], capsys: Printed) -> None:
-    """The script asks the command itself, which offers all names; the shell takes those that fit."""
+    """The script asks the command itself, which offers all names; the shell takes those that
+    fit."""
     given = words.split(" ")
     assert main(["__complete", *given]) == 0
     names = [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()]

@@ -1,4 +1,5 @@
-"""`hessblocks curvature` on tiny models: numbers against the dense Hessian, resumption, bad input."""
+"""`hessblocks curvature` on tiny models: numbers against the dense Hessian, resumption, bad
+input."""
 
 import csv
 import json

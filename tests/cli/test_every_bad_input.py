@@ -1,4 +1,5 @@
-"""All that was once tried to break the command line: a sentence and the right exit status for each."""
+"""All that was once tried to break the command line: a sentence and the right exit status for
+each."""
 
 import os
 import re

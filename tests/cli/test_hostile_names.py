@@ -1,4 +1,5 @@
-"""Names that somebody else chose: printed as they are, quoted for the shell, harmless in tables and pages."""
+"""Names that somebody else chose: printed as they are, quoted for the shell, harmless in tables and
+pages."""
 
 import csv
 import json
@@ -194,7 +195,8 @@ def elements(page: Path) -> list[tuple[str, Any]]:
 def test_the_page_and_pictures_of_somebody_elses_run_are_whole(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks, groups, data and command of those names; a page of plain ones has the same elements."""
+    """Blocks, groups, data and command of those names; a page of plain ones has the same
+    elements."""
     written = [name for name in NAMES.values() if "\udcff" not in name]
     plain = Folder(presets=tuple(f"p{place}" for place in range(len(written))), layers=1)
     hostile = Folder(presets=tuple(written), layers=1)

@@ -57,5 +57,6 @@ def test_a_report_of_a_closed_folder(locked_away: Path, tmp_path: Path) -> None:
     status, text = complaint(["report", str(locked_away)], locked_away, tmp_path / "errors")
     assert status == 1
     assert text == (
-        f"hessblocks: DIR: {locked_away} cannot be read (Permission denied); change its permissions."
+        f"hessblocks: DIR: {locked_away} cannot be read (Permission denied); change its "
+        "permissions."
     )

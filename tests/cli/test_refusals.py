@@ -1,4 +1,5 @@
-"""What a user may type or hand over by mistake, and the sentence that answers it: never a traceback."""
+"""What a user may type or hand over by mistake, and the sentence that answers it: never a
+traceback."""
 
 import json
 import re

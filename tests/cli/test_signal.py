@@ -18,7 +18,8 @@ from hessblocks.settings.inspected import InspectionSettings
 from hessblocks.signal.propagation import propagate
 from tests.cli.helpers import Shell, sentence
 
-SMALL = ["--data", "random", "--width", "16", "--heads", "2", "--vocab-size", "64", "--tokens", "8", "--sequences", "2", "--depth", "3"]  # fmt: skip
+SMALL = ["--data", "random", "--width", "16", "--heads", "2", "--vocab-size", "64", "--tokens", "8",
+    "--sequences", "2", "--depth", "3"]  # fmt: skip
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -74,7 +75,8 @@ SIZES: dict[str, Any] = {
 @pytest.mark.usefixtures("blank")
 def test_folders_and_presets_stand_side_by_side(shell: Shell, tmp_path: Path) -> None:
     config = GPT2Config(
-        n_embd=16, n_head=2, n_layer=2, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0
+        n_embd=16, n_head=2, n_layer=2, vocab_size=64, n_positions=16, bos_token_id=0,
+        eos_token_id=0
     )  # fmt: skip
     torch.manual_seed(0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "sas")
@@ -175,7 +177,8 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
     assert described(values)["m"]["layers"][1]["jacobian_condition"] is None
 
 
-@pytest.mark.parametrize("text", ["", "model,layer\nx,y\n", "model,seed,layer,quantity,role,value\nm,0,0,norm,,many\n"])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "model,layer\nx,y\n",
+    "model,seed,layer,quantity,role,value\nm,0,0,norm,,many\n"])  # fmt: skip
 def test_damaged_results_are_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.csv").write_text(text)
     if not text:

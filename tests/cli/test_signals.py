@@ -30,7 +30,8 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """Signals are not ignored, as they are by what `nohup` or a script started in the background."""
+    """Signals are not ignored, as they are by what `nohup` or a script started in the
+    background."""
     ignored = [one for one in NUMBERS if signal.getsignal(one) == signal.SIG_IGN]
     for one in ignored:
         usual = signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL

@@ -269,8 +269,10 @@ def test_every_option_of_a_run_stands_in_the_command_of_its_page(
     shell: Shell, tmp_path: Path
 ) -> None:
     given = [
-        "--mlp-width", 24, "--embedding-std", 0.1, "--set", "mlp.activation=gelu", "--optimiser", "sgd", "--momentum", 0.5,
-        "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--warmup", 0, "--gains-every", 5, "--curvature-every", 6,
+        "--mlp-width", 24, "--embedding-std", 0.1, "--set", "mlp.activation=gelu", "--optimiser",
+        "sgd", "--momentum", 0.5,
+        "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--warmup", 0,
+        "--gains-every", 5, "--curvature-every", 6,
         "--curvature-groups", "query", *CURVATURE,
     ]  # fmt: skip
     assert shell.train(tmp_path / "a", *given).status == 0

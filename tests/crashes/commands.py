@@ -1,4 +1,5 @@
-"""The commands at their smallest, run in processes of their own, and what of their results must agree."""
+"""The commands at their smallest, run in processes of their own, and what of their results must
+agree."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def run(
     fault: Fault | None = None,
     before: Callable[[], object] = lambda: None,
 ) -> Ended:
-    """Run a command into `folder`, in a process forked from this one, which has imported everything.
+    """Run a command into `folder`, in a process forked from this one, which has imported
+    everything.
 
     Args:
         command: one of `COMMANDS`.
@@ -213,7 +215,8 @@ def _wait(process: int) -> int:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What a command left, file by file, without clocks; of pages and pictures that they are there."""
+    """What a command left, file by file, without clocks; of pages and pictures that they are
+    there."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

@@ -1,7 +1,8 @@
 """Every call of this process that changes files below a folder, and what goes wrong at one of them.
 
-Calls into libraries that write without Python (safetensors and tokenizers in Rust, torch and numpy in C)
-count as one call each, at their Python entry. `unseen` tells changes that no call accounts for.
+Calls into libraries that write without Python (safetensors and tokenizers in Rust, torch and numpy
+in C) count as one call each, at their Python entry. `unseen` tells changes that no call accounts
+for.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Disk:
             self._inside = False
 
     def _refuse(self, kind: str, place: Path, run: Callable[[], T]) -> T:
-        """The error; of a library its own, since no file may grow beyond a few bytes while it writes."""
+        """The error; of a library its own, since no file may grow beyond a few bytes while it
+        writes."""
         assert self.fault
         if kind != "library":
             number = ERRORS[self.fault.kind]

@@ -1,7 +1,7 @@
 """A command stopped at one call after the other, and started again each time.
 
-A program: python -m tests.crashes.ordeal CASES [COMMAND ...] does so CASES times for each kind of fault and
-prints what the commands do to the disk, and how many faults they survived.
+A program: python -m tests.crashes.ordeal CASES [COMMAND ...] does so CASES times for each kind of
+fault and prints what the commands do to the disk, and how many faults they survived.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Undisturbed:
 
 @functools.cache
 def undisturbed(command: str) -> Undisturbed:
-    """The command left alone; done once in this process first, so that forked ones need no imports."""
+    """The command left alone; done once in this process first, so that forked ones need no
+    imports."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "run")
         warm(command, code(), folder)
@@ -112,7 +113,8 @@ def _second(ended: Ended, fault: Fault, found: dict[str, Any], expected: Undistu
 
 
 def survived(command: str, kind: str, cases: int, folder: Path) -> tuple[int, list[str]]:
-    """The command under one kind of fault, at calls that are spread evenly; only what is written can be torn.
+    """The command under one kind of fault, at calls that are spread evenly; only what is written
+    can be torn.
 
     Returns:
         How many faults there were, and what went wrong.

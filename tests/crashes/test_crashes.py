@@ -1,4 +1,5 @@
-"""Whatever stops a command at whatever write, the same command ends it with the results of an undisturbed one."""
+"""Whatever stops a command at whatever write, the same command ends it with the results of an
+undisturbed one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from tests.crashes import commands, ordeal
 from tests.crashes.disk import ERRORS, KILLS, Fault
 
 CASES = {"train": 50, "compare": 36, "curvature": 44}
-"""Calls of each command at which each kind of fault comes, spread evenly: about 18 minutes on two idle cores."""
+"""Calls of each command at which each kind of fault comes, spread evenly: about 18 minutes on two
+idle cores."""
 STEP = "hessblocks.training.trainer.GuardedTrainer.training_step"
 MEMORY = {
     "train": STEP,

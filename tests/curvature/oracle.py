@@ -1,8 +1,8 @@
 """Dense H, H_o and H_f of a case by forward-over-reverse autodiff in float64, the slow way.
 
-Second derivatives are jacfwd(grad), not torch.func.hessian: jacfwd(jacrev) is wrong for torch's layer
-norm (between a norm's weight and its input the matrix comes out asymmetric; torch 2.13). BLOOM's
-activation is spelled out, since torch.func cannot pass its autograd.Function.
+Second derivatives are jacfwd(grad), not torch.func.hessian: jacfwd(jacrev) is wrong for torch's
+layer norm (between a norm's weight and its input the matrix comes out asymmetric; torch 2.13).
+BLOOM's activation is spelled out, since torch.func cannot pass its autograd.Function.
 
 Nothing here is shared with the product code: the logits of all valid rows are one function of one
 flat parameter vector, H is the Hessian of the mean loss, H_o is JᵀH_ℓJ with J assembled, and H_f

@@ -1,4 +1,5 @@
-"""Run by test_sharding.py under torchrun: products of sharded models, in two processes, against one."""
+"""Run by test_sharding.py under torchrun: products of sharded models, in two processes, against
+one."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def checkpointed_case() -> Case:
 
 
 def padding_case() -> Case:
-    """A padding index, whose row of the embedding has no gradient, and an unembedding of its own with a shift."""
+    """A padding index, whose row of the embedding has no gradient, and an unembedding of its own
+    with a shift."""
     torch.manual_seed(3)
     model = nn.Sequential(
         nn.Embedding(11, 4, padding_idx=0), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 11)
@@ -141,7 +143,8 @@ def errors(
 
 
 def own_vectors() -> dict[str, float]:
-    """Products of a deep model with vectors that no process holds whole, and what is whole of the weights."""
+    """Products of a deep model with vectors that no process holds whole, and what is whole of the
+    weights."""
     case = deep()
     whole = copy.deepcopy(case.model)
     group = everything(whole)

@@ -1,4 +1,5 @@
-"""Products that closed forms add to the result itself, against dense autodiff and against other ways through them."""
+"""Products that closed forms add to the result itself, against dense autodiff and against other
+ways through them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WORDS, WIDTH = 7, 4
 
 
 class ManyUses(nn.Module):
-    """One table as lookup, linear layer, unembedding and factor, a layer used twice, a row without derivative."""
+    """One table as lookup, linear layer, unembedding and factor, a layer used twice, a row without
+    derivative."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +190,8 @@ def test_parameters_of_two_dtypes_have_one_product() -> None:
 
 
 class InPlace(nn.Module):
-    """What layers return is changed where it lies; one row alone, and a negative place of padding."""
+    """What layers return is changed where it lies; one row alone, and a negative place of
+    padding."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The bill in nats: forecasts against dense algebra and measured KL, edits, sums, allocation, refusals."""
+"""The bill in nats: forecasts against dense algebra and measured KL, edits, sums, allocation,
+refusals."""
 
 import contextlib
 import io
@@ -96,7 +97,8 @@ def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: 
     ):
         # the pieces differ, so that the bar is wider than the error over signs alone
         assert abs(form.value - value) < 3 * form.standard_error
-        # a bar follows its form: where 100 samples share 37 pieces, sums would be 2.7 times as large
+        # a bar follows its form: where 100 samples share 37 pieces, sums would be 2.7 times as
+        # large
         assert form.value == pytest.approx(value, rel=0.5)
 
 

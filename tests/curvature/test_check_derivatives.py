@@ -163,7 +163,8 @@ def test_verdicts(one: Comparison, verdict: str) -> None:
 
 @pytest.mark.parametrize(("grows", "verdict"), [(8, "unclear"), (1, "wrong")])
 def test_two_steps_must_find_alike_gaps(grows: int, verdict: str) -> None:
-    """Gaps that grow as steps shrink are rounding, of a part that computes in less than its dtype."""
+    """Gaps that grow as steps shrink are rounding, of a part that computes in less than its
+    dtype."""
     gaps = iter([0.2, 0.2 * grows, 0.2 * grows**2, 0.2 / grows, 0.2 / grows**2])
     errors = iter([1e-3, 2e-3, 3e-3, 4e-3, 5e-3])
     (found,) = compare_at_steps(

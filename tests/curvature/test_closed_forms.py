@@ -1,4 +1,5 @@
-"""Closed forms against the same function in small steps: value, first and second derivatives, batched."""
+"""Closed forms against the same function in small steps: value, first and second derivatives,
+batched."""
 
 import math
 from collections.abc import Callable
@@ -175,7 +176,8 @@ def test_a_third_derivative_is_refused() -> None:
     ids=["tanh-gelu", "gelu", "silu", "tanh"],
 )
 def test_activations_can_be_transformed(curve: Curve, function: Callable[[Tensor], Tensor]) -> None:
-    """torch.func's Jacobians and Hessians of a batch; a third derivative would come out as zero, so it is refused."""
+    """torch.func's Jacobians and Hessians of a batch; a third derivative would come out as zero, so
+    it is refused."""
     x = torch.randn(3, 4, dtype=torch.float64)
     mixed = torch.randn(4, 4, dtype=torch.float64)
 

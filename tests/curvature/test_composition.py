@@ -1,4 +1,5 @@
-"""Models made with other machinery of torch and transformers: compiled parts, flex attention, experts, casts."""
+"""Models made with other machinery of torch and transformers: compiled parts, flex attention,
+experts, casts."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def model_of(config: Any, **options: Any) -> Any:
 
 
 def rows_in_float64(model: nn.Module) -> Any:
-    """Llama's way of computing in float32 switched off: `.to(torch.float32)` and the like do nothing."""
+    """Llama's way of computing in float32 switched off: `.to(torch.float32)` and the like do
+    nothing."""
     plain, softmax, single = Tensor.to, F.softmax, Tensor.float
 
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,4 +1,5 @@
-"""What norms and maps cost: said before they start, chosen by minutes, and only what is read is computed."""
+"""What norms and maps cost: said before they start, chosen by minutes, and only what is read is
+computed."""
 
 import logging
 from typing import Any

@@ -65,7 +65,8 @@ def test_the_adjoint_of_a_rectangular_block_goes_along() -> None:
 
 
 def test_tensors_of_parameters_go_in_and_come_out() -> None:
-    """Of all parameters, a number and an unused one among them; of a group that cuts a matrix; of a block and its adjoint."""
+    """Of all parameters, a number and an unused one among them; of a group that cuts a matrix; of a
+    block and its adjoint."""
     case = CASES["classification"]()
     case.model.gain = nn.Parameter(torch.tensor(1.0).double())
     operator = Hessian(case.problem)
@@ -153,7 +154,8 @@ def test_curvlinops_agrees_on_the_whole_hessian_and_gauss_newton(name: str) -> N
 
 
 def test_curvlinops_hessian_is_asymmetric_where_torch_func_meets_layer_norm() -> None:
-    """Why layer norms are left out above; should this fail, the fault is mended: compare them too."""
+    """Why layer norms are left out above; should this fail, the fault is mended: compare them
+    too."""
     model = CASES["gpt2"]().model
     data = [(tokens(2, 4), torch.randint(0, VOCABULARY, (6,)))]
     with sdpa_kernel(SDPBackend.MATH):

@@ -137,7 +137,8 @@ def test_a_window_that_hides_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "qwen2", "qwen3", "modernbert"])
 def test_models_that_cast_inside_agree_as_far_as_they_go(name: str) -> None:
-    """In double precision as they come: their norms round to single precision inside, also in autodiff."""
+    """In double precision as they come: their norms round to single precision inside, also in
+    autodiff."""
     model = made(name)
     batch, loss = batch_of(model)
     batches = padded_batches()[:1] if loss == "causal-lm" else [batch]

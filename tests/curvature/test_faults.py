@@ -1,4 +1,5 @@
-"""Faults seen in other tools, each planted here once: the wrong way is off by more than the bound, ours is not.
+"""Faults seen in other tools, each planted here once: the wrong way is off by more than the bound,
+ours is not.
 
 | fault | where it was seen |
 | --- | --- |

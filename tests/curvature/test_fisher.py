@@ -1,4 +1,5 @@
-"""Fisher matrices: against gradients of single labels, against curvlinops, and the labels that are drawn."""
+"""Fisher matrices: against gradients of single labels, against curvlinops, and the labels that are
+drawn."""
 
 import copy
 from functools import cache
@@ -146,7 +147,8 @@ def forms(problem: hb.Problem, samples: int = 1) -> Tensor:
 
 
 def within(found: Tensor, expected: Tensor, error: Tensor | float = 0.0) -> None:
-    """The mean over seeds lies within its standard error of what is expected, which has an error of its own."""
+    """The mean over seeds lies within its standard error of what is expected, which has an error of
+    its own."""
     own = found.std(0) / SEEDS**0.5
     assert ((found.mean(0) - expected).abs() <= 4 * (own.square() + error**2).sqrt()).all()
 

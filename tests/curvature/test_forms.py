@@ -1,4 +1,5 @@
-"""The forms of data, outputs and losses that users have, against torch's own mean loss and its Hessian."""
+"""The forms of data, outputs and losses that users have, against torch's own mean loss and its
+Hessian."""
 
 from collections.abc import Callable
 from typing import Any
@@ -207,7 +208,8 @@ SEQ2SEQ: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize(("kind", "step"), [("t5", 1e-3), ("bart", 1e-5)])
 def test_an_encoder_decoder(kind: str, step: float) -> None:
-    """Against differences of the gradient; T5's norms work in single precision, which wants long steps."""
+    """Against differences of the gradient; T5's norms work in single precision, which wants long
+    steps."""
     torch.manual_seed(1)
     model = SEQ2SEQ[kind]().eval().double()
     tokens, labels = torch.randint(3, 11, (2, 5)), torch.randint(3, 11, (2, 4))

@@ -1,4 +1,5 @@
-"""docs/curvature.md and products.md say what is: code prints what is shown, figures are those of the benchmark."""
+"""docs/curvature.md and products.md say what is: code prints what is shown, figures are those of
+the benchmark."""
 
 import contextlib
 import io

@@ -1,4 +1,5 @@
-"""The interval of the largest over the smallest norm, with real probes and the dense Hessian as the truth."""
+"""The interval of the largest over the smallest norm, with real probes and the dense Hessian as the
+truth."""
 
 import math
 
@@ -16,7 +17,8 @@ WIDTH = 5
 
 
 class Branches(nn.Module):
-    """Small networks side by side, each with its own outputs, so that each owns a block of the Hessian."""
+    """Small networks side by side, each with its own outputs, so that each owns a block of the
+    Hessian."""
 
     def __init__(self) -> None:
         super().__init__()

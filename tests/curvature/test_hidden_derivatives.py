@@ -75,7 +75,8 @@ class Once(Function):
 
 
 class Refusing(Right):
-    """Raises where it is differentiated by `torch.autograd.grad`, as checkpoints of some libraries do."""
+    """Raises where it is differentiated by `torch.autograd.grad`, as checkpoints of some libraries
+    do."""
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
@@ -132,7 +133,8 @@ class NarrowOnly(Narrow):
 
 
 class Recomputing(Function):
-    """A checkpoint as other libraries write theirs: the part runs from a closure, without a graph."""
+    """A checkpoint as other libraries write theirs: the part runs from a closure, without a
+    graph."""
 
     @staticmethod
     def forward(ctx: Any, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

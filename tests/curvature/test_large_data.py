@@ -1,4 +1,5 @@
-"""Data that does not fit: read anew for each product, in one order, and refused where it changes."""
+"""Data that does not fit: read anew for each product, in one order, and refused where it
+changes."""
 
 from __future__ import annotations
 

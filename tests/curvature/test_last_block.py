@@ -107,7 +107,8 @@ def solved(name: str) -> tuple[Case, Dense]:
 
 
 def places(case: Case, truth: Dense, group: str) -> Tensor:
-    """Rows of the dense Hessian in the order of the closed form: by head, (inputs, outputs), bias last."""
+    """Rows of the dense Hessian in the order of the closed form: by head, (inputs, outputs), bias
+    last."""
     model = case.model
     if hasattr(model, "transformer"):
         return _gpt2_places(model, truth, group)

@@ -276,7 +276,7 @@ def test_a_layer_that_is_used_twice_is_refused() -> None:
     ):
         hb.exact_last_block(case.model, case.batches[0])
     layer.mlp.output = Twice(twice)
-    with pytest.raises(ArgumentError, match=r"is used twice behind the last attention"):
+    with pytest.raises(ArgumentError, match=r"is used twice after the last attention"):
         hb.exact_last_block(case.model, case.batches[0])
 
 

@@ -1,4 +1,5 @@
-"""Hugging Face architectures: groups cut where the model itself cuts, blocks equal to dense ones."""
+"""Hugging Face architectures: groups cut where the model itself cuts, blocks equal to dense
+ones."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.curvature.oracle import check_partition, dense
 
 CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}
 CASTING |= {"modernbert"}
-"""Their softmax, norms or rotations compute in float32 whatever the weights are, and round there."""
+"""Their softmax, norms or rotations compute in float32 whatever the weights are, and round
+there."""
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::hessblocks.curvature.AttentionBackendWarning",

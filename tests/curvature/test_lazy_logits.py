@@ -1,4 +1,5 @@
-"""Logits are made some rows at a time: the same H, H_o and H_f as dense autodiff's, and never a whole batch of them."""
+"""Logits are made some rows at a time: the same H, H_o and H_f as dense autodiff's, and never a
+whole batch of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Losses that a model adds to that of its logits are named; decoders read their labels one place further on."""
+"""Losses that a model adds to that of its logits are named; decoders read their labels one place
+further on."""
 
 import warnings
 from types import SimpleNamespace

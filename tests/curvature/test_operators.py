@@ -143,7 +143,8 @@ def test_a_group_and_rows_together_are_refused() -> None:
 
 
 def test_only_convex_losses_make_the_outer_part_semidefinite() -> None:
-    """The Brier score bends down far from its minimum, which its condition number must not meet with a claim."""
+    """The Brier score bends down far from its minimum, which its condition number must not meet
+    with a claim."""
     model, classes = nn.Linear(3, 4).double(), torch.randint(4, (30,))
     batch = (torch.randn(30, 3).double(), classes)
     with torch.no_grad():
@@ -176,8 +177,10 @@ ON_A_PROBLEM = {
     "extreme_eigenvalues": lambda given: hb.extreme_eigenvalues(given, 2).values,
     "spectral_density": lambda given: hb.spectral_density(given, steps=3, probes=2).density,
     "condition_number": lambda given: hb.condition_number(given, max_products=64).value,
-    "inverse": lambda given: hb.inverse(given, damping=100.0) @ torch.ones(given_size(), dtype=torch.float64),
-    "solve": lambda given: solve(given, torch.ones(given_size(), dtype=torch.float64), damping=100.0).values,
+    "inverse": lambda given: hb.inverse(given, damping=100.0) @ torch.ones(given_size(),
+        dtype=torch.float64),
+    "solve": lambda given: solve(given, torch.ones(given_size(), dtype=torch.float64),
+        damping=100.0).values,
 }  # fmt: skip
 
 

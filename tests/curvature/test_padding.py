@@ -1,4 +1,5 @@
-"""A text padded on the left is the text alone, or a warning says that the model reads it as another one."""
+"""A text padded on the left is the text alone, or a warning says that the model reads it as another
+one."""
 
 from __future__ import annotations
 
@@ -36,11 +37,13 @@ LEARNED = {
     "bert": {},
 }
 COUNTED = {"llama": {}, "opt": {"ffn_dim": 12, "word_embed_proj_dim": 8}, "roberta": {}}
-"""Rotary positions, positions that the model counts from the mask, and from its token for padding."""
+"""Rotary positions, positions that the model counts from the mask, and from its token for
+padding."""
 
 
 class Learned(nn.Module):
-    """Learned positions that the mask does not move; a token sees the mean of what came before it."""
+    """Learned positions that the mask does not move; a token sees the mean of what came before
+    it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""Models, losses and data as other tools take them, given as they are, against autodiff and against curvlinops.
+"""Models, losses and data as other tools take them, given as they are, against autodiff and against
+curvlinops.
 
-The cases are those that curvlinops 3 tests itself with, the losses those that hessian-eigenthings offers.
+The cases are those that curvlinops 3 tests itself with, the losses those that hessian-eigenthings
+offers.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ CASES: dict[str, Callable[[], Made]] = {
                 mlp(2), nn.BCEWithLogitsLoss(reduction=r), features(*FLAT), bits((3, 2), (4, 2))
             ),
             "squared error": lambda r: made(
-                mlp(3, 8), nn.MSELoss(reduction=r), features((2, 8), (6, 8)), features((2, 3), (6, 3))
+                mlp(3, 8), nn.MSELoss(reduction=r), features((2, 8), (6, 8)), features((2, 3), (6,
+                    3))
             ),
             "cross-entropy at many places": lambda r: made(
                 mlp(3, kind=Shared),
@@ -107,7 +110,8 @@ CASES: dict[str, Callable[[], Made]] = {
                 classes(3, (3, 5), (4, 5)),
             ),
             "binary at many places": lambda r: made(
-                mlp(2), nn.BCEWithLogitsLoss(reduction=r), features(*WIDE), bits((3, 5, 2), (4, 5, 2))
+                mlp(2), nn.BCEWithLogitsLoss(reduction=r), features(*WIDE), bits((3, 5, 2), (4, 5,
+                    2))
             ),
             "squared error at many places": lambda r: made(
                 mlp(3, 8),
@@ -229,7 +233,8 @@ CRITERIA: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "counts": (F.poisson_nll_loss, lambda x: x.abs().round()),
     "soft margin": (nn.SoftMarginLoss(), lambda x: x.sign()),
 }
-"""A criterion (output, target), and targets out of numbers; the model ends as its criterion needs it."""
+"""A criterion (output, target), and targets out of numbers; the model ends as its criterion needs
+it."""
 ENDS: dict[str, nn.Module] = {
     "log-probabilities": nn.LogSoftmax(1),
     "log-probabilities, weighted": nn.LogSoftmax(1),

@@ -1,4 +1,5 @@
-"""Sharpness with the optimiser's preconditioner against dense eigenvalues in float64, and its thresholds by running them."""
+"""Sharpness with the optimiser's preconditioner against dense eigenvalues in float64, and its
+thresholds by running them."""
 
 from __future__ import annotations
 

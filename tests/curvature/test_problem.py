@@ -1,4 +1,5 @@
-"""The loss: weighted by valid tokens over the whole set, in the logits' dtype, whatever the batches."""
+"""The loss: weighted by valid tokens over the whole set, in the logits' dtype, whatever the
+batches."""
 
 from pathlib import Path
 from typing import Any
@@ -278,7 +279,8 @@ def test_tokens_and_labels_of_any_whole_number_are_the_same(dtype: torch.dtype) 
     ("kind", "settings", "loss"),
     [
         ("BertForMaskedLM", {"num_attention_heads": 2, "hidden_size": 8}, "masked-lm"),
-        ("BertForTokenClassification", {"num_attention_heads": 2, "hidden_size": 8}, "classification"),
+        ("BertForTokenClassification", {"num_attention_heads": 2, "hidden_size": 8},
+            "classification"),
         ("T5ForConditionalGeneration", {"num_layers": 1, "d_model": 8, "num_heads": 2}, "seq2seq"),
     ],
 )  # fmt: skip
@@ -523,7 +525,8 @@ IDLE_LOSSES = ["classification", "regression", nn.CrossEntropyLoss(), halved]
 @pytest.mark.parametrize("loss", IDLE_LOSSES, ids=["classes", "squares", "module", "callable"])
 @pytest.mark.parametrize("idle", [1, 3])
 def test_a_batch_that_only_keeps_step_with_others_counts_no_label(loss: Any, idle: int) -> None:
-    """A process with fewer batches than another passes its widest row again, and N must not grow."""
+    """A process with fewer batches than another passes its widest row again, and N must not
+    grow."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     target = torch.randn(5, 2).double() if loss == "regression" else torch.randint(0, 2, (5,))

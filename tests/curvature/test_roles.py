@@ -1,4 +1,5 @@
-"""Roles of parameters: families of every kind, and the names that tell them where the family is unknown."""
+"""Roles of parameters: families of every kind, and the names that tell them where the family is
+unknown."""
 
 from __future__ import annotations
 

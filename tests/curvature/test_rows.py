@@ -85,7 +85,8 @@ class Chosen(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two experts and rows at a tie between them, which rounding decides: by how many rows there are."""
+    """Two experts and rows at a tie between them, which rounding decides: by how many rows there
+    are."""
 
     def __init__(self) -> None:
         super().__init__()

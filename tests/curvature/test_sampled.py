@@ -1,4 +1,5 @@
-"""H_o of all blocks from sampled gradients: the roots of losses, the vectors, the map, and what is refused."""
+"""H_o of all blocks from sampled gradients: the roots of losses, the vectors, the map, and what is
+refused."""
 
 from dataclasses import replace
 from functools import cache
@@ -364,7 +365,8 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*checkpointing_enable.*:FutureWarning")
 def test_the_models_own_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No second derivative is taken: attention is not replaced, and checkpointed parts are computed again."""
+    """No second derivative is taken: attention is not replaced, and checkpointed parts are computed
+    again."""
     config = GPT2Config(
         n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=6, attn_implementation="sdpa"
     )

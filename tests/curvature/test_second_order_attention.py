@@ -70,7 +70,8 @@ def padded(left: int, right: int, others: int) -> Tensor:
 
 
 def added(others: int, *, lowest: bool) -> Tensor:
-    """Numbers for the scores, some of them out of reach; with `lowest` as transformers writes masks."""
+    """Numbers for the scores, some of them out of reach; with `lowest` as transformers writes
+    masks."""
     if not lowest:
         numbers = torch.randn(1, HEADS, TOKENS, others, dtype=torch.float64)
         numbers[..., 2] = -torch.inf
@@ -107,7 +108,8 @@ SIZES = (Size(rows=1, scores=1), Size(rows=4, scores=400), visibility.CPU)
 
 
 def derivatives(function: Function, inputs: list[Tensor], *, forwards: bool) -> list[Tensor]:
-    """Value and derivatives of order one and two, by torch's ways; `forwards` adds the slower ones."""
+    """Value and derivatives of order one and two, by torch's ways; `forwards` adds the slower
+    ones."""
     torch.manual_seed(1)
     inputs = [x.clone().requires_grad_() for x in inputs]
     y = function(*inputs)

@@ -63,7 +63,8 @@ def test_no_process_holds_the_model_or_a_vector(found: dict[str, Any]) -> None:
 
 
 def test_a_product_sends_few_messages_and_only_sums_that_are_read(found: dict[str, Any]) -> None:
-    """Four a layer of twelve parameters: for weights twice, directions once, sums twice; else 309 and 306."""
+    """Four a layer of twelve parameters: for weights twice, directions once, sums twice; else 309
+    and 306."""
     assert found["own"]["gathers"] <= 120
     assert found["own"]["sums"] <= 80
 
@@ -173,11 +174,13 @@ def test_a_folder_that_does_not_fit_its_configuration_is_refused(tmp_path: Path)
 CODE = {
     "own": (
         {"model_type": "planted", "auto_map": {"AutoConfig": "planted.C"}},
-        "holds no model that transformers knows .*code that a folder brings along is never executed",
+        "holds no model that transformers knows .*code that a folder brings along is never "
+        "executed",
     ),
     "kernels": (
         {"attn_implementation": "kernels-community/flash-attn"},
-        r"code from elsewhere \(attn_implementation kernels-community/flash-attn\), .* take that line out",
+        r"code from elsewhere \(attn_implementation kernels-community/flash-attn\), .* take that "
+        r"line out",
     ),
 }
 

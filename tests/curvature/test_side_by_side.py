@@ -1,4 +1,5 @@
-"""docs/side_by_side.md: every block runs in no more lines than its page counts for the other tool, and finds its numbers."""
+"""docs/side_by_side.md: every block runs in no more lines than its page counts for the other tool,
+and finds its numbers."""
 
 import re
 from functools import cache
@@ -15,7 +16,8 @@ import hessblocks as hb
 
 PAGE = (Path(__file__).parents[2] / "docs" / "side_by_side.md").read_text(encoding="utf-8")
 LINES = {"curvlinops": 8, "hessian-eigenthings": 4, "PyHessian": 5}
-"""Of the other tool's own example, from model, loss and data to the last number, as the page says in words."""
+"""Of the other tool's own example, from model, loss and data to the last number, as the page says
+in words."""
 IN_WORDS = {8: "eight lines", 4: "four\nlines", 5: "five lines"}
 
 

@@ -1,4 +1,5 @@
-"""Models whose outputs say nothing of what is trained, or that are more than their layers: refused by name."""
+"""Models whose outputs say nothing of what is trained, or that are more than their layers: refused
+by name."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,5 @@
-"""Moments of a model's last attention: beside transformers' own attention, and what their figure says."""
+"""Moments of a model's last attention: beside transformers' own attention, and what their figure
+says."""
 
 from typing import Any
 

@@ -1,7 +1,9 @@
-"""Second and third derivatives of torch's own operations against differences of the first and second.
+"""Second and third derivatives of torch's own operations against differences of the first and
+second.
 
-Where torch is wrong the test is expected to fail, strictly: once torch is mended it says so, and the form in
-single steps (`hessblocks.curvature.closed.corrected`) can go. Those forms are held to the same differences.
+Where torch is wrong the test is expected to fail, strictly: once torch is mended it says so, and
+the form in single steps (`hessblocks.curvature.closed.corrected`) can go. Those forms are held to
+the same differences.
 """
 
 from __future__ import annotations
@@ -247,7 +249,8 @@ MISSING = [
     "weighted bags",
     "multi-margin",
 ]
-"""torch says that it has no second derivative, and so does `hb.Hessian`, but for what is `CORRECTED`."""
+"""torch says that it has no second derivative, and so does `hb.Hessian`, but for what is
+`CORRECTED`."""
 
 
 def derivative(operation: Operation, inputs: list[Tensor], order: int) -> list[Tensor]:

@@ -1,4 +1,5 @@
-"""The curvature of the cross-entropy seen from the hidden state, against autodiff and in bad light."""
+"""The curvature of the cross-entropy seen from the hidden state, against autodiff and in bad
+light."""
 
 import pytest
 import torch

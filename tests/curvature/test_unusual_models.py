@@ -1,4 +1,5 @@
-"""Models whose forward pass differentiates, computes parts again, or holds a parameter in two places."""
+"""Models whose forward pass differentiates, computes parts again, or holds a parameter in two
+places."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -36,10 +36,12 @@ def asked() -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[Callable[..., object], str]] = {
-    "all groups for one": (lambda a: hb.Hessian(a["problem"], a["groups"]), "expected one group such .*custom_groups"),
+    "all groups for one": (lambda a: hb.Hessian(a["problem"], a["groups"]),
+        "expected one group such .*custom_groups"),
     "a list for a group": (
         lambda a: hb.Hessian(a["problem"], [*a["groups"].values()]),
-        r"^group: expected a group .*, got list; hessblocks\.custom_groups\(model, .* makes one group of several",
+        r"^group: expected a group .*, got list; hessblocks\.custom_groups\(model, .* makes one "
+        r"group of several",
     ),
     "an entry twice": (
         lambda a: hb.Hessian(a["problem"], merge("both", [a["group"], a["group"]])),
@@ -49,15 +51,19 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
         lambda a: hb.group_norms(a["problem"], {"q": merge("both", [a["group"], a["group"]])}),
         r"^groups\['q'\]: 'both' names an entry twice",
     ),
-    "a name for a group": (lambda a: hb.Hessian(a["problem"], "query"), "expected a group of param"),
-    "rows": (lambda a: hb.Hessian(a["problem"], rows={}, columns=a["group"]), "^rows: expected one"),
-    "a model for a problem": (lambda a: hb.Hessian(a["model"], a["group"]), "^problem: expected hess"),
+    "a name for a group": (lambda a: hb.Hessian(a["problem"], "query"),
+        "expected a group of param"),
+    "rows": (lambda a: hb.Hessian(a["problem"], rows={}, columns=a["group"]),
+        "^rows: expected one"),
+    "a model for a problem": (lambda a: hb.Hessian(a["model"], a["group"]),
+        "^problem: expected hess"),
     "a wider model": (lambda a: hb.Hessian(a["problem"], a["wider"]), "take the group from"),
     "a deeper model": (lambda a: hb.Hessian(a["problem"], a["deeper"]), "take the group from"),
     "map of one group": (lambda a: hb.curvature_map(a["problem"], a["group"]), "groups by name"),
     "map of none": (lambda a: hb.curvature_map(a["problem"], {}), "at least one group, got none"),
     "norms of a list": (lambda a: hb.group_norms(a["problem"], [a["group"]]), "groups by name"),
-    "norms of another": (lambda a: hb.group_norms(a["problem"], {"q": a["deeper"]}), r"groups\['q'\]"),
+    "norms of another": (lambda a: hb.group_norms(a["problem"], {"q": a["deeper"]}),
+        r"groups\['q'\]"),
     "no eigenvalue": (
         lambda a: hb.extreme_eigenvalues(hb.Hessian(a["problem"], a["group"]), count=0),
         "^count: expected at least 1 eigenvalue",
@@ -70,7 +76,8 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
         lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, parts="outer"),
         "^parts: expected a list of some of outer, functional, full, got 'outer'",
     ),
-    "no parts": (lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, parts=[]), "^parts: expected"),
+    "no parts": (lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, parts=[]),
+        "^parts: expected"),
     "an unknown part": (
         lambda a: hb.group_norms(a["problem"], {"q": a["group"]}, parts=["outr"]),
         "^part: 'outr' is unknown; did you mean 'outer'",
@@ -80,14 +87,16 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
         "^probes: expected a whole number, got 4.5",
     ),
     "a tolerance that is no number": (
-        lambda a: hb.extreme_eigenvalues(hb.Hessian(a["problem"], a["group"]), tolerance=float("nan")),
+        lambda a: hb.extreme_eigenvalues(
+            hb.Hessian(a["problem"], a["group"]), tolerance=float("nan")),
         "^tolerance: expected a share of at least 0, got nan",
     ),
     "no steps": (
         lambda a: hb.spectral_density(hb.Hessian(a["problem"], a["group"]), steps=0),
         "^spectral_density: steps: expected at least 1, got 0",
     ),
-    "no batches": (lambda a: hb.Problem(a["model"], None), "^batches: expected a batch, a list of them"),
+    "no batches": (lambda a: hb.Problem(a["model"], None),
+        "^batches: expected a batch, a list of them"),
     "half a batch": (
         lambda a: hb.Problem(a["model"], a["batch"], num_batches=1.5),
         "^num_batches: expected at least 1, got 1.5",
@@ -98,7 +107,8 @@ REFUSED: dict[str, tuple[Callable[..., object], str]] = {
     ),
     "a line of tokens": (
         lambda a: hb.Problem(a["model"], {"input_ids": [1, 2, 3]}).value(),
-        r"^batches: causal-lm needs token ids, .* of shape \(sequences, tokens\); got torch.int64 with 1 axes",
+        r"^batches: causal-lm needs token ids, .* of shape \(sequences, tokens\); got torch.int64 "
+        r"with 1 axes",
     ),
     "a mask of pairs": (
         lambda a: hb.Problem(

@@ -1,4 +1,5 @@
-"""Weights, buffers and attributes of a model have the values that they had, whatever its passes write."""
+"""Weights, buffers and attributes of a model have the values that they had, whatever its passes
+write."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Counter(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Moves a large table towards what it sees, a frozen parameter and a plain tensor too, then reads them."""
+    """Moves a large table towards what it sees, a frozen parameter and a plain tensor too, then
+    reads them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Run by test_processes.py under torchrun: what two processes find, written by the first of them."""
+"""Run by test_processes.py under torchrun: what two processes find, written by the first of
+them."""
 
 from __future__ import annotations
 
@@ -80,10 +81,11 @@ def one_fails(case: Case) -> str:
 
 
 def leave() -> None:
-    """End this process once all are done, without the interpreter's exit, where torch waits or aborts now and then.
+    """End this process once all are done, without the interpreter's exit, where torch waits or
+    aborts now and then.
 
-    A wrapped model that outlives its group waits, with the interpreter's lock, for a thread that wants that lock;
-    threads of a mesh's own groups abort the exit.
+    A wrapped model that outlives its group waits, with the interpreter's lock, for a thread that
+    wants that lock; threads of a mesh's own groups abort the exit.
     """
     dist.barrier()
     os._exit(0)

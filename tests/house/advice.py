@@ -1,4 +1,5 @@
-"""Print what could be tidier, and forbid nothing: `python -m tests.house.advice`, a part of `make lint`."""
+"""Print what could be tidier, and forbid nothing: `python -m tests.house.advice`, a part of `make
+lint`."""
 
 from __future__ import annotations
 

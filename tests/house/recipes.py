@@ -10,8 +10,8 @@ class Recipe:
     name: str
     """As in the heading 'To add a ...'."""
     edits: dict[str, tuple[tuple[str, str], ...]]
-    """File below the repository → pairs of (line, what is written before it); a new file has one pair,
-    with an empty line."""
+    """File below the repository → pairs of (line, what is written before it); a new file has one
+    pair, with an empty line."""
     proof: str
     """Code that uses what is new by its public mechanism."""
 
@@ -90,7 +90,8 @@ class _LargestIs(nn.Module):
     },
     proof="""
 from hessblocks.blocks import MaxNorm
-model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=9, context=8, norm=MaxNorm(gain=2.0))
+sizes = {"depth": 1, "width": 16, "heads": 2, "vocab_size": 9, "context": 8}
+model = hb.build("pre-ln", **sizes, norm=MaxNorm(gain=2.0))
 model.eval().save_pretrained(folder)
 again = type(model).from_pretrained(folder).eval()
 assert again.config.block_config.norm == MaxNorm(gain=2.0)
@@ -364,7 +365,8 @@ from hessblocks.report import compare_results, load_results, write_report
 from hessblocks.report.page import all_figures
 from tests.report.folders import Folder
 out = Folder(presets=("pre-ln", "sas"), layers=1).write(pathlib.Path(folder) / "run")
-(figure,) = [one for one in all_figures(compare_results(load_results(out))) if one.name == "parameters"]
+figures = all_figures(compare_results(load_results(out)))
+(figure,) = [one for one in figures if one.name == "parameters"]
 assert len(draw(figure).axes) == 1
 page = write_report(out).read_text()
 assert "How large the models are" in page

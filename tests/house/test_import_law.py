@@ -18,7 +18,8 @@ from tests.house.source import (
 )
 
 BASE = {"errors", "conventions", "escape", "malloc", "progress", "quiet", "_version"}
-"""Modules at the root, below all packages; `tests` below hold them to importing nothing but each other."""
+"""Modules at the root, below all packages; `tests` below hold them to importing nothing but each
+other."""
 OPEN = {"settings", "statistics", "storage"}
 """Packages that import no other, so that all may import them."""
 LAW: dict[str, set[str]] = {
@@ -84,7 +85,8 @@ STUDY_ROOMS: dict[str, set[str]] = {
 }
 """Room of the second distribution → the rooms beside it that it may import."""
 TERMINAL = "hessblocks.cli.terminal"
-"""The one room that the studies enter: it loads torch, so that the face of its package does not import it."""
+"""The one room that the studies enter: it loads torch, so that the face of its package does not
+import it."""
 INSIDE: dict[tuple[str, str], str] = {}
 """(file, module) → why the file reaches past a face; at most ten."""
 
@@ -144,7 +146,8 @@ def test_a_room_of_the_studies_imports_only_the_rooms_below_it() -> None:
 
 
 def foreign_inside(root: Path) -> dict[str, set[str]]:
-    """File → what it imports of the core besides its packages' faces and the modules at the core's root."""
+    """File → what it imports of the core besides its packages' faces and the modules at the core's
+    root."""
     found = {path: {name for one in imports(path) if (name := inner(one))} for path in files(root)}
     return {str(path.relative_to(root)): names for path, names in found.items() if names}
 
@@ -184,7 +187,8 @@ def test_a_planted_import_of_the_inside_is_seen(tmp_path: Path, line: str) -> No
 
 
 def reaches_past_a_face(root: Path) -> set[tuple[str, str]]:
-    """(file, module) of every import that names a module inside a package which the file is not in."""
+    """(file, module) of every import that names a module inside a package which the file is not
+    in."""
     names = {module_of(path, root): path for path in files(root)}
     found = set()
     for path in files(root):

@@ -1,7 +1,7 @@
 """A function that raises says so, whoever makes the error.
 
-ruff's DOC501 takes a function that makes an error (`raise unknown_name(...)`) for the error's class, and
-its DOC502 refuses a `Raises` for what is raised deeper down; so this is looked at here.
+ruff's DOC501 takes a function that makes an error (`raise unknown_name(...)`) for the error's
+class, and its DOC502 refuses a `Raises` for what is raised deeper down; so this is looked at here.
 """
 
 import ast

@@ -1,4 +1,5 @@
-"""The recipes of CONTRIBUTING.md, each done in a copy of the packages: what they name is enough, and all of it needed."""
+"""The recipes of CONTRIBUTING.md, each done in a copy of the packages: what they name is enough,
+and all of it needed."""
 
 import json
 import os
@@ -23,7 +24,8 @@ import torch
 import hessblocks as hb
 
 assert hb.__file__.startswith(os.environ["PYTHONPATH"].split(":")[0]), hb.__file__
-assert importlib.util.find_spec("hessblocks_studies").origin.startswith(os.environ["PYTHONPATH"].split(":")[1])
+studies = importlib.util.find_spec("hessblocks_studies").origin
+assert studies.startswith(os.environ["PYTHONPATH"].split(":")[1]), studies
 said = {}
 for name, proof in json.load(sys.stdin).items():
     torch.manual_seed(0)

@@ -1,4 +1,5 @@
-"""Shapes are named in every public signature, in letters that the file explains, and checked in the tests."""
+"""Shapes are named in every public signature, in letters that the file explains, and checked in the
+tests."""
 
 import ast
 import re
@@ -113,7 +114,10 @@ def test_a_planted_tensor_without_a_shape_is_seen(tmp_path: Path, line: str) -> 
 
 
 def test_a_planted_letter_is_seen(tmp_path: Path) -> None:
-    text = '"""Words.\n\nLetters: B sequences.\n\nT is no letter here.\n"""\nx: Float[Tensor, "B #T width"]'
+    text = (
+        '"""Words.\n\nLetters: B sequences.\n\nT is no letter here.\n"""\nx: Float[Tensor, "B '
+        '#T width"]'
+    )
     (tmp_path / "planted.py").write_text(text)
     assert unexplained(tmp_path) == {"planted.py": {"T"}}
 

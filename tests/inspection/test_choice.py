@@ -1,4 +1,5 @@
-"""What `measure_curvature` chooses where nothing is asked, by a budget, and how a run goes on with it."""
+"""What `measure_curvature` chooses where nothing is asked, by a budget, and how a run goes on with
+it."""
 
 import json
 from pathlib import Path

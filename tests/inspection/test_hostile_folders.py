@@ -24,7 +24,8 @@ from tests.data.helpers import write_code
 TRAP = """
 from pathlib import Path
 Path({marker!r}).touch()
-from transformers import GPT2Config as Evil, GPT2LMHeadModel as EvilModel, GPT2Tokenizer as EvilTokenizer
+from transformers import GPT2Config as Evil, GPT2LMHeadModel as EvilModel
+from transformers import GPT2Tokenizer as EvilTokenizer
 """
 pytestmark = [
     pytest.mark.usefixtures("blank"),
@@ -229,7 +230,8 @@ def test_a_name_that_is_not_in_the_cache_is_not_asked_for_on_the_network(
     assert attempts == []
     assert constants.HF_HUB_OFFLINE is False
     assert (
-        f"MODEL: {name!r} is no folder, and no model of that name is in the local Hugging Face cache; run "
+        f"MODEL: {name!r} is no folder, and no model of that name is in the local Hugging Face "
+        "cache; run "
         f"`hf download {name}`" in capsys.readouterr().err
     )
 

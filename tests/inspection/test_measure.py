@@ -1,4 +1,5 @@
-"""What the commands measure, from Python: a model as an object, a folder, a preset; a batch of one's own."""
+"""What the commands measure, from Python: a model as an object, a folder, a preset; a batch of
+one's own."""
 
 import json
 import shutil

@@ -123,7 +123,8 @@ def test_words_of_scipy_name_the_same_ends(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize("which", ["largest", "both", "LM"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_was_found_before_is_a_start_that_saves_products(which: Which, count: int) -> None:
-    """A matrix moved by 1e-4 is solved in fewer products, with the same answer, from vectors as from the result."""
+    """A matrix moved by 1e-4 is solved in fewer products, with the same answer, from vectors as
+    from the result."""
     matrix = with_eigenvalues(torch.linspace(-0.9, 1, 400) ** 3)
     before = extreme_eigenvalues(
         DenseOperator(matrix, symmetric=True), count, which, tolerance=1e-6
@@ -166,7 +167,8 @@ def test_a_search_holds_its_basis_and_two_vectors(which: Which, count: int) -> N
 def test_residuals_of_an_operator_that_is_not_symmetric_are_those_of_its_products(
     count: int, basis_size: int, share: float
 ) -> None:
-    """T is made symmetric, so that such an operator has wrong values: the residual says how wrong, exactly without restarts."""
+    """T is made symmetric, so that such an operator has wrong values: the residual says how wrong,
+    exactly without restarts."""
     matrix = MATRICES["flat"] + 0.1 * torch.triu(torch.ones(SIZE, SIZE).double(), 1)
     op = DenseOperator(matrix, symmetric=True)
     with pytest.warns(UserWarning, match="not converged"):
@@ -333,7 +335,8 @@ DEGENERATE = torch.cat([torch.tensor([3.0, 3, 3, 2, 2, 1]), torch.linspace(-0.3,
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_every_copy_is_found_by_single_vectors(count: int, sign: int, seed: int) -> None:
-    """One chain has a part in one copy only; random vectors find the others, and products are counted."""
+    """One chain has a part in one copy only; random vectors find the others, and products are
+    counted."""
     op = Counted(with_eigenvalues(sign * DEGENERATE))
     found = extreme_eigenvalues(
         op, count, "largest" if sign > 0 else "smallest", tolerance=1e-6, seed=seed

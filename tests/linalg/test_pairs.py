@@ -1,4 +1,5 @@
-"""Norms from the inner products of samples: unbiased, with error bars that hold, and traces without returning walks."""
+"""Norms from the inner products of samples: unbiased, with error bars that hold, and traces without
+returning walks."""
 
 import itertools
 
@@ -21,7 +22,8 @@ RUNS = {16: 400, 32: 300, 128: 200}
 
 
 def factors(angle: float = 0.5) -> list[Tensor]:
-    """F_i, as (signs, entries), of each spectrum, and one at an angle to the second: blocks large and small."""
+    """F_i, as (signs, entries), of each spectrum, and one at an angle to the second: blocks large
+    and small."""
     draw = torch.Generator().manual_seed(2)
 
     def basis(columns: int) -> Tensor:
@@ -72,7 +74,8 @@ def test_squares_are_unbiased_and_error_bars_hold(size: int, batches: int) -> No
 
 
 def test_bars_are_no_wider_than_they_need_to_be() -> None:
-    """At 128 samples a bar is next to the deviation over runs; wider only where the spread is that of rank one."""
+    """At 128 samples a bar is next to the deviation over runs; wider only where the spread is that
+    of rank one."""
     known = factors()
     runs = [run(known, seed, 128) for seed in range(100)]
     spread = torch.stack([one.values for one in runs]).std(0)
@@ -131,7 +134,8 @@ def test_zeros_are_zero_and_too_few_samples_are_refused() -> None:
 
 
 def test_walks_that_cross_are_no_fewer_than_those_that_do_not() -> None:
-    """tr K_iK_jK_iK_j ≤ tr K_i²K_j², which the unbiased estimates of both keep in three of four draws."""
+    """tr K_iK_jK_iK_j ≤ tr K_i²K_j², which the unbiased estimates of both keep in three of four
+    draws."""
     above = 0
     for seed in range(20):
         draw = torch.Generator().manual_seed(seed)

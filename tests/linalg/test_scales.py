@@ -1,4 +1,5 @@
-"""A matrix times a power of 4 has the numbers times it, digit for digit, however small or large it is then."""
+"""A matrix times a power of 4 has the numbers times it, digit for digit, however small or large it
+is then."""
 
 import math
 import warnings

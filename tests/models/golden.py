@@ -3,8 +3,9 @@
     python -m tests.models.golden            writes them anew
     python -m tests.models.golden --print    prints those of this processor
 
-Double precision, so that other processors and numbers of threads give the same digits. Initial values are drawn in
-float32, whose last digits differ between instruction sets; they are rounded to a thousandth, which takes that away.
+Double precision, so that other processors and numbers of threads give the same digits. Initial
+values are drawn in float32, whose last digits differ between instruction sets; they are rounded to
+a thousandth, which takes that away.
 """
 
 import json

@@ -25,7 +25,8 @@ def adapted(model: PreTrainedModel) -> PeftModel:
 
 @pytest.mark.parametrize(
     ("name", "folded", "matrices"),
-    [("sas-p", True, 9), ("sas-p", False, 8), ("sas", True, 9), ("pre-ln", True, 12), ("pre-ln", False, 12)],
+    [("sas-p", True, 9), ("sas-p", False, 8), ("sas", True, 9), ("pre-ln", True, 12), ("pre-ln",
+        False, 12)],
 )  # fmt: skip
 def test_adapters_train_alone_merge_and_are_saved(
     tmp_path: Path, name: str, folded: bool, matrices: int

@@ -10,10 +10,12 @@ from hessblocks.models.saved import context_of
 
 SIZES = {
     "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    "intermediate_size": 16, "type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0,
+    "eos_token_id": 2,
 }  # fmt: skip
 PLACES = {
-    "bert": 14, "electra": 14, "gpt2": 14, "opt": 14, "roberta": 12, "xlm-roberta": 12, "xlm-roberta-xl": 12, "camembert": 12,
+    "bert": 14, "electra": 14, "gpt2": 14, "opt": 14, "roberta": 12, "xlm-roberta": 12,
+    "xlm-roberta-xl": 12, "camembert": 12,
     "longformer": 12, "data2vec-text": 12, "mpnet": 12, "ibert": 12,
 }  # fmt: skip
 """Of 14 places in the configuration, those that tokens take; the token for padding is 1."""

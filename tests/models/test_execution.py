@@ -1,4 +1,5 @@
-"""How a model is run changes no number: kernels, masks, recomputation, compilation, precision, DDP."""
+"""How a model is run changes no number: kernels, masks, recomputation, compilation, precision,
+DDP."""
 
 import os
 import warnings

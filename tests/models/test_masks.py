@@ -1,4 +1,5 @@
-"""Masks that a user gives: what does not fit, or would be read as something else, is refused in a sentence."""
+"""Masks that a user gives: what does not fit, or would be read as something else, is refused in a
+sentence."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Dropout is no slot; as a part of one's own it draws in training alone, and curvature and signal never see it."""
+"""Dropout is no slot; as a part of one's own it draws in training alone, and curvature and signal
+never see it."""
 
 from dataclasses import dataclass
 from pathlib import Path

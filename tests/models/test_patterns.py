@@ -1,4 +1,5 @@
-"""Layers with blocks of their own, in turn: each computes what it would in a model of equal blocks."""
+"""Layers with blocks of their own, in turn: each computes what it would in a model of equal
+blocks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
 """Ten blocks against what the published code of He & Hofmann (2024) gives for the same weights.
 
-The reference, in `tests/reference`, holds random weights under our names with the logits, the loss and the query
-gradients of the last layer that the authors' code computes from them in float64.
+The reference, in `tests/reference`, holds random weights under our names with the logits, the loss
+and the query gradients of the last layer that the authors' code computes from them in float64.
 """
 
 import json

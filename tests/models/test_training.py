@@ -1,4 +1,5 @@
-"""Losses and training: accumulated batches weigh by valid tokens, and the Trainer runs every task."""
+"""Losses and training: accumulated batches weigh by valid tokens, and the Trainer runs every
+task."""
 
 from pathlib import Path
 from typing import Any

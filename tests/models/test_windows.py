@@ -1,4 +1,5 @@
-"""Sliding windows: those of Mistral, under every mask, kernel and cache; the centre of shaped attention too."""
+"""Sliding windows: those of Mistral, under every mask, kernel and cache; the centre of shaped
+attention too."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""What is drawn is what the figure holds: error bars, bands, a place for zero; on a page without its words."""
+"""What is drawn is what the figure holds: error bars, bands, a place for zero; on a page without
+its words."""
 
 import math
 import re

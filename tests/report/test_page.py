@@ -81,7 +81,8 @@ def test_anchors_are_unique_and_the_contents_lead_to_them(page) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "After training, the curvature of parallel, sas, sas-p and sas-p-no-norm is more even than that of pre-ln (",
+        "After training, the curvature of parallel, sas, sas-p and sas-p-no-norm is more even "
+        "than that of pre-ln (",
         "n = 256 held-out tokens (8 windows of 32), 16 random probes a group",
         "Mean over 2 seeds (0, 1)",
         "hessblocks compare --presets pre-ln,parallel,sas,sas-p,sas-p-no-norm",
@@ -177,7 +178,8 @@ def test_a_diverged_run_is_named(tmp_path) -> None:
         ),
         (
             (100, 98, 400),
-            "of sas-p is less even than that of pre-ln; that of sas is not told apart from that of pre-ln (",
+            "of sas-p is less even than that of pre-ln; that of sas is not told apart from that "
+            "of pre-ln (",
         ),
     ],
 )

@@ -87,7 +87,10 @@ def test_a_norm_that_is_no_number_is_said_and_gives_no_ratio(tmp_path) -> None:
     place = {"preset": "sas", "stage": "final", "part": "full", "group": "embedding.token"}
     made.change(lambda row: row.update(value="nan"), **place)
     results = load_results(made.write(tmp_path))
-    said = "sas, seed 0: frobenius_norm (final full embedding.token) is nan, not a number, and left out."
+    said = (
+        "sas, seed 0: frobenius_norm (final full embedding.token) is nan, not a number, and "
+        "left out."
+    )
     assert results.missing == (said,)
     whole, spoilt = comparison_rows(results)
     assert whole.after is not None

@@ -1,4 +1,5 @@
-"""Attention of any model, head by head: against eager weights, the closed forms and other ways in."""
+"""Attention of any model, head by head: against eager weights, the closed forms and other ways
+in."""
 
 import copy
 from typing import Any

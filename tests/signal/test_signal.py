@@ -1,4 +1,5 @@
-"""Signal propagation: every quantity against its definition, and rank collapse where there is one."""
+"""Signal propagation: every quantity against its definition, and rank collapse where there is
+one."""
 
 import copy
 import itertools
@@ -174,7 +175,8 @@ SHAPED = Attention(shaping=Shaping(), query=Dense(init="zeros"), **ORTHOGONAL)
 
 
 def deep(attention: Attention) -> Signal:
-    """64 skipless layers at initialisation, one token sequence of random tokens in each of two rows."""
+    """64 skipless layers at initialisation, one token sequence of random tokens in each of two
+    rows."""
     model = hb.build(
         "skipless", depth=64, width=32, heads=4, vocab_size=64, context=16, attention=attention
     )
@@ -212,7 +214,8 @@ def test_models_of_other_libraries_are_measured_where_they_can_be_looked_into() 
 
 
 def test_the_jacobian_of_another_librarys_layer_is_that_of_the_whole_layer() -> None:
-    """A layer that fills a cache must be seen without it: keys and values depend on its input too."""
+    """A layer that fills a cache must be seen without it: keys and values depend on its input
+    too."""
     sizes = {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 29, "n_positions": 16}
     model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
     with torch.no_grad():

@@ -94,7 +94,8 @@ def test_every_link_leads_somewhere_and_nothing_comes_from_foreign_hosts(site: P
 def test_planted_wrong_links_are_seen(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<script src="https://b.org/c.js"></script><a href="d.html">d</a><a href="#e">e</a>'
-        '<a id="f" href="#f">f</a><a href="a.html#f">f</a><a href="https://g.org">g</a><img src="h.png">'
+        '<a id="f" href="#f">f</a><a href="a.html#f">f</a><a href="https://g.org">g</a><img '
+        'src="h.png">'
     )
     assert lost(tmp_path) == [
         "a.html loads https://b.org/c.js",
@@ -201,7 +202,8 @@ def test_pictures_follow_the_dark_page(browser, site: Path) -> None:
     for dark in (False, True):
         open_page(browser, site / "docs" / "gallery.html", 1280, dark=dark)
         filters[dark] = browser.execute_script(
-            "return [...document.querySelectorAll('.md-content img')].map(e => getComputedStyle(e).filter)"
+            "return [...document.querySelectorAll('.md-content img')].map(e => "
+            "getComputedStyle(e).filter)"
         )
     assert len(filters[True]) > 20
     assert set(filters[False]) == {"none"}

@@ -16,7 +16,8 @@ NOMINAL = {1: 0.6827, 2: 0.95, 3: 0.9973}
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """Logarithms of norms (draws, groups), their relative errors, and the true logarithm of the ratio."""
+    """Logarithms of norms (draws, groups), their relative errors, and the true logarithm of the
+    ratio."""
 
     logs: Numbers
     errors: Numbers
@@ -38,7 +39,8 @@ class Simulated:
 
 
 def squares(probes: int, groups: int, seed: int = 0) -> Numbers:
-    """‖A z‖² of blocks of norm 1, (draws, groups, probes): sums of squares of so many directions."""
+    """‖A z‖² of blocks of norm 1, (draws, groups, probes): sums of squares of so many
+    directions."""
     ranks = np.resize(RANKS, groups)[None, :, None]
     random = np.random.default_rng((seed, probes, groups))
     return random.gamma(ranks / 2, 2 / ranks, (DRAWS, groups, probes))

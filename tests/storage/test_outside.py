@@ -1,4 +1,5 @@
-"""What a file from outside may say: JSON within bounds, names that stay inside, sizes that fit the weights."""
+"""What a file from outside may say: JSON within bounds, names that stay inside, sizes that fit the
+weights."""
 
 import json
 import shutil
@@ -169,7 +170,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     small = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
     GPT2LMHeadModel(small).save_pretrained(top / "gpt2")
-    shared = AlbertConfig(vocab_size=11, embedding_size=4, hidden_size=8, num_attention_heads=2, intermediate_size=8, num_hidden_layers=48, max_position_embeddings=8)  # fmt: skip
+    shared = AlbertConfig(vocab_size=11, embedding_size=4, hidden_size=8, num_attention_heads=2,
+        intermediate_size=8, num_hidden_layers=48, max_position_embeddings=8)  # fmt: skip
     AlbertModel(shared).save_pretrained(top / "albert")
     return top
 

@@ -1,4 +1,5 @@
-"""Objects from lines: each field by its type, defaults for what is missing, damage named by its line."""
+"""Objects from lines: each field by its type, defaults for what is missing, damage named by its
+line."""
 
 import math
 from collections.abc import Mapping

@@ -25,7 +25,8 @@ SCORES = ("query", "key", "query_key")
 
 
 def close(found: AttentionHessian, row: str, column: str, part: Any, expected: Any) -> float:
-    """Distance of a block from a matrix, as a share of the matrix; of zero, as a share of the whole."""
+    """Distance of a block from a matrix, as a share of the matrix; of zero, as a share of the
+    whole."""
     size = expected.norm() or found.dense().norm()
     return float((found.block(row, column, part).dense() - expected).norm() / size)
 
@@ -80,7 +81,8 @@ def test_uniform_attention_sees_the_covariance_of_the_permitted_tokens(case: Cas
 
 @cases
 def test_zero_queries_are_uniform_attention_by_autodiff(case: Case) -> None:
-    """Where q = 0 and the gradient is held, the limit's blocks without a key are those of W_Q = 0."""
+    """Where q = 0 and the gradient is held, the limit's blocks without a key are those of W_Q =
+    0."""
     made = arguments(case)
     zero = made | {"w_query": torch.zeros_like(made["w_query"])}
     exact = reference_hessian(zero)

@@ -55,7 +55,8 @@ def test_generic_blocks_have_the_rank_of_the_bound(
 
 
 def test_one_curvature_for_all_tokens_gives_the_rank_itself() -> None:
-    """H_o of the values is M_1ᵀM_1 ⊗ Λ, and with linear scores H_f of query and key ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I."""
+    """H_o of the values is M_1ᵀM_1 ⊗ Λ, and with linear scores H_f of query and key ∂ℓ/∂(W_Q W_Kᵀ)
+    ⊗ I."""
     made = arguments(WIDE)
     made["x"][0, 3:] = made["x"][0, :3]
     for scores, pair, part in (

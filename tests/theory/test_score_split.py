@@ -1,4 +1,5 @@
-"""H_f = H_o^T + H_f^T: both parts against autodiff of a layer whose scores are a tensor of their own."""
+"""H_f = H_o^T + H_f^T: both parts against autodiff of a layer whose scores are a tensor of their
+own."""
 
 from typing import Any
 
@@ -24,7 +25,8 @@ cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def witness(made: dict[str, Any]) -> dict[str, Tensor]:
-    """Both parts by autodiff in z = (scores, weights), the Jacobian of z and the second derivatives of the scores."""
+    """Both parts by autodiff in z = (scores, weights), the Jacobian of z and the second derivatives
+    of the scores."""
     weights = weights_of(made)
     sizes = [weight.numel() for weight in weights.values()]
 

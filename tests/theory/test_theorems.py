@@ -1,7 +1,8 @@
 """The theorems as printed in the paper, in matrix form, against the token form and autodiff.
 
-Z_1 and Z_2 are built here and nowhere else: for L tokens and width D they have L·D³ and L·D⁵ entries,
-almost all of them zero. Letters: L tokens, D width, K query-key width, V value width; `vec` is row by row.
+Z_1 and Z_2 are built here and nowhere else: for L tokens and width D they have L·D³ and L·D⁵
+entries, almost all of them zero. Letters: L tokens, D width, K query-key width, V value width;
+`vec` is row by row.
 """
 
 from dataclasses import dataclass

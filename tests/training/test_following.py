@@ -1,4 +1,5 @@
-"""Callbacks for any Trainer: the numbers of a measurement by hand, in its log, without effect on the training."""
+"""Callbacks for any Trainer: the numbers of a measurement by hand, in its log, without effect on
+the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several processes: one that is stopped or gone ends all, with one sentence; one that works alone is waited for."""
+"""Several processes: one that is stopped or gone ends all, with one sentence; one that works alone
+is waited for."""
 
 import multiprocessing
 import os
@@ -27,11 +28,12 @@ from tests.data.helpers import write_code
 EVERY, PATIENCE, MEETING = 0.2, 4.0, 4
 FIRST = [0, pytest.param(1, marks=pytest.mark.slow)]
 SECOND = [pytest.param(0, marks=pytest.mark.slow), 1]
-"""Each case is a command in two processes: one of the two ranks is tried every day, both in slow runs."""
+"""Each case is a command in two processes: one of the two ranks is tried every day, both in slow
+runs."""
 WORDS = ["train", "sas", *SIZES, "--batch-size", "4", "--device", "cpu"]
 NO_SIGN = (
-    "hessblocks: process {} of 2 (counted from 0) has given no sign of life for 4 s; all end, and the same "
-    "command goes on where it stopped."
+    "hessblocks: process {} of 2 (counted from 0) has given no sign of life for 4 s; all end, and "
+    "the same command goes on where it stopped."
 )
 
 
@@ -161,7 +163,8 @@ def live(
 
 
 def two(folder: Path, steps: int, before: Callable[[int], object] = nothing) -> list[Rank]:
-    """Train in two processes, which a third has forked that has imported everything and done nothing.
+    """Train in two processes, which a third has forked that has imported everything and done
+    nothing.
 
     Threads of this one would not be there in a fork of it, and torch waits for them.
     """

@@ -112,9 +112,12 @@ def by_link(path: Path, outside: Path) -> None:
 
 
 LINKED = [
-    "config.json", "environment.json", "metrics.jsonl", "results.csv", ".hessblocks.lock", ".hessblocks.holder",
-    "runs", "figures", "report.html", RUN, RUN / "config.json", RUN / "metrics.jsonl", RUN / "checkpoints",
-    RUN / "checkpoints" / "checkpoint-8", RUN / "checkpoints" / "checkpoint-8" / "model.safetensors",
+    "config.json", "environment.json", "metrics.jsonl", "results.csv", ".hessblocks.lock",
+    ".hessblocks.holder",
+    "runs", "figures", "report.html", RUN, RUN / "config.json", RUN / "metrics.jsonl",
+    RUN / "checkpoints",
+    RUN / "checkpoints" / "checkpoint-8",
+    RUN / "checkpoints" / "checkpoint-8" / "model.safetensors",
 ]  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Files that are of another run, or cannot be read: said in a sentence, set aside, and never a digit of the result."""
+"""Files that are of another run, or cannot be read: said in a sentence, set aside, and never a
+digit of the result."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Gains, signal and curvature along training: right values, no effect on the run, no row lost or twice."""
+"""Gains, signal and curvature along training: right values, no effect on the run, no row lost or
+twice."""
 
 import json
 import shutil

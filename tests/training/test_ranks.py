@@ -31,7 +31,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hessblocks(
     cache: Path, *words: object, processes: int = 1
 ) -> tuple[list[int], list[str], list[str]]:
-    """Run the command, with empty pictures, in so many processes; their exit statuses, outputs and errors."""
+    """Run the command, with empty pictures, in so many processes; their exit statuses, outputs and
+    errors."""
     return run_in(cache, "-m", "tests.pictures", *words, processes=processes)
 
 

@@ -1,4 +1,5 @@
-"""Killed at any moment and started again, a comparison ends with the numbers of an undisturbed one."""
+"""Killed at any moment and started again, a comparison ends with the numbers of an undisturbed
+one."""
 
 import contextlib
 import random
@@ -114,7 +115,7 @@ def test_what_is_finished_is_never_computed_again(
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)
     before = {path: (out / path).read_bytes() for path in files(out)}
-    for name in ("_train", "_map", "_fresh", "_trained"):
+    for name in ("_train", "_map", "_initial_model", "_trained_model"):
         monkeypatch.setattr(f"hessblocks.training.run.Run.{name}", None)
     complete(corpus, out)
     assert {path: (out / path).read_bytes() for path in files(out)} == before

@@ -1,4 +1,5 @@
-"""What a run notes also reaches the tracker that the Trainer reports to; stubs stand for the packages."""
+"""What a run notes also reaches the tracker that the Trainer reports to; stubs stand for the
+packages."""
 
 import json
 import sys
@@ -24,7 +25,8 @@ class SummaryWriter:
         self.path = pathlib.Path(log_dir); self.path.mkdir(parents=True)
     def add_text(self, *given): pass
     def add_scalar(self, name, value, step):
-        with (self.path / "events").open("a") as file: file.write(json.dumps([name, value, step]) + "\\n")
+        with (self.path / "events").open("a") as file:
+            file.write(json.dumps([name, value, step]) + "\\n")
     def flush(self): pass
     def close(self): pass
 """

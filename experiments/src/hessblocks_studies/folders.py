@@ -16,7 +16,7 @@ from hessblocks_studies.catalogue import find, names
 
 CONFIG = "config.json"
 OUTPUTS = ("results.csv", "summary.json", "figure.json")
-"""What is made from the points."""
+"""Files that are made from the points."""
 
 
 def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
@@ -81,8 +81,8 @@ def refreshed(folder: AnyPath) -> Iterator[None]:
     A command that was killed leaves points behind that those files do not count yet.
 
     Args:
-        folder: of one study, or holding folders of studies; studies that this version does not know
-            stay as they are.
+        folder: folder of one study, or holding folders of studies; studies that this version does
+            not know stay as they are.
 
     Raises:
         RunError: a command is writing there, a newer version wrote it, or a file is damaged.
@@ -145,10 +145,10 @@ def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
     """Look over the stores and tables of studies; nothing is written.
 
     Args:
-        folder: of one study, or holding folders of studies.
+        folder: folder of one study, or holding folders of studies.
 
     Returns:
-        One finding a file: points.jsonl is edited where a line of it is damaged, foreign where
+        One finding per file: points.jsonl is edited where a line of it is damaged, foreign where
         one is of another study, missing where points of its scale are not measured; results.csv,
         summary.json and figure.json are edited where they are not what the points give. A study
         that was asked for and is not there is missing.
@@ -232,7 +232,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What config.json holds; nothing where there is none, or no mapping."""
+    """Read config.json; empty if the file is missing or holds no mapping."""
     path = folder / CONFIG
     if not path.is_file():
         return {}
@@ -252,4 +252,4 @@ def _write_page(folder: Path) -> tuple[Path, list[str]]:
 
 
 STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page, check=check_studies)
-"""What `hessblocks report` and `hessblocks check` know of folders of studies."""
+"""Reader and page writer of folders of studies, for `hessblocks report` and `hessblocks check`."""

@@ -26,7 +26,7 @@ WORKER = 2_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is measured, and where."""
+    """Extent of the measurement, and where it runs."""
 
     scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
     """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published
@@ -34,7 +34,7 @@ class Effort:
     seeds: Annotated[int | None, at_least(1)] = None
     """Repetitions; the scale's own by default."""
     workers: Annotated[int | None, at_least(1)] = None
-    """Processes, one thread each; by default one a core, as far as memory allows 2 GB each."""
+    """Processes, one thread each; by default one per core, as far as memory allows 2 GB each."""
     ray: str | None = None
     """Ray cluster to measure on: host:port, ray://host:port or auto."""
 

@@ -23,7 +23,7 @@ class StudyResult:
     """A finished study."""
 
     name: str
-    """Of the study."""
+    """Name of the study."""
     folder: Path
     """config.json, environment.json, points.jsonl, results.csv, summary.json and figure.json."""
     rows: tuple[Row, ...]
@@ -33,7 +33,7 @@ class StudyResult:
     points: int
     """Independent pieces of work."""
     measured: int
-    """How many of them this call measured; the others were there."""
+    """Points that this call measured; the others were there."""
     retried: int
     """Times a point was started again because its worker died."""
     seconds: float
@@ -78,10 +78,10 @@ def run_studies(
         seeds: repetitions; None means the scale's own number.
         workers: processes of this machine; None measures in this one.
         ray: address of a Ray cluster; excludes `workers`.
-        reporter: told of every point.
+        reporter: hears of every point.
 
     Returns:
-        One result a study, in the order of `names`.
+        One result per study, in the order of `names`.
 
     Raises:
         ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.
@@ -128,10 +128,10 @@ def measure_study(
     Args:
         study: what is measured.
         points: all that belong to it at this scale.
-        folder: of this study alone.
+        folder: folder of this study alone.
         config: for config.json.
         where: measures.
-        reporter: told of every point.
+        reporter: hears of every point.
 
     Returns:
         The study with all its rows.
@@ -193,7 +193,7 @@ def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: eng
 
 @contextlib.contextmanager
 def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
-    """Where to measure: here, in `workers` processes, or on the cluster at `ray`.
+    """Choose where to measure: here, in `workers` processes, or on the cluster at `ray`.
 
     Raises:
         ArgumentError: both are given, or fewer than one worker.

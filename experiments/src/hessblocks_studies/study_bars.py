@@ -1,4 +1,4 @@
-"""Show how far studies are, on standard error: bars on a terminal, a line a minute elsewhere."""
+"""Show how far studies are, on standard error: bars on a terminal, a line per minute elsewhere."""
 
 import contextlib
 import sys
@@ -16,7 +16,7 @@ EVERY = 60.0
 
 
 class BarReporter:
-    """One bar a study."""
+    """One bar per study."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -31,7 +31,7 @@ class BarReporter:
 
 
 class LineReporter:
-    """A line when a study begins and when it is over, and one a minute in between."""
+    """A line when a study begins and when it is over, and one per minute in between."""
 
     def __init__(self) -> None:
         self._said = 0.0

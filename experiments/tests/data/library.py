@@ -22,7 +22,10 @@ def write_library(folder: Path, files: int = 10, functions: int = 14) -> Source:
             for number in range(functions):
                 chosen = draw.sample(words.split(), 4)
                 name = f"{chosen[0]}_{file}_{number}"
-                doc = f"Return the {chosen[1]} of a {chosen[2]} and the {chosen[3]} number {draw.randrange(10**6)}."
+                doc = (
+                    f"Return the {chosen[1]} of a {chosen[2]} and the {chosen[3]} number "
+                    f"{draw.randrange(10**6)}."
+                )
                 parts.append(
                     f'def {name}(self, {chosen[1]}):\n    """{doc}\n\n    More.\n    """\n'
                 )

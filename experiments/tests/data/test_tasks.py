@@ -1,4 +1,5 @@
-"""Labelled tasks: labels true by construction, classes equally frequent, splits without a common text."""
+"""Labelled tasks: labels true by construction, classes equally frequent, splits without a common
+text."""
 
 from collections import Counter
 from dataclasses import replace
@@ -93,7 +94,10 @@ def test_a_topic_is_the_package(records: tuple[Docstring, ...]) -> None:
 
 
 def test_sentences_are_plain() -> None:
-    text = "Return x.  The quick brown fox jumps. It returns `code` of this here.\n\nNot this one either."
+    text = (
+        "Return x.  The quick brown fox jumps. It returns `code` of this here.\n\nNot this one "
+        "either."
+    )
     assert sentences(text) == ["The quick brown fox jumps."]
     draw = np.random.default_rng(0)
     assert {swapped("A b a.", draw) for _ in range(20)} == {"b A a.", "A a b."}

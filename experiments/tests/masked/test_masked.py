@@ -1,4 +1,5 @@
-"""Pretraining is kept and repeats; fine-tuning learns; scores, memory and divergence are told truly."""
+"""Pretraining is kept and repeats; fine-tuning learns; scores, memory and divergence are told
+truly."""
 
 import json
 import math

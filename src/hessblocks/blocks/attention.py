@@ -173,7 +173,7 @@ class SelfAttention(nn.Module):
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
     ) -> Tensor:
-        """Mix A V or (αI + βA − γC) V; `own` are the values of the queries' tokens."""
+        """Mix A V or (αI + βA − γC) V; `own` holds the values of the queries' own tokens."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
@@ -184,7 +184,7 @@ class SelfAttention(nn.Module):
         if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        # behind a cache one query attends to all keys
+        # after a cache one query attends to all keys
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
         more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}

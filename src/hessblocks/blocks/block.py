@@ -11,7 +11,7 @@ from hessblocks.blocks.kernels import Context
 from hessblocks.blocks.weights import SharedLinear
 
 Vectors = Float[Tensor, "*tokens width"]
-"""One vector a token."""
+"""One vector per token."""
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Block configuration: frozen, checked when made, the same for every layer; its slots by name."""
+"""Block configuration: a frozen choice of parts for all layers, and setting its slots by path."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.storage import parse_json
 
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
-"""Values by path (`{"attention.query.init": "zeros"}`), as pairs, or typed as `path=value`."""
+"""Values by path: a mapping (`{"attention.query.init": "zeros"}`), pairs or texts `path=value`."""
 SIZES = ("width", "heads", "mlp_width")
 """Fields of a block on which the edits of a preset may depend."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
-_HERE = object()
-"""Key in a tree that stands for the part itself, beside the names of its fields."""
+_ITSELF = object()
+"""Key of a field's own value in a tree, beside the names of the fields inside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,17 +73,17 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
-    """Fill some slots of a block anew, all at once.
+    """Set slots of a block by path, all at once.
 
     Args:
-        block: block to change; it stays as it is.
-        slots: values by path. A path is the name of a field, behind those of the slots that it lies
-            in. The value of a slot is a part, its JSON values or its kind (rotary-position; rotary
-            is enough). The value of any other field is a number, a word, true, false or none. A
-            kind comes with its own defaults, which longer paths change.
+        block: block to start from; it is not changed.
+        slots: values by path. A path is the name of a field, after the names of the slots that hold
+            it, joined by points. A slot takes a part, the part's JSON values or its kind
+            (rotary-position, or rotary for short). Any other field takes a number, a word, true,
+            false or none. A kind comes with its defaults, which longer paths change.
 
     Returns:
-        The block, checked as any new one is.
+        The new block, checked as any other.
 
     Raises:
         ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or
@@ -99,29 +99,29 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
         node = tree
         for name in path.split("."):
             node = node.setdefault(name, {})
-        if _HERE in node:
+        if _ITSELF in node:
             raise ArgumentError(f"{path}: given twice; choose one.")
-        node[_HERE] = value
-    changed: BlockConfig = _changed(block, tree, "")
-    return changed
+        node[_ITSELF] = value
+    new: BlockConfig = _with_values(block, tree, "")
+    return new
 
 
 def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
-    """Read paths and values, from any way of giving them.
+    """Read slots, given in any form, into pairs of path and value.
 
     Returns:
-        The pairs, in their order; values that were typed are words still.
+        The pairs, in order; the value of a text `path=value` is still a text.
 
     Raises:
-        ArgumentError: a text without path or value.
+        ArgumentError: a text without a path or a value.
     """
     if isinstance(slots, str) or not isinstance(slots, Iterable | None):
         raise ArgumentError(f"slots: expected several texts or a mapping, got {slots!r}.")
     given = slots.items() if isinstance(slots, Mapping) else slots or ()
     pairs: list[Any] = [_pair(one) if isinstance(one, str) else one for one in given]
     for one in pairs:
-        whole = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
-        if not (whole and all(one[0].split("."))):
+        paired = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
+        if not (paired and all(one[0].split("."))):
             raise ArgumentError(
                 "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of "
                 f"a point, got {one!r}."
@@ -136,27 +136,30 @@ def _pair(text: str) -> tuple[str, str]:
     return path.strip(), value.strip()
 
 
-def _changed(part: Any, tree: Mapping[str, Any], path: str) -> Any:
-    """Change a part by a tree of fields."""
+def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
+    """Replace fields of a part, and of the parts inside it, by the values in a tree."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
     known = [field.name for field in dataclasses.fields(part)]
     hints, fields = typing.get_type_hints(type(part)), {}
-    for name, below in tree.items():
+    for name, node in tree.items():
         check_name(f"field of {path or 'block'}", name, known)
         place = f"{path}.{name}".lstrip(".")
         if place in SIZES:
-            raise ArgumentError(f"{place}: a size that presets go by; give it as {place} itself.")
+            raise ArgumentError(
+                f"{place}: a size that presets depend on; give it by its own name, {place}, not as "
+                "a slot."
+            )
         value = getattr(part, name)
-        if _HERE in below:
-            value = _value(below[_HERE], hints[name], place)
-        deeper = {field: one for field, one in below.items() if field != _HERE}
-        fields[name] = _changed(value, deeper, place) if deeper else value
+        if _ITSELF in node:
+            value = _value(node[_ITSELF], hints[name], place)
+        inner = {field: one for field, one in node.items() if field != _ITSELF}
+        fields[name] = _with_values(value, inner, place) if inner else value
     return part.replace(**fields)
 
 
 def _value(given: Any, hint: Any, place: str) -> Any:
-    """Read what is given for a field, as its annotation wants it."""
+    """Convert a given value to the type that the field's annotation demands."""
     wanted = [one for one in (typing.get_args(hint) or (hint,)) if one is not types.NoneType]
     optional = types.NoneType in typing.get_args(hint)
     if optional and (given is None or given == "none"):
@@ -187,10 +190,10 @@ def _read(word: str) -> Any:
 
 
 def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
-    """Read a part, from itself, its JSON values or its kind.
+    """Make a part from its JSON values or its kind; a part is returned as it is.
 
     Args:
-        given: one of them.
+        given: part, its JSON values or its kind.
         base: class of the slot's parts.
         place: path of the slot, for errors.
 
@@ -198,7 +201,7 @@ def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
         The part.
 
     Raises:
-        ArgumentError: an unknown kind, or one that has no defaults.
+        ArgumentError: an unknown kind, or one without defaults.
     """
     if isinstance(given, Mapping):
         return BlockPart.from_dict(dict(given))
@@ -210,5 +213,5 @@ def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
     check_name(place, word, kinds)
     try:
         return kinds[word]()
-    except TypeError as error:  # a user's part, whose fields have no defaults
+    except TypeError as error:  # only the part of a user can lack defaults
         raise ArgumentError(f"{place}: {word} has no defaults ({error}); give a part.") from error

@@ -173,7 +173,7 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """Make a gain: a trained one is a parameter still to be set, another is the value itself."""
+    """Make a gain: a parameter that is set later if it is trained, else the value itself."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

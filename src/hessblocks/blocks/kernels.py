@@ -117,7 +117,7 @@ def linear_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute linear attention: A is the scores themselves, 0 where attention is not permitted.
+    """Compute linear attention: A holds the scores themselves, and 0 if attention is not permitted.
 
     Returns:
         A V of each head.
@@ -150,7 +150,7 @@ def _permitted(mask: object) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Context of one forward pass: what every layer is told."""
+    """Context of one forward pass, the same for every layer."""
 
     causal: bool = True
     """Whether a token attends to itself and what stands before it only."""
@@ -170,7 +170,7 @@ class Context:
     """Computes A V of softmax attention."""
 
     def mask_of(self, window: int | None) -> Any:
-        """Return the mask of a layer with this window; None stands for one that attends to all.
+        """Return the mask of a layer with this window; None if the layer attends to all tokens.
 
         Returns:
             It, in the form that the kernel understands.

@@ -38,7 +38,7 @@ class Position(BlockPart, abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPosition(Position, kind="learned-position"):
-    """Learned positions: a trainable vector a position, as in GPT-2."""
+    """Learned positions: one trainable vector per position, as in GPT-2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a `torch.nn.Embedding`."""
@@ -50,7 +50,7 @@ class SinusoidalPosition(Position, kind="sinusoidal-position"):
     """Sinusoidal positions (Vaswani et al., 2017), scaled to the size of the embeddings."""
 
     scale: float = finite(0.02)
-    """Root mean square of the entries times sqrt(2)."""
+    """Amplitude of the sines; their root mean square is scale / √2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a `Sinusoids` module; it has no parameters and no longest context."""
@@ -131,6 +131,6 @@ def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
-    # float64: the angle of a far position has lost its digits in float32
+    # float64, since in float32 the angles of far positions lose their digits
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     return positions[..., None] / base**exponents

@@ -173,7 +173,7 @@ def _fixed(part: Any) -> Any:
 
 
 def pattern_names(name: str) -> list[str]:
-    """Split a pattern into its presets, which layers take in turns; one preset is a pattern too.
+    """Split a pattern into its presets, which layers repeat in order; one preset is a pattern too.
 
     Returns:
         Their names.

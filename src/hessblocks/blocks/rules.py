@@ -20,7 +20,7 @@ NO_SIGNAL = "exclude each other: no signal would pass"
 
 
 def first_refusal(block: BlockFields) -> str | None:
-    """Find the first reason against the block; None where its parts fit."""
+    """Find the first reason against the block; None if its parts fit."""
     return next((reason for rule in RULES for reason in rule(block)), None)
 
 

@@ -48,7 +48,7 @@ def centre(
     """Compute C V: for each token the mean of the values that it may attend to.
 
     Args:
-        values: of all tokens.
+        values: values of all tokens.
         causal: whether a token attends to itself and what stands before it only.
         allowed: False marks padding; None means no padding.
 

@@ -1,4 +1,4 @@
-"""The command line; one file a command.
+"""The command line; one file per command.
 
 Commands of other distributions are made of `options`, `Names`, `interruptible` and
 `hessblocks.cli.terminal`.

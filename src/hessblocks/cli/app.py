@@ -32,7 +32,7 @@ GONE = {
 
 
 def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Take from the file of --config what was not typed."""
+    """Read options that were not typed from the file of --config."""
     for argument in arguments:
         if argument.tokens and "--config" in argument.names:
             path = argument.tokens[-1].value
@@ -41,7 +41,7 @@ def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollect
 
 
 def _options_in(path: str) -> dict[str, Any]:
-    """Read a file of options, which has no tables."""
+    """Read a file of options, which must not have tables."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -143,7 +143,7 @@ def _add_other_commands(asked: str = "") -> None:
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
-    """Say what the machine refused; anything else is a fault of ours and is shown whole."""
+    """Explain an error of the machine in one sentence; raise any other, a fault of ours, again."""
     if out_of_memory(error):
         _complain("out of memory; make the model, the batch or the sequences smaller.", words)
         return 1
@@ -169,7 +169,7 @@ def _complain(message: str, words: Sequence[str]) -> None:
 
 
 def _named(error: HessblocksError, words: Sequence[str]) -> str:
-    """Say what is wrong; an option of the command that was typed is named as it is typed."""
+    """Say what is wrong; an option of the command is named as the user types it."""
     field, _, rest = str(error).partition(":")
     if not isinstance(error, ArgumentError) or not words or words[0] not in app:
         return str(error)
@@ -181,7 +181,7 @@ def _named(error: HessblocksError, words: Sequence[str]) -> str:
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    """Print a warning of ours as one line on standard error; of others what concerns users."""
+    """Print our own warnings as one line on standard error; of others, those for users."""
     ours = category.__module__.startswith("hessblocks")
     if ours or category is UserWarning:
         shown = (printable if ours else printable_lines)(str(message))

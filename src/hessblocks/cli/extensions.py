@@ -63,7 +63,7 @@ def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None]]]:
 
 
 def lacking_for(command: str) -> str:
-    """Say what to install for a command of another distribution; empty where nothing is lacking."""
+    """Say what to install for a command of another distribution; empty if nothing is missing."""
     name = ELSEWHERE.get(command)
     if name is None or command in {entry.name for entry in _entries(COMMANDS)}:
         return ""
@@ -84,7 +84,7 @@ def folder_kinds() -> list[FolderKind]:
 
 @cache
 def _entries(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group; reading them takes some 30 ms."""
+    """Read the entry points of a group, which takes some 30 ms."""
     return tuple(entry_points(group=group))
 
 

@@ -18,7 +18,7 @@ ONE_EVENT = 1.0
 
 @contextmanager
 def interruptible(more: str = "") -> Iterator[None]:
-    """Keep standard output for the results, and say of an interruption that the command can go on.
+    """Keep standard output for the results; on an interruption, say that the command can go on.
 
     Args:
         more: what the sentence says besides.

@@ -51,7 +51,7 @@ def completer(name: str) -> Names | None:
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas; of options typed the last counts, of a file all entries of a list."""
+    """Read words with commas; the last typed option counts, and all entries of a list in a file."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
     return tuple(word for token in counted for word in settings.words(token.value))
 
@@ -79,7 +79,7 @@ def several(name: str) -> Parameter:
 
 
 def check_place(data: Path | str | None) -> None:
-    """Refuse a text that is not there before anything heavy is loaded.
+    """Refuse a missing path before anything heavy is loaded.
 
     Raises:
         ArgumentError: there is no file or folder of this name.
@@ -109,7 +109,7 @@ Tracker = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """What a command reads and shows."""
+    """Screen of a command: what it reads and shows."""
 
     config: Path | None = None
     """TOML file with values of options, such as batch-size = 16; options typed go first."""
@@ -139,14 +139,14 @@ def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
 
 
 def _described(record: Any, place: float) -> Any:
-    """Make a class that has the fields of settings with their `Parameter` and makes settings."""
+    """Make a class with the fields of settings, and their `Parameter`, that builds the settings."""
     fields = {}
     for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
             inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            # words become numbers in the settings: pydantic, where imported, would refuse them first
+            # words become numbers in the settings: pydantic, if imported, would refuse them
             shown = tuple[Any, ...] if kind.several else kind.type
             fields[name] = Annotated[shown, _parameter(record, name, kind, place)]
 
@@ -154,7 +154,7 @@ def _described(record: Any, place: float) -> Any:
         return settings.make(record, given)
 
     def unused(self: Any, **_: Any) -> None:
-        """Hide the settings' own, whose annotations cyclopts cannot resolve from here."""
+        """Hide the settings' own annotations, which cyclopts cannot resolve from here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
     return _Described(record.__name__, (record,), body)
@@ -169,7 +169,7 @@ class _Described(type):
 
 
 def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Parameter:
-    """Tell what type, default and line of a field do not say."""
+    """Add what type, default and docstring of a field do not say."""
     if kind.mark(settings.NoOption):
         return Parameter(parse=False)
     repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)

@@ -18,7 +18,7 @@ from hessblocks.storage import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDerivatives:
-    """First and second derivatives by one group, against differences."""
+    """First and second derivatives in one group, beside differences."""
 
     group: str
     """Its name."""
@@ -29,7 +29,7 @@ class GroupDerivatives:
 
     @property
     def verdict(self) -> witness.Verdict:
-        """Say `wrong` where either is, `right` where both are, else `unclear`."""
+        """Verdict: `wrong` if either is, `right` if both are, else `unclear`."""
         verdicts = self.first.verdict, self.second.verdict
         return next((one for one in ("wrong", "unclear") if one in verdicts), "right")
 
@@ -41,16 +41,16 @@ class DerivativeCheck(Tabular):
     groups: tuple[GroupDerivatives, ...]
     """By group, in the order that was asked."""
     dtype: torch.dtype
-    """What was computed in: the model's own, or float64 where its own was too rough."""
+    """Dtype of the comparison: the model's own, or float64 if its own was too rough."""
 
     @property
     def verdict(self) -> witness.Verdict:
-        """Say `wrong` where any group is; `right` where none is and one is known to be right."""
+        """Verdict: `wrong` if any group is; `right` if none is and at least one is right."""
         verdicts = [group.verdict for group in self.groups]
         return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Tidy rows: group, derivative, found, difference, gap, error and verdict of each."""
+        """Return tidy rows: group, derivative, found, difference, gap, error and verdict."""
         return [
             {
                 "group": each.group,
@@ -95,7 +95,7 @@ def check_derivatives(
     Args:
         problem: model, batches and any loss; not sharded over processes, and not shared by several.
         groups: by name; None for all trainable parameters, layer by layer and role by role.
-        seed: of z.
+        seed: seed of z.
 
     Returns:
         The comparisons and their verdict; `.to_rows()`, and as text a table.
@@ -104,8 +104,8 @@ def check_derivatives(
         ArgumentError: groups of another model, or several processes.
         RunError: a loss or product is not finite, or a part cannot be differentiated at all.
 
-    Cost: about seven gradients and one product, and four forward passes a group, over all batches;
-        a few times that where steps have to be sought.
+    Cost: about seven gradients and one product, and four forward passes per group, over all
+        batches; a few times that where steps have to be sought.
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
     """
@@ -166,7 +166,7 @@ def _checked(
 def _product(
     problem: products.Problem, passes: Sequence[Any], along: witness.Tensors
 ) -> witness.Tensors:
-    """H z as every operator gives it, by parameter, though a guard would refuse it."""
+    """Compute H z by parameter, as the operators do, although a guard would refuse it."""
     free = copy.copy(problem)
     vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
     everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
@@ -177,7 +177,7 @@ def _product(
 
 
 def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, " size"]:
-    """The group's entries in one line."""
+    """Flatten the group's entries to one vector."""
     like = tensors[group.parameters[0]]
     into = like.new_empty(1, group.size)
     group.collect({name: tensors[name][None] for name in group.parameters}, into)
@@ -185,6 +185,6 @@ def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, "
 
 
 def _within(group: ParameterGroup, tensors: witness.Tensors) -> dict[str, Tensor]:
-    """The tensors of the group's parameters, zero outside of it."""
+    """Return tensors of the group's parameters that are zero outside of the group."""
     vectors = _entries(group, tensors)[None]
     return {name: one[0] for name, one in group.scatter(vectors, tensors).items()}

@@ -34,7 +34,7 @@ class ColumnSquares:
     """Whether the probes are all unit vectors of the group, so that the squares add up to
     ‖H_ij‖_F²."""
     squares: Mapping[Part, Mapping[str, tuple[float, ...]]]
-    """By part and name of group i, one number a probe."""
+    """By part and name of group i, one number per probe."""
 
     def norm(self, part: Part, row: str) -> Estimate:
         """Estimate the Frobenius norm of one block from this column alone."""
@@ -42,7 +42,7 @@ class ColumnSquares:
 
 
 def norm_of(squares: Float[Tensor, " K"], *, exact: bool) -> Estimate:
-    """Take the root of summed exact squares, or of the mean of random ones with its error."""
+    """Take the root of the sum of exact squares, or of the mean of random ones with its error."""
     if exact:
         return Estimate(value=float(squares.sum().sqrt()), method="exact")
     return norm_from_squares(squares)
@@ -71,7 +71,7 @@ def column_squares(
         rows: names of the groups i; all by default.
         parts: which of H_o, H_f and H; they share the products.
         probes: K, at least 4.
-        seed: of the probes.
+        seed: seed of the probes.
         by_name: whether groups of equal size draw others from it.
 
     Returns:
@@ -81,7 +81,7 @@ def column_squares(
         ArgumentError: too few probes.
         RunError: a product is not finite.
 
-    Cost: about one gradient's time a probe and part, and of one probe more where a block gave
+    Cost: about one gradient's time per probe and part, and of one probe more where a block gave
         nothing but zeros; memory of one vector of all rows for each part and probe taken together,
         bounded by the problem's memory limit.
     """
@@ -122,7 +122,7 @@ def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
 
 
 def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source: Probes) -> None:
-    """Replace zeros of blocks that all signs missed by what Gaussian probes give, in place.
+    """Replace zeros of blocks that all Rademacher probes missed by Gaussian estimates, in place.
 
     Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it
     gives below rounding of the largest product is taken for 0.
@@ -160,7 +160,7 @@ def check_probes(probes: int) -> None:
 def _vectors(
     problem: Problem, group: ParameterGroup, probes: int, seed: int, parts: int
 ) -> Iterator[Tensor]:
-    """Random signs in blocks of (k, size), K in all; all unit vectors where there are no more."""
+    """Draw K random signs in blocks of (k, size); all unit vectors if there are no more than K."""
     operator, together = Hessian(problem, group), _together(problem, parts)
     if group.size <= probes:
         unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
@@ -169,7 +169,7 @@ def _vectors(
 
 
 def _together(problem: Problem, parts: int) -> int:
-    """Vectors between two looks at the graphs: as many as fit where the graphs are built anew."""
+    """Count the vectors of one multiplication: as many as fit if each builds the graphs anew."""
     if problem.plan.hold:
         return problem.plan.together
     limit = problem.memory_limit or default_limit(problem.device)

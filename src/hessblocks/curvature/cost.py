@@ -51,7 +51,7 @@ class Cost:
     """probes (products with random vectors in each group) or sampled (random gradients, for H_o
     alone)."""
     count: int
-    """Probes a group, or samples in all."""
+    """Probes per group, or samples in all."""
     groups: int
     """G."""
     products: int
@@ -82,9 +82,9 @@ class Work:
     groups: Mapping[str, ParameterGroup]
     """By name."""
     parts: Sequence[Part]
-    """Of H_o, H_f and H."""
+    """Parts H_o, H_f and H to measure."""
     blocks: Blocks
-    """Which of them are read."""
+    """Kind of blocks to read."""
 
     def products(self, probes: int, names: Iterable[str] | None = None) -> int:
         """Count the products of all columns, or of some; none needs more than it has entries."""
@@ -101,7 +101,7 @@ def decide(
         probes: K; 4 K samples stand for them.
         method: probes, sampled, or auto for what is cheaper.
         budget: minutes that take the place of `probes`.
-        tell: called with the cost before the work starts; None: the log is told, at level INFO.
+        tell: called with the cost before the work starts; None: it goes to the log, at level INFO.
 
     Returns:
         The cost, and how samples are drawn where they are.
@@ -149,7 +149,7 @@ def decide(
 
 
 def _sampling_is_cheaper(work: Work, probes: int) -> bool:
-    """Tell whether 4 K samples cost less than the products of K probes a group."""
+    """Tell whether 4 K samples cost less than the products of K probes per group."""
     if list(work.parts) != ["outer"] or not root_is_known(work.problem):
         return False
     samples = max(FEWEST_SAMPLES, SAMPLES_A_PROBE * probes)
@@ -157,7 +157,7 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 
 
 def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, float, int]:
-    """Seconds that are spent once, seconds of each sample, and bytes."""
+    """Estimate seconds spent once, seconds of each sample, and bytes."""
     one = replace(sampling, batches=1, size=1)
     problem = work.problem
     if not measured:
@@ -167,7 +167,7 @@ def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, 
 
 
 def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
-    """Seconds that are spent once, seconds of each probe in the dearest column, and bytes."""
+    """Estimate seconds spent once, seconds of each probe in the dearest column, and bytes."""
     problem, groups = work.problem, work.groups
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
@@ -188,7 +188,7 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
 
 
 def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: float) -> int:
-    """Probes or samples that so many seconds allow; the same in every process.
+    """Count the probes or samples that so many seconds allow; the same in every process.
 
     Returns:
         The count.
@@ -211,7 +211,7 @@ def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: f
 
 
 def _clocked(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+    """Measure the seconds of one call, the device's work included."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -263,7 +263,7 @@ class Forecast:
         self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int) -> None:
-        """Look at the clock after so many products."""
+        """Compare the time so far with the forecast, after so many products."""
         now = time.perf_counter()
         if self._first is None:
             self._first = done, now

@@ -31,7 +31,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def __init__(
         self, groups: Mapping[str, ParameterGroup], norms: Mapping[str, dict[Part, Estimate]]
     ) -> None:
-        """Hold `norms`, and of which groups they are."""
+        """Hold `norms` and the groups that they belong to."""
         super().__init__(norms)
         self._groups = {name: groups[name] for name in norms}
 
@@ -61,7 +61,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     __repr__ = Tabular.__repr__
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw the norms, one mark a part, with bars of one standard error, on a logarithmic axis.
+        """Draw the norms on a logarithmic axis, one mark per part, with bars of one standard error.
 
         More than 60 groups are drawn as colours, layers × roles, of the last part.
 
@@ -117,8 +117,8 @@ def group_norms(
     Args:
         problem: model, batches and loss.
         groups: by name; None: those of `parameter_groups`.
-        probes: random vectors a group, at least 4.
-        seed: of the probes; groups of equal size draw the same from it.
+        probes: random vectors per group, at least 4.
+        seed: seed of the probes; groups of equal size draw the same from it.
         parts: which parts.
         method: as `curvature_map` takes it; `sampled` is for H_o alone.
         budget: minutes that take the place of `probes`.
@@ -132,7 +132,7 @@ def group_norms(
         ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model,
             or what `curvature_map` refuses.
 
-    Cost: about one gradient a probe for a group of the first layer, less further up; sampled, two
+    Cost: about one gradient per probe for a group of the first layer, less further up; sampled, two
         thirds of a gradient for each of 4 · probes samples, whatever the number of groups.
     """
     groups = groups_of(problem, groups)
@@ -168,7 +168,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
     """Divide the largest norm by the smallest; norms of exactly 0 are left out and named.
 
     Args:
-        norms: of the groups' own blocks.
+        norms: norms of the groups' own blocks.
 
     Returns:
         The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a
@@ -193,7 +193,7 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
 def norm_rows(
     groups: Mapping[str, ParameterGroup], norms: Mapping[str, Mapping[Part, Estimate]]
 ) -> list[dict[str, Any]]:
-    """Make tidy rows of what `group_norms` found.
+    """Make tidy rows of the norms of `group_norms`.
 
     Returns:
         For each group and part quantity, layer, group, role, part, value, standard_error and

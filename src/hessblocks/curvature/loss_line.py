@@ -25,7 +25,7 @@ class LossAlong(Tabular):
     """Loss at some points of a line through the weights."""
 
     steps: tuple[float, ...]
-    """How many directions each point is from the weights."""
+    """Multiple of the direction at each point."""
     losses: tuple[float, ...]
     """L(θ + step · direction), in nats per token for the cross-entropies."""
 
@@ -35,7 +35,7 @@ class LossAlong(Tabular):
         return [{"step": step, "loss": loss} for step, loss in pairs]
 
     def __str__(self) -> str:
-        """Say how many points there are, and the ranges of steps and losses."""
+        """Summarise the number of points and the ranges of steps and losses."""
         return (
             f"loss at {len(self.steps):,} steps from {min(self.steps):.4g} to "
             f"{max(self.steps):.4g} along a direction: from {min(self.losses):.4g} to "
@@ -74,7 +74,7 @@ def loss_along(
     Args:
         problem: model, batches and loss.
         direction: tensors by parameter name, shaped as the parameters, such as `named_tensors` of
-            an operator gives for an eigenvector; parameters that are left out stay where they are.
+            an operator gives for an eigenvector; parameters that are left out do not move.
         steps: multiples of the direction, such as `torch.linspace(-0.5, 0.5, 21)`.
 
     Returns:
@@ -85,22 +85,43 @@ def loss_along(
             shape, or a step that is no finite number.
         RunError: a loss is not finite; the message says at which step.
 
-    Cost: a forward pass over the batches a step, and a copy of the parameters of the direction.
+    Cost: one forward pass over the batches per step, and a copy of the parameters that move.
     """
     check_problem(problem)
-    parameters = problem.parameters
+    parameters, numbers = problem.parameters, _finite_numbers(steps)
+    _check_direction(direction, problem)
+    # the direction is given whole, a sharded problem holds some rows of each parameter
+    own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
+    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
+    losses = []
+    for step in numbers:
+        moved = {name: parameters[name] + step * move for name, move in moves.items()}
+        try:
+            losses.append(problem.value(parameters | moved, twice=False))
+        except RunError as error:
+            raise RunError(f"loss_along: at step {step:.4g}: {error}") from error
+    return LossAlong(steps=tuple(numbers), losses=tuple(losses))
+
+
+def _finite_numbers(steps: Iterable[float]) -> list[float]:
     try:
-        places = [float(step) for step in steps]
+        numbers = [float(step) for step in steps]
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"steps: expected several numbers, got {steps!r}") from error
-    if not places or not all(map(math.isfinite, places)):
-        raise ArgumentError(f"steps: expected finite numbers, at least one, got {places}")
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise ArgumentError(f"steps: expected finite numbers, at least one, got {numbers}")
+    return numbers
+
+
+def _check_direction(direction: Mapping[str, Tensor], problem: Problem) -> None:
+    """Refuse names that are not trainable parameters, and tensors of other shapes or types."""
     if not isinstance(direction, Mapping) or not direction:
         raise ArgumentError(
             "direction: expected tensors by parameter name, as operator.named_tensors(vector) "
             f"gives them, got {type(direction).__name__}"
         )
-    shapes = {n: tuple(p.shape) for n, p in problem.model.named_parameters() if n in parameters}
+    named = problem.model.named_parameters()
+    shapes = {n: tuple(p.shape) for n, p in named if n in problem.parameters}
     for name, tensor in direction.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = getattr(tensor, "dtype", type(tensor).__name__)
@@ -110,13 +131,3 @@ def loss_along(
         shape = tuple(tensor.shape)
         if shape != (wanted := shapes.get(name, "a trainable parameter's name")):
             raise ArgumentError(f"direction: {name!r}: expected {wanted}, got shape {shape}")
-    own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
-    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
-    losses = []
-    for step in places:
-        moved = {name: parameters[name] + step * move for name, move in moves.items()}
-        try:
-            losses.append(problem.value(parameters | moved, twice=False))
-        except RunError as error:
-            raise RunError(f"loss_along: at step {step:.4g}: {error}") from error
-    return LossAlong(steps=tuple(places), losses=tuple(losses))

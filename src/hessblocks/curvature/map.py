@@ -55,7 +55,7 @@ class CurvatureMap(Tabular):
     """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None
     where they alone were measured, or where groups overlap."""
     method: Way = "probes"
-    """probes or sampled; a sampled norm below zero is not told from zero."""
+    """probes or sampled; a sampled norm below zero cannot be told from zero."""
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:
@@ -70,7 +70,7 @@ class CurvatureMap(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say of what the map is, how uneven it is, and what was spent."""
+        """Name the groups of the map, and say how uneven it is and what was spent."""
         own = next(iter(self.table.values()))
         kind = "samples" if self.method == "sampled" else "probes"
         spent = f", {own.probes} {kind}" if own.probes else ""
@@ -122,8 +122,8 @@ def curvature_map(
         problem: model, batches and loss.
         groups: by name; None: those of `parameter_groups`.
         part: outer (H_o), functional (H_f) or full (H).
-        probes: K random vectors a group, at least 4; 4 K samples.
-        seed: of the probes.
+        probes: K random vectors per group, at least 4; 4 K samples.
+        seed: seed of the probes.
         method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it
             costs less and the samples fit the memory; the map's `method` says which.
         blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`,
@@ -169,7 +169,7 @@ def combine_samples(
 
     Args:
         groups: rows and columns, by name.
-        products: of each group, in the same order.
+        products: inner products of each group, in the same order.
         own: whether the groups' own blocks alone are wanted.
 
     Returns:
@@ -221,7 +221,7 @@ def _map(
 
 
 def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estimate | None:
-    """Norm of block (i, j): exact where a column is, else from both; None without either."""
+    """Compute the norm of block (i, j): from an exact column if there is one, else from both."""
     ways = [(column, row) for column, row in ((j, i), (i, j)) if _holds(columns, part, column, row)]
     for column, row in ways:
         if columns[column].exact or i == j:
@@ -241,7 +241,7 @@ def _squares(columns: Sequence[ColumnSquares], part: Part, column: int, row: int
 
 
 def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> float:
-    """Share of blocks (row, column) and (column, row) from this column; exact ones prevail."""
+    """Weigh this column's estimate of two transposed blocks; an exact one counts alone."""
     if not _holds(columns, part, row, column):
         return 2.0
     exact, other = columns[column].exact, columns[row].exact
@@ -249,7 +249,7 @@ def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int)
 
 
 def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimate | None:
-    """Σ_{i≠j} s_ij / Σ_ij s_ij, with the delta method over the independent columns.
+    """Compute Σ_{i≠j} s_ij / Σ_ij s_ij, with the delta method over the independent columns.
 
     Column j measures the blocks (i, j) and, by symmetry, (j, i) with weight one half each; an exact
     column replaces what others measured of its blocks. Within a column, all blocks share probes.

@@ -7,7 +7,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 
 STUDIES = "hessblocks_studies.shared"
-"""Where the name lives now; by name, since the core imports no experiment."""
+"""New home of the name, as a string, since the core imports no experiment."""
 
 
 def blockwise_learning_rates(*given: Any, **options: Any) -> Any:

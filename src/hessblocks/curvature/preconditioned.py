@@ -42,7 +42,7 @@ class PreconditionedHessian(Hessian):
     def __init__(
         self, problem: Problem, optimizer: Optimizer, group: ParameterGroup | None = None
     ) -> None:
-        """Read the preconditioner; products use the weights as they stand then.
+        """Read the preconditioner; products use the weights at the time of the product.
 
         Args:
             problem: model, batches and loss.
@@ -128,13 +128,13 @@ def preconditioned_sharpness(
             others.
         optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it; Adam
             after its first step.
-        group: of which the own block is measured; None: all trainable parameters. Entries that the
+        group: group whose own block is measured; None: all trainable parameters. Entries that the
             optimiser does not move do not count.
         start: what was found before; a few products then suffice along a training. Without one the
             residual says how far the first few have come.
         products: with H at most; fewer where the residual falls to the rounding's root of the
             largest eigenvalue.
-        seed: of the random start, and of the 1 % that is added to a start that was given.
+        seed: seed of the random start, and of the 1 % that is added to a start that was given.
 
     Returns:
         Value, residual, threshold and the vector to start with next.
@@ -186,7 +186,7 @@ def has_preconditioner(optimizer: Optimizer) -> bool:
 
 
 def _plain(optimizer: Any) -> Optimizer:
-    """The optimiser itself, out of accelerate's wrapper."""
+    """Unwrap the optimiser from accelerate's wrapper."""
     plain = getattr(optimizer, "optimizer", optimizer)
     if type(plain) not in KINDS:
         raise ArgumentError(
@@ -206,7 +206,7 @@ def _plain(optimizer: Any) -> Optimizer:
 def _inverse_root(
     problem: Problem, optimizer: Optimizer, group: ParameterGroup, dtype: torch.dtype
 ) -> Float[Tensor, " N"]:
-    """D^(-1/2) of a group's entries, 0 where the optimiser does not move them."""
+    """Compute D^(-1/2) of a group's entries, 0 where the optimiser does not move them."""
     named = dict(problem.model.named_parameters())
     settings = {p: one for one in optimizer.param_groups for p in one["params"]}
     ways = {name: settings.get(named[name]) for name in group.parameters}
@@ -227,7 +227,7 @@ def _inverse_root(
 
 
 def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None) -> Tensor:
-    """D^(-1/2) of one parameter; without state its gradient was never taken, and it stays."""
+    """Compute D^(-1/2) of one parameter; one without state never had a gradient and stays."""
     own, state = parameter.detach(), optimizer.state.get(parameter)
     if settings is None or not (state or isinstance(optimizer, SGD)):
         return torch.zeros_like(own)
@@ -241,7 +241,7 @@ def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None)
 
 
 def _edge(settings: Mapping[str, Any]) -> float:
-    """Largest stable eigenvalue, from the roots of a recursion; infinite where nothing moves."""
+    """Compute the largest stable eigenvalue from the roots of a recursion."""
     rate, nesterov = float(settings["lr"]), bool(settings.get("nesterov"))
     if "betas" in settings:
         beta = pull = float(settings["betas"][0])

@@ -31,9 +31,9 @@ class Entry:
     """Verified folder of the cache."""
 
     folder: Path
-    """Where its files are."""
+    """Folder of its files."""
     manifest: Mapping[str, Any]
-    """What it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
+    """Key that it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
 
 
 def cache_root() -> Path:
@@ -54,7 +54,7 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     Of several processes that ask at once, one builds and the others wait for it.
 
     Args:
-        name: of the folder in the cache.
+        name: name of the folder in the cache.
         key: everything the contents depend on, as JSON values.
         build: fills a folder and returns a description of the contents, as JSON values. It finds
             there what an interrupted build (KeyboardInterrupt, a kill) of the same key has left.
@@ -66,7 +66,7 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
         RunError: the cache cannot be written.
 
     Cost:
-        SHA-256 of all files of the entry, about a second a gigabyte.
+        SHA-256 of all files of the entry, about a second per gigabyte.
     """
     root = cache_root()
     folder = root / name

@@ -192,7 +192,7 @@ class Windows(Dataset[Example]):
 
         Args:
             count: how many.
-            seed: of the draw.
+            seed: seed of the draw.
             option: that asked for them, for the error.
             text: what the windows are of, for the error.
 
@@ -222,7 +222,7 @@ class Corpus:
     splits: Mapping[str, np.ndarray[Any, Any]]
     """Tokens of each split (train, validation, perhaps test-domain), memory-mapped."""
     description: Mapping[str, Any]
-    """How it was made: versions, files and tokens of each split."""
+    """Versions, files and tokens of each split."""
     fingerprint: str
     """SHA-256 over the contents: equal fingerprints mean equal tokens."""
 
@@ -263,7 +263,7 @@ class Corpus:
         Args:
             sequences: how many windows.
             tokens: tokens of each.
-            seed: of the draw.
+            seed: seed of the draw.
 
         Returns:
             {"input_ids", "labels"}, each (sequences, tokens).
@@ -281,8 +281,8 @@ def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -
     """Open the corpus of a cache entry; build it where it is missing.
 
     Args:
-        name: of the corpus.
-        place: of the entry, without its vocabulary.
+        name: name of the corpus.
+        place: place of the entry, without its vocabulary.
         key: everything the tokens depend on besides the tokenizers, with `vocabulary`.
         build: writes the files of `write_corpus` and says what was made.
 

@@ -68,7 +68,7 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
     """Load Python code of an installed package; built once, then cached.
 
     Args:
-        name: of the package, as it is imported.
+        name: name of the package, as it is imported.
         vocabulary: entries of the vocabulary to learn.
 
     Returns:
@@ -315,7 +315,7 @@ def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
-    """Hash files by relative path and contents (SHA-256); about a second a gigabyte.
+    """Hash files by relative path and contents (SHA-256); about a second per gigabyte.
 
     Args:
         root: folder that the paths start from.

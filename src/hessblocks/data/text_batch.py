@@ -16,7 +16,7 @@ from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
 MOST_CHARACTERS = 4_000_000
-"""Of a longer text pieces of a million characters are read, about so many in all, spread evenly."""
+"""About so many characters are read of a longer text, in pieces of a million, evenly spread."""
 
 
 def text_batch(
@@ -25,11 +25,11 @@ def text_batch(
     """Draw a batch of windows from a text, in the tokens of a pretrained model.
 
     Args:
-        tokenizer: of transformers, as `hb.load` gives it with its model.
+        tokenizer: tokenizer of transformers, as `hb.load` gives it with its model.
         text: a file or folder where there is one of that name, else the text itself.
-        tokens: of each window, at least 2.
+        tokens: tokens of each window, at least 2.
         sequences: windows, drawn without replacement.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         {"input_ids": (sequences, tokens)}, which `hb.Problem` takes.
@@ -72,8 +72,8 @@ def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
     """Encode documents, each ended by the tokeniser's end of text where it has one.
 
     Args:
-        tokenizer: of transformers.
-        documents: of which at most about `MOST_CHARACTERS` are read, spread evenly.
+        tokenizer: tokenizer of transformers.
+        documents: documents, of which at most about `MOST_CHARACTERS` are read, spread evenly.
 
     Returns:
         Token ids.

@@ -22,7 +22,7 @@ class TextFile:
     start: int = 0
     """First character, counted without a byte order mark."""
     stop: int
-    """The character behind the last one."""
+    """Number of the character after the last one."""
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -42,8 +42,8 @@ def draw_heatmap(
     """Draw a map on a logarithmic colour scale, groups labelled, layers separated by lines.
 
     Args:
-        names: of the groups, in the order of rows and columns.
-        layers: of the groups; None outside the layers.
+        names: names of the groups, in the order of rows and columns.
+        layers: layers of the groups; None outside the layers.
         values: norms, row by row; NaN where a block was not measured, below zero where it is not
             told from zero.
         part: outer, functional or full.
@@ -84,7 +84,7 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or not told from it, explained below the title.
+    """Colour blocks that are zero or cannot be told from it; a note below the title explains it.
 
     Returns:
         Whether there are any.
@@ -134,7 +134,7 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
 
 
 def _apart(places: Sequence[int], least: float) -> list[int]:
-    """Leave out places that are nearer to the one before than names are high."""
+    """Leave out names that would overlap the one before."""
     kept = [places[0]]
     for place in places[1:]:
         if place - kept[-1] >= least:
@@ -150,12 +150,12 @@ def draw_layers(
     part: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw norms as layers × roles on a logarithmic colour scale; groups outside are told below.
+    """Draw norms as layers × roles on a logarithmic colour scale; a note names the groups outside.
 
     Args:
-        names: of the groups, such as layers.3.attention.query.
-        layers: of the groups; None outside the layers.
-        values: norms, one a group; not above zero where one is zero or not told from it.
+        names: names of the groups, such as layers.3.attention.query.
+        layers: layers of the groups; None outside the layers.
+        values: norms, one per group; not above zero where one is zero or not told from it.
         part: outer, functional or full.
         ax: axes to draw on; None for a figure of its own.
 

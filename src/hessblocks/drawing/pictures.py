@@ -27,7 +27,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
     """Write a drawn figure to `folder` as <name>.png and <name>.svg.
 
     Args:
-        figure: of matplotlib.
+        figure: figure of matplotlib.
         folder: made when missing.
         name: without suffix.
 
@@ -63,7 +63,7 @@ def page_picture(figure: Figure, folder: AnyPath, name: str) -> bytes:
     """Write a drawn figure as `write_picture` does, and return it for a page.
 
     Args:
-        figure: of matplotlib.
+        figure: figure of matplotlib.
         folder: made when missing.
         name: without suffix.
 

@@ -310,7 +310,7 @@ def _draw_guide(axis: Axes, series: figures.Series) -> None:
 
 
 def _bar(panel: figures.Panel, series: figures.Series) -> dict[str, Any]:
-    """Choose the look of bars; of a pair the first is hatched, told apart without colours."""
+    """Choose the look of bars; of a pair the first is hatched, so that no colour is needed."""
     hatched = len(panel.shown) == 2 and series is panel.shown[0]
     return {"fill": not hatched and not series.published, "hatch": "////" if hatched else None}
 

@@ -14,7 +14,7 @@ from hessblocks.errors import RunError
 from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
-"""Of an axis; symlog has a place for zero below its first decade."""
+"""Scaling of an axis; symlog has a place for zero below its first decade."""
 OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 

@@ -77,7 +77,7 @@ def marks(names: Iterable[str]) -> dict[str, Mark]:
     """Choose a mark for each name: its own where it has one, else one that no block has.
 
     Args:
-        names: of presets or of others, in the order of the legend.
+        names: names of presets or of others, in the order of the legend.
 
     Returns:
         Name → mark, all different up to 182. A figure without blocks uses their marks; beside

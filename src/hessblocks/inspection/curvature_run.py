@@ -1,4 +1,4 @@
-"""Measure curvature in its folder: one group after the other, each recorded once."""
+"""Measure a model's curvature group by group, and record each group in the run folder once."""
 
 import math
 import warnings
@@ -40,39 +40,39 @@ from hessblocks.theory import AttentionHessian
 OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
-"""Multiplications behind the last attention above which its closed form is left to the probes."""
+"""Above so many multiplications after the last attention, probes replace its closed form."""
 EXACT_KEY = 10**11
-"""The same for a head's keys behind norms or rotary positions."""
+"""The same for the keys of a head with norms or rotary positions."""
 SAME_LOSS = 1e-3
-"""Relative difference of losses up to which two are of the same model and data."""
-POINTS = 256
-"""Of a spectrum."""
+"""Up to this relative difference, two losses count as those of the same model and data."""
+SPECTRUM_POINTS = 256
+"""Points at which the density of a spectrum is computed."""
 WHOLE = ""
-"""Name of all groups as one, where they are recorded."""
+"""Name under which all groups together are recorded."""
 
 
 @dataclass(frozen=True)
 class CurvatureRun:
-    """A run; `complete` does what is not done yet."""
+    """Measurement of a model's curvature in a folder; `complete` does what is left."""
 
     name: str
-    """Of the model, in results.csv."""
-    of: Subjects
+    """Name of the model in results.csv."""
+    subjects: Subjects
     """Model, batch and loss, and the groups."""
     settings: CurvatureInspection
-    """What is measured."""
+    """Quantities to measure."""
     spending: Spending
-    """How much is spent."""
+    """Numbers of probes, samples and products to spend."""
     folder: Path
     """Prepared run folder."""
 
     def complete(self, progress: Progress) -> None:
-        """Measure the groups that are not recorded yet, and write the tables after each.
+        """Measure the groups that are not recorded yet, and write the tables after each one.
 
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
         """
-        store, of = mended_store(self.folder), identity_in(self.folder)
+        store, identity = mended_store(self.folder), identity_in(self.folder)
         records: dict[str, Mapping[str, Any]] = {}
         run = {"preset": self.name, "seed": self.settings.seed}
         twice = not self.spending.samples or bool(self.spending.products or self.spending.steps)
@@ -80,7 +80,7 @@ class CurvatureRun:
         names = [*self.groups, *([WHOLE] if self._has_whole else [])]
         with progress.stage("curvature", self.name, len(names)):
             for count, name in enumerate(names, start=1):
-                key = group_key(of, name)
+                key = group_key(identity, name)
                 found = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
                 (records[name],) = found.rows
                 self._check(records[name], loss)
@@ -90,20 +90,20 @@ class CurvatureRun:
     @property
     def problem(self) -> Problem:
         """Model, batch and loss, with the whole memory limit."""
-        return self.of.problem
+        return self.subjects.problem
 
     @property
     def groups(self) -> Mapping[str, ParameterGroup]:
-        """What is measured of."""
-        return self.of.groups
+        """Parameter groups to measure."""
+        return self.subjects.groups
 
     @property
     def _has_whole(self) -> bool:
-        """Tell whether something is measured of all groups as one."""
-        return WHOLE in self.of.units and bool(self.spending.products or self.spending.steps)
+        """Tell whether eigenvalues or spectra of all groups together are measured."""
+        return WHOLE in self.subjects.units and bool(self.spending.products or self.spending.steps)
 
     def _check(self, record: Mapping[str, Any], loss: float) -> None:
-        """Refuse what was measured of another model, where its digests do not show it."""
+        """Refuse a record of another model, which its digests have not shown."""
         if not math.isclose(record["loss"], loss, rel_tol=SAME_LOSS):
             raise RunError(
                 f"--out: {self.folder} holds curvature of a model with the loss "
@@ -111,7 +111,7 @@ class CurvatureRun:
             )
 
     def _measure(self, name: str) -> dict[str, Any]:
-        """Measure all that is asked of one group, or of all as one, as JSON values."""
+        """Measure one group, or all groups together, and return JSON values."""
         if name == WHOLE:
             return self._spectral(name, self.spending.parts)
         group, settings, spending = self.groups[name], self.settings, self.spending
@@ -141,12 +141,12 @@ class CurvatureRun:
             record["column"] = asdict(squares)
         elif spending.map:
             record["samples"] = self._sampled[0][place].tolist()
-        if name in self.of.units:
+        if name in self.subjects.units:
             record |= self._spectral(name, [part for part, norm in norms.items() if norm.value > 0])
         return record
 
     def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
-        """Compute closed-form norms, where the closed form's block has the group's entries."""
+        """Compute norms in closed form; None if it has no block of exactly this group's entries."""
         if group.role not in ATTENTION or group.layer != self._last_layer:
             return None
         if self.settings.level != "role" or self.settings.loss != "causal-lm" or not self._exact:
@@ -165,7 +165,7 @@ class CurvatureRun:
 
     @cached_property
     def _sampled(self) -> tuple[Tensor, PairNorms]:
-        """Inner products of samples (groups, batches, samples, samples), and norms from these."""
+        """Inner products of samples (groups, batches, samples, samples), and norms from them."""
         plan = plan_samples(self.problem, self.groups, self.spending.samples, self.spending.batches)
         found = gram_matrices(self.problem, self.groups, plan, seed=self.settings.seed).products
         return found, norms_from_pairs(found)
@@ -179,11 +179,11 @@ class CurvatureRun:
 
     @cached_property
     def _exact(self) -> AttentionHessian | None:
-        """The closed form of the last attention; None where it does not apply or costs too much."""
+        """Closed form of the last attention; None if it does not apply or costs too much."""
         model, batch = self.problem.model, self.problem.batches[0]
         vocabulary, width = model.get_input_embeddings().weight.shape  # type: ignore[operator]
-        behind = width * (vocabulary + 8 * width)
-        if 2 * width * batch.inputs.numel() * behind > EXACT_WORK:
+        pass_of_token = width * (vocabulary + 8 * width)  # the output layer and an MLP
+        if 2 * width * batch.inputs.numel() * pass_of_token > EXACT_WORK:
             return None
         try:
             return exact_attention_curvature(model, batch.raw)
@@ -191,25 +191,25 @@ class CurvatureRun:
             return None
 
     def _spectral(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
-        """Find the largest eigenvalues of H, and spectra of parts, where they are asked for."""
-        group = self.of.units[name]
+        """Compute the largest eigenvalues of H, and spectra of parts, as far as asked for."""
+        group = self.subjects.units[name]
         found: dict[str, Any] = {}
-        self.problem.held = None  # graphs of two problems would not fit together
+        self.problem.held = None  # frees its graph: those of two problems would not fit together
         if self.spending.steps:
             found["spectra"] = {part: self._spectrum(group, part) for part in parts}
         if self.spending.products:
             found["eigenvalues"] = self._eigenvalues(group)
-        self.of.products.held = None
+        self.subjects.products.held = None
         return found
 
     def _spectrum(self, group: ParameterGroup, part: Part) -> dict[str, Any]:
         found = spectral_density(
-            OPERATORS[part](self.of.products, group),
+            OPERATORS[part](self.subjects.products, group),
             seed=self.settings.seed,
             probe_chunk=1 if group.size > 1 << 17 else None,
             steps=self.spending.steps,
             probes=self.spending.spectrum_probes,
-            points=POINTS,
+            points=SPECTRUM_POINTS,
         )
         curves = {"eigenvalue": found.grid, "density": found.density}
         curves["standard_error"] = found.standard_error
@@ -218,14 +218,14 @@ class CurvatureRun:
 
     def _eigenvalues(self, group: ParameterGroup) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
-        with warnings.catch_warnings():  # where they have not converged, the residuals say so
+        with warnings.catch_warnings():  # the residuals say which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
             found = extreme_eigenvalues(
-                Hessian(self.of.products, group),
+                Hessian(self.subjects.products, group),
                 self.spending.eigenvalues,
                 "largest",
                 max_products=self.spending.products,
-                memory_limit=self.of.limit,
+                memory_limit=self.subjects.limit,
                 seed=self.settings.seed,
             )
         return found.to_rows()

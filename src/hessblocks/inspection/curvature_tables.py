@@ -38,12 +38,12 @@ def write_tables(
     loss: float,
     **run: Any,
 ) -> None:
-    """Write the rows of the groups so far, and once all are there the map and the summary.
+    """Write the rows of the groups so far; once all are measured, the map and the summary.
 
     Args:
         folder: gets results.csv, map.csv and spectra.csv.
         groups: all groups of the run.
-        records: of the groups that are measured, and of all as one under the name ''.
+        records: records of the groups that are measured, and of all as one under the name ''.
         loss: mean loss, nats per token.
         **run: `preset` and `seed` of every row.
 
@@ -130,5 +130,5 @@ def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
 
 
 def _ordered(found: Mapping[Any, Any]) -> list[Part]:
-    """Sort parts in the order of `PARTS`, also where they were read back from a file."""
+    """Sort parts in the order of `PARTS`, also if they were read back from a file."""
     return [part for part in PARTS if part in found]

@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Problem, causal_labels, parameter_groups, select_groups
+from hessblocks.curvature import (
+    ParameterGroup,
+    Problem,
+    causal_labels,
+    parameter_groups,
+    select_groups,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_run import CurvatureRun
 from hessblocks.inspection.opening import (
@@ -59,10 +65,10 @@ def measure_curvature(
 ) -> CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    Where nothing is asked, all parts are measured by probes where that takes at most 6 minutes,
-    else norms and map of H_o by sampled gradients. The largest eigenvalues of H of all groups
-    as one follow where the time allows them. Each group is recorded in the run folder as soon as it is measured: the same call goes on where
-    it stopped.
+    By default all parts are measured by probes if that takes at most 6 minutes, else norms and map
+    of H_o by sampled gradients. The largest eigenvalues of H of all groups together follow if time
+    is left. Each group is recorded in the run folder as soon as it is measured. So the same call
+    continues where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
@@ -72,9 +78,10 @@ def measure_curvature(
         out: run folder, new or of the same measurement, in which `{model}` stands for the model's
             name. None keeps nothing: what is measured goes through a temporary folder.
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
-        progress: told what is going on.
+        progress: shows what is going on.
         finish: given the folder when all is done, before another process may write there.
-        **fields: of `hessblocks.settings.CurvatureInspection`, such as `probes=32, parts=["full"]`.
+        **fields: fields of `hessblocks.settings.CurvatureInspection`, such as `probes=32,
+            parts=["full"]`.
 
     Returns:
         What the folder then holds.
@@ -86,7 +93,7 @@ def measure_curvature(
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. All of it is told to `progress` before it starts, from
+        gradients for all groups together. `progress` shows all of it before it starts, from
         products that are measured. `budget` bounds the minutes, `memory_limit` the gigabytes.
     """
     if out is None:
@@ -111,17 +118,9 @@ def measure_curvature(
         known = parameter_groups(subject.model, level=settings.level)
         selected = select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
-    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
-    of_all = partial(Problem, placed(device, subject.model), tokens, loss=settings.loss)
-    of = Subjects(
-        problem=of_all(memory_limit=limit),
-        products=of_all(memory_limit=max(1, limit // 2)),
-        groups=selected,
-        each=settings.each_group,
-        limit=limit // 2,
-    )
+    subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
     # refuses a limit or a budget that is too low before the folder is made
-    spending = chosen(of, settings, folder, progress)
+    spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
@@ -137,11 +136,29 @@ def measure_curvature(
         "device": device,
     }
     with claimed(folder, config):
-        run = CurvatureRun(subject.name, of, settings, spending, folder)
-        run.complete(progress)
+        CurvatureRun(subject.name, subjects, settings, spending, folder).complete(progress)
         if finish:
             finish(folder)
     return load_curvature(folder)
+
+
+def _subjects(
+    settings: CurvatureInspection,
+    model: nn.Module,
+    tokens: Any,
+    groups: Mapping[str, ParameterGroup],
+    device: str,
+) -> Subjects:
+    """Make two problems of one model: norms use the whole memory limit, single products half."""
+    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
+    problem = partial(Problem, model, tokens, loss=settings.loss)
+    return Subjects(
+        problem=problem(memory_limit=limit),
+        products=problem(memory_limit=max(1, limit // 2)),
+        groups=groups,
+        each=settings.each_group,
+        limit=limit // 2,
+    )
 
 
 def measure_signal(
@@ -163,13 +180,14 @@ def measure_signal(
         out: folder for config.json, environment.json and results.csv; what an earlier call wrote
             there is replaced. None writes nothing.
         device: as `measure_curvature` takes it.
-        progress: told what is going on.
+        progress: shows what is going on.
         finish: given the folder when all is written, before another process may write there.
-        **fields: of `hessblocks.settings.SignalInspection`, such as `depth=64, jacobian_steps=0`.
+        **fields: fields of `hessblocks.settings.SignalInspection`, such as `depth=64,
+            jacobian_steps=0`.
 
     Returns:
-        One measured value a row: model, seed, layer (empty for the inputs), quantity, role, value,
-        method.
+        One measured value per row: model, seed, layer (empty for the inputs), quantity, role,
+        value, method.
 
     Raises:
         ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
@@ -226,7 +244,7 @@ def measure_signal(
 def _settings(
     kind: type[Settings], data: str | Path | Batch, fields: Mapping[str, Any]
 ) -> tuple[Settings, Batch | None]:
-    """Make the settings, and find the tokens where they were given."""
+    """Make the settings; draw the tokens unless they were given."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
     ids = data.get("input_ids")
@@ -266,7 +284,7 @@ def placed(device: str, model: nn.Module) -> nn.Module:
 
 
 def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
-    """Tell names apart: equal ones as the user gave them, counted where even that is equal."""
+    """Make names distinct: as the user gave them, or numbered if even those are equal."""
     count = Counter(names)
     said = [
         _said(source) if count[name] > 1 else name

@@ -75,7 +75,7 @@ def opened(
         source: `preset:NAME`, a folder, a name in the local Hugging Face cache, or a model.
         settings: which tokens, the sizes of presets, and the seed.
         batch: the tokens, where they are given instead.
-        task: of a saved model, as `hb.load` takes it.
+        task: task of a saved model, as `hb.load` takes it.
 
     Returns:
         The model, and its batch, each entry (sequences, tokens).
@@ -222,7 +222,7 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
 
     Args:
         ids: tokens.
-        name: of the text, for the error.
+        name: name of the text, for the error.
         settings: how many windows of how many tokens, and the seed.
 
     Returns:
@@ -263,8 +263,8 @@ def block(name: str, **sizes: Any) -> BlockConfig:
     """Make the block of a preset, or the same with plain softmax attention (`skipless-plain`).
 
     Args:
-        name: of a preset, perhaps with `-plain`: A in the place of αI + βA − γC, and queries drawn
-            like the keys, since zero queries are the start of shaped attention.
+        name: name of a preset, perhaps with `-plain`: A in the place of αI + βA − γC, and queries
+            drawn like the keys, since zero queries are the start of shaped attention.
         **sizes: fields of `BlockConfig`.
 
     Returns:

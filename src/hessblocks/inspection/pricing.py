@@ -51,9 +51,10 @@ def measure_price(
         data: file or folder of text.
         out: run folder, new or of the same call; runs/price-MODEL by default.
         device: cpu, cuda or auto.
-        progress: told what is going on, and before it starts what it costs.
+        progress: shows what is going on, and what it costs before it starts.
         finish: given the folder when all is done.
-        **given: of `hessblocks.settings.PricingSettings`, such as `round=(3, 4), allocate=3.5`.
+        **given: fields of `hessblocks.settings.PricingSettings`, such as `round=(3, 4),
+            allocate=3.5`.
 
     Returns:
         What summary.json then holds.
@@ -223,7 +224,7 @@ def _summary(
 
 
 def _together(bill: Bill, names: Sequence[str], other: Any) -> dict[str, Any]:
-    """Measure changes together, each made once and not for each pass."""
+    """Measure changes together, each made once instead of once per pass."""
     parameters = bill.problem.parameters
     made = {
         name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))

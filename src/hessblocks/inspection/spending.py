@@ -42,7 +42,7 @@ STEPS = (12, 40)
 SPECTRUM_PROBES = (2, 10)
 """Random vectors of a spectrum, fewest and most."""
 SHARE = 1 / 3
-"""Of a budget that a spectrum may take, and eigenvalues that are asked for."""
+"""Share of a budget that a spectrum may take, and eigenvalues that are asked for."""
 FEWEST = 2
 """Probes whose samples are the fewest, taken where the budget is not the user's own."""
 FAR = 4
@@ -55,14 +55,14 @@ ASKED = ("parts", "map", "probes", "method", "budget", "eigenvalues", "spectrum"
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What is measured, and with how much work."""
+    """Work that a measurement of curvature does."""
 
     parts: tuple[Part, ...]
-    """Whose norms are measured."""
+    """Parts whose norms are measured."""
     map: bool
     """Whether the blocks between groups are measured too."""
     probes: int
-    """Random vectors a group."""
+    """Random vectors per group."""
     samples: int = 0
     """Gradients for all groups that take their place; 0 where they do not."""
     batches: int = 0
@@ -79,7 +79,7 @@ class Spending:
     """Minutes that were given."""
 
     def said(self, settings: CurvatureInspection) -> dict[str, Any]:
-        """Describe it in config.json, where only what is used stands."""
+        """Describe the spending in config.json, without what is not used."""
         chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
         asked = {name: getattr(settings, name) for name in ASKED}
         other = {name: value for name, value in asked.items() if value != chosen.get(name)}
@@ -88,7 +88,7 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """What there is to measure of."""
+    """Problem and groups to measure."""
 
     problem: Problem
     """For norms and maps; holds the whole memory limit."""
@@ -97,7 +97,7 @@ class Subjects:
     groups: Mapping[str, ParameterGroup]
     """By name."""
     units: Mapping[str, ParameterGroup] = field(init=False)
-    """Whose eigenvalues are asked for: each group, or all as one under the name ''."""
+    """Groups whose eigenvalues are asked for: each one, or all together under the name ''."""
     each: bool
     """Whether each group."""
     limit: int
@@ -139,11 +139,11 @@ class _Purse:
             of.products.held = None  # norms come first, and need the memory
 
     def left(self) -> float:
-        """Seconds until the budget is spent."""
+        """Compute the seconds until the budget is spent."""
         return self.end - time.perf_counter()
 
     def for_norms(self) -> float:
-        """Seconds for norms and map, beside what a spectrum takes and eigenvalues may."""
+        """Compute the seconds for norms and map, beside spectra and eigenvalues."""
         left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
         return max(left, 1e-9) * (1.0 if self.settings.eigenvalues == 0 else 1 - SHARE)
 
@@ -200,7 +200,7 @@ class _Purse:
         )
 
     def said(self, spending: Spending, cost: Cost) -> str:
-        """Say what comes besides norms and map, and what all takes."""
+        """Say what is measured besides norms and map, and what everything takes."""
         eigen = spending.products * self.units
         spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
         counts = {f"{spending.eigenvalues} eigenvalues of H": eigen, "spectrum": spectra}
@@ -219,8 +219,8 @@ def chosen(
     Args:
         of: model, batch, loss and groups.
         settings: what was asked for.
-        folder: of the run; where an earlier call was asked for the same, its choice stands.
-        progress: told the cost.
+        folder: folder of the run; where an earlier call was asked for the same, its choice stands.
+        progress: shows the cost.
 
     Returns:
         Probes or samples, and the work for spectra and eigenvalues.
@@ -329,7 +329,7 @@ def free_memory(device: str) -> int:
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:
-    """Find what an earlier call that was asked for the same chose."""
+    """Find the choice of an earlier call with the same settings."""
     path = folder / "config.json"
     found = read_object(path).get("curvature") if path.is_file() else None
     if not isinstance(found, dict) or not isinstance(found.get("asked"), dict):

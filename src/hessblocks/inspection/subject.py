@@ -14,7 +14,7 @@ WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
     "output_attentions", "output_hidden_states", "return_dict",
 }  # fmt: skip
-"""What configurations say besides the numbers that a model gives."""
+"""Entries of a configuration that do not change the model's numbers."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Ends what Python says of an object that has no words of its own; another in every process."""
 
@@ -28,7 +28,7 @@ class Subject:
     model: nn.Module
     """A language model in evaluation mode and float32."""
     tokenizer: Any = None
-    """Of transformers; None where there is none."""
+    """Tokenizer of transformers, or None."""
 
     @property
     def vocabulary(self) -> int:
@@ -43,11 +43,11 @@ class Subject:
 
     @property
     def ours(self) -> bool:
-        """Tell whether hessblocks built it, so that it may have been trained on the text."""
+        """Tell whether hessblocks built the model, so that it may have been trained on the text."""
         return getattr(getattr(self.model, "config", None), "model_type", "") == "hessblocks"
 
     def configuration(self) -> str:
-        """Digest what the weights do not show: configuration, and each module's words (SHA-256)."""
+        """Digest all but the weights: configuration, and each module's description (SHA-256)."""
         config: Any = getattr(self.model, "config", None)
         values = config.to_dict() if hasattr(config, "to_dict") else config
         if isinstance(values, dict):
@@ -56,7 +56,7 @@ class Subject:
         return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
     def said(self) -> dict[str, str]:
-        """Digest weights and configuration: where both are equal, so is the curvature."""
+        """Digest weights and configuration: if both are equal, so is the curvature."""
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 
 

@@ -93,7 +93,7 @@ def check_mask(
     Args:
         mask: as the model was given it.
         rows: sequences, and tokens of each that are new.
-        heads: of attention.
+        heads: heads of attention.
         cache: keys and values of earlier tokens.
 
     Raises:

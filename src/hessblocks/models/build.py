@@ -46,7 +46,7 @@ def build(
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
         task: causal-lm, masked-lm or classification; all but the first attend in both directions.
-        classes: of a classification; 1 makes it a regression.
+        classes: classes of a classification; 1 makes it a regression.
         tie_word_embeddings: whether the head is the transposed token embedding.
         start: how matrices and embeddings are drawn, scaled or fixed; see `blocks.with_start`.
         embedding_std: standard deviation of the entries of token and position embeddings at

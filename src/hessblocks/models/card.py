@@ -21,8 +21,7 @@ HEADS = {
     "ForSequenceClassification": ("classifier of sequences", "text-classification"),
     "Model": ("trunk without a head", "feature-extraction"),
 }
-"""Of a class, the end of its name: the Auto class of the same end loads it; kind and task of the
-Hub."""
+"""End of a class's name (that of the Auto class that loads it) → kind of model, task of the Hub."""
 TEMPLATE = Path(__file__).with_name("card.md")
 """The card, for jinja."""
 SHORTEST = 16
@@ -55,7 +54,7 @@ def _mark(text: str) -> str:
 
 
 def _ours(place: Path) -> bool:
-    """Tell whether a card is as `write_card` left it."""
+    """Tell whether a card is unchanged since `write_card`."""
     try:
         text, begin, end = place.read_text(encoding="utf-8").rpartition("<!--")
     except (OSError, UnicodeDecodeError):
@@ -99,7 +98,7 @@ def _template() -> Template:
 
 
 def _own_parts(block: Any) -> list[str]:
-    """Imports of the modules that define parts of the user's own."""
+    """List the imports of the modules that define the user's own parts."""
     if isinstance(block, list):
         return list(dict.fromkeys(line for one in block for line in _own_parts(one)))
     if not isinstance(block, dict):
@@ -115,5 +114,5 @@ def _own_parts(block: Any) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """A value as Markdown shows it: on one line, with nothing in it that acts."""
+    """Format a value for Markdown: on one line, with nothing in it that acts."""
     return re.sub(r"([\\`*_{}\[\]<>()#|~!&$@:])", r"\\\1", printable(str(value)))

@@ -52,7 +52,7 @@ class HessblocksConfig(PreTrainedConfig):
     }
 
     def __new__(cls, **given: Any) -> Any:
-        """Refuse two names of one size with two values, which later would be one."""
+        """Refuse two names of one size with different values."""
         for name, ours in cls.attribute_map.items():
             if {name, ours} <= set(given) and given[name] != given[ours]:
                 raise ArgumentError(
@@ -90,7 +90,7 @@ class HessblocksConfig(PreTrainedConfig):
 
     @property
     def pattern(self) -> list[dict[str, Any]]:
-        """List the blocks that the layers have in turn; one where all layers are equal."""
+        """List the blocks that the layers repeat in order; one if all layers are equal."""
         if not self.block:
             raise ArgumentError("block: expected a block, or a list of at least one")
         return self.block if isinstance(self.block, list) else [self.block]

@@ -22,7 +22,7 @@ _FITTING = 28
 GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
-"""Of a name that fits above its block."""
+"""Longest name that fits above its block."""
 _PER_ROW, _COLUMN, _ROW, _STEP = 5, 176, 372, 32
 _STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
@@ -68,7 +68,7 @@ class _Drawing:
         self.elements: list[str] = []
 
     def box(self, x: int, y: int, width: int, label: str, kind: str = "box") -> None:
-        """A labelled box; `kind` is box, special or gone."""
+        """Add a labelled box; `kind` is box, special or gone."""
         self.elements.append(
             f'<rect class="{kind}" x="{self.left + x}" y="{self.top + y}" width="{width}" '
             'height="22" rx="4"/>'
@@ -76,14 +76,14 @@ class _Drawing:
         self.text(x + width // 2, y + 15, label, "gone-text" if kind == "gone" else "")
 
     def text(self, x: int, y: int, words: str, kind: str = "") -> None:
-        """Words centred at (x, y)."""
+        """Add words centred at (x, y)."""
         self.elements.append(
             f'<text class="{kind}" x="{self.left + x}" y="{self.top + y}" '
             f'text-anchor="middle">{escape(words)}</text>'
         )
 
     def line(self, *points: tuple[int, int], kind: str = "line") -> None:
-        """A line through the points."""
+        """Add a line through the points."""
         path = " ".join(f"{self.left + x},{self.top + y}" for x, y in points)
         self.elements.append(f'<polyline class="{kind}" points="{path}"/>')
 
@@ -99,7 +99,7 @@ def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
 
 
 def _sequential(block: BlockConfig, drawing: _Drawing) -> None:
-    """Each sub-block from its norm (or, with post, its first matrix) up to its sum."""
+    """Draw each sub-block from its norm (or, for post, its first matrix) up to its sum."""
     drawing.line((88, 30), (88, _ROW - 34))
     for place, branch in enumerate((block.attention_branch, block.mlp_branch)):
         bottom = y = _ROW - 66 - 6 * _STEP * place
@@ -125,7 +125,7 @@ def _parallel(block: BlockConfig, drawing: _Drawing) -> None:
 
 
 def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int) -> int:
-    """Matrices, mixing and projection; returns the y above them."""
+    """Draw matrices, mixing and projection; return the y above them."""
     attention, third = block.attention, width // 3
     for place, name in enumerate(("query", "key", "value")):
         kind = _kind(getattr(attention, name))
@@ -153,7 +153,7 @@ def _besides(block: BlockConfig) -> Iterator[str]:
 
 
 def _changed(part: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Path and value of each field in which two parts differ."""
+    """List path and value of each field in which two parts differ."""
     for field in dataclasses.fields(part):
         one, two = getattr(part, field.name), getattr(other, field.name, None)
         if one != two:
@@ -163,7 +163,7 @@ def _changed(part: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _said(name: str, value: Any) -> str:
-    """A part by its kind, a switch by its name, anything else by both."""
+    """Describe a part by its kind, a switch by its name, anything else by both."""
     if isinstance(value, BlockPart):
         return value.kind
     return name.replace("_", " ") + ("" if value is True else f" {value}")
@@ -187,7 +187,7 @@ def _norm(drawing: _Drawing, norm: Norm, x: int, y: int) -> int:
 
 
 def _skip(drawing: _Drawing, branch: Branch, top: int, bottom: int) -> None:
-    """The sum, the skip around the sub-block, and the branch's gain."""
+    """Draw the sum, the skip around the sub-block, and the branch's gain."""
     around = ((88, bottom), (14, bottom), (14, top), (88, top))
     drawing.line(*around, kind="line" if branch.has_skip else "no-skip")
     if branch.has_skip:

@@ -58,7 +58,7 @@ def merge_layer(
 
     Args:
         state: changed in place.
-        prefix: of the layer's names, with a dot at its end.
+        prefix: prefix of the layer's names, with a dot at its end.
         wide: configuration before merging.
         merged: configuration after merging.
     """
@@ -177,7 +177,7 @@ def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _dense(weight: blocks.Weight | None) -> blocks.Weight | None:
-    """One plain matrix, however it was drawn; the user's own weights stay what they are."""
+    """Make one plain matrix of a weight, whatever its initial value; the user's own stay."""
     if not isinstance(weight, MATRICES):
         return weight
     return blocks.Dense(bias=getattr(weight, "bias", False))
@@ -227,7 +227,7 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
 
 
 def _double(model: PreTrainedModel) -> Any:
-    """A copy in double precision, by a kernel that has it."""
+    """Copy the model in double precision, with an attention kernel that has it."""
     found: Any = copy.deepcopy(model).double().eval()
     found.set_attn_implementation("sdpa")
     return found

@@ -26,7 +26,7 @@ def check_gguf(path: Path) -> None:
     """Refuse a GGUF file that is damaged, or whose model transformers cannot make.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         ArgumentError: no such file, the package `gguf` is missing, or an unknown architecture.

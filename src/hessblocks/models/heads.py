@@ -68,7 +68,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
     _causal = True
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse what `generate_batch` begins with.
+        """Refuse what `generate_batch` calls first.
 
         Raises:
             ArgumentError: always.
@@ -149,7 +149,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     @abc.abstractmethod
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Logits from the trunk's last vectors, (sequences, tokens, width)."""
+        """Compute logits from the trunk's last vectors, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -162,7 +162,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
         num_items_in_batch: Num[Tensor, ""] | int | None = None,
         **others: Any,
     ) -> ModelOutput:
-        """Logits and, with labels, the mean loss in nats per label that is not −100.
+        """Compute logits and, with labels, the mean loss in nats per label that is not −100.
 
         Args:
             input_ids: (sequences, tokens), some of them the mask token in masked language models.
@@ -292,7 +292,7 @@ def squared_error(
     labels: Num[Tensor, "B ..."],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the mean squared difference between one number a sequence and its label.
+    """Compute the mean squared difference between one number per sequence and its label.
 
     Args:
         predicted: float32 or wider is kept, half precision is widened.

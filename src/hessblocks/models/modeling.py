@@ -146,7 +146,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         )
 
     def _refuse_packing(self, given: _Given) -> None:
-        """Refuse packed sequences where flash, a 2-D mask, a cache or no causal mask joins them."""
+        """Refuse packed sequences that flash, a 2-D mask, a cache or full attention would join."""
         _, mask, positions, cache = given
         if (
             positions is not None
@@ -182,7 +182,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         )
 
     def _places(self, given: _Given, past: int | Tensor) -> Tensor:
-        """Positions (sequences, tokens), by default counted over the unpadded tokens."""
+        """Make positions (sequences, tokens), by default counted over the unpadded tokens."""
         x, mask, positions, _ = given
         tokens = x.shape[1]
         real = attention_functions.padding(mask)
@@ -242,7 +242,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return cast(Tensor | None, found)
 
     def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
-        """Mask of layers that attend to so many tokens; one of the user's is narrowed."""
+        """Make the mask of layers that see so many tokens; one of the user's is narrowed."""
         x, mask, positions, cache = given
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
@@ -267,7 +267,7 @@ WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")
 
 
 def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
-    """No cache, for layers that are computed twice; what it holds cannot be left out."""
+    """Return no cache, for layers that are computed twice; refuse one that holds tokens."""
     if cache is not None:
         raise ArgumentError(
             "past_key_values: layers that are computed twice cannot use them; turn gradient "
@@ -281,7 +281,7 @@ def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
 
 
 def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Tensor:
-    """Rows of an embedding; a CPU says which argument went outside it, a GPU aborts."""
+    """Look up rows of an embedding; name the argument that is outside, if the device is a CPU."""
     try:
         found: Tensor = embedding(indices)
     except IndexError as error:

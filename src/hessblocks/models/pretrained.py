@@ -57,7 +57,7 @@ KEPT = "_keeps_its_values"
 
 
 def keep_values(part: nn.Module) -> None:
-    """Keep the initial values of plain torch modules, which only the user's own parts have."""
+    """Keep the initial values of plain torch modules, which only users' own parts hold."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and not hasattr(module, "_part"):
             setattr(module, KEPT, True)

@@ -32,7 +32,7 @@ class Saved:
     source: str
     """As the user named it."""
     place: str
-    """What transformers loads: a folder or a hub name."""
+    """Folder or hub name that transformers loads."""
     config: Any
     """Its configuration."""
     gguf: str | None = None
@@ -86,11 +86,11 @@ class Saved:
 
     @property
     def kinds(self) -> list[str]:
-        """Names of the classes that it says it was saved from; may be empty."""
+        """Names of the classes that it was saved from, as its files say; may be empty."""
         return list(getattr(self.config, "architectures", None) or [])
 
     def class_of(self, auto: Any) -> str | None:
-        """Find the class that an Auto class makes of it; None where there is none."""
+        """Find the class that an Auto class makes of it; None if there is none."""
         known = auto._model_mapping
         return known[type(self.config)].__name__ if type(self.config) in known else None
 
@@ -160,7 +160,7 @@ class Saved:
 
 
 def context_of(model: nn.Module) -> int | None:
-    """Read the longest sequence that a model takes; None where its configuration names none."""
+    """Read the longest sequence that a model takes; None if its configuration names none."""
     config = getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
         if isinstance(found := getattr(config, name, None), int) and found > 0:  # XLNet's is -1
@@ -169,7 +169,7 @@ def context_of(model: nn.Module) -> int | None:
 
 
 def _places_of_padding(model: nn.Module, places: int) -> int:
-    """Count places of a table that no token takes: RoBERTa counts from `padding_idx` + 1."""
+    """Count table entries that no token takes: RoBERTa counts from `padding_idx` + 1."""
     for name, module in model.named_modules():
         padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", ())
         if "position" in name.rpartition(".")[2] and padding is not None and len(table) == places:
@@ -203,7 +203,7 @@ def _place(source: str) -> str:
 
 
 def _warn_of_other_weights(source: str, place: Path) -> None:
-    """Warn where a model trained here has other files than were saved, or another run's."""
+    """Warn if a model trained here has other files than were saved, or another run's."""
     if not (place / storage.MANIFEST).is_file():
         return
     found = storage.check_in_place(place)
@@ -242,7 +242,7 @@ def _folder_of(place: str) -> Path:
 
 
 def _check_alone(source: str, place: str) -> None:
-    """Refuse an adapter of a model that is elsewhere."""
+    """Refuse an adapter whose model is elsewhere."""
     if find_adapter_config_file(place, local_files_only=True):
         raise ArgumentError(
             f"MODEL: {source} holds an adapter of another model; merge both and give the merged "

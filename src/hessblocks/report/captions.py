@@ -13,7 +13,7 @@ from hessblocks.statistics import Average, Heterogeneity
 
 
 def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
-    """How many seeds, and what the error mark is.
+    """Say how many seeds there are, and what the error mark is.
 
     Args:
         seeds: that have any value.
@@ -41,7 +41,7 @@ def sample(curvature: Mapping[str, Any]) -> str:
 
 
 def zero_groups(rows: Iterable[ComparisonRow]) -> str:
-    """Which groups have a norm of exactly zero, of which blocks and when; empty if none has."""
+    """Name the groups whose norm is exactly zero, with block and stage; empty if there are none."""
     places: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         for moment, ratio in row.ratios.items():
@@ -55,7 +55,7 @@ def zero_groups(rows: Iterable[ComparisonRow]) -> str:
 
 
 def by_name(groups: Iterable[str]) -> dict[str, list[int]]:
-    """Names of groups without their layer → the layers; empty for a group outside of layers."""
+    """Map names of groups without their layer to the layers; empty for one outside of layers."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
@@ -74,7 +74,7 @@ def short_names(groups: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Whole numbers in order, three or more successive ones as first–last."""
+    """Write whole numbers in order, three or more successive ones as first–last."""
     places = enumerate(sorted(numbers))  # of successive numbers, number and place differ alike
     runs = [[n for _, n in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])]
     return ", ".join(
@@ -105,7 +105,7 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def with_error(mean: Average) -> str:
-    """A mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
+    """Write a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
     if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
         return number(mean.value)
     if mean.standard_error >= LARGE:

@@ -18,7 +18,7 @@ UNITS = {
     "time": "training time (s)",
     "flops": "training operations",
 }
-"""What was matched, in words."""
+"""Matched quantity, in words."""
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",
     "stable_rank": "Stable rank (of the token matrix)",
@@ -31,7 +31,7 @@ SIGNAL = {
 }
 """Quantities whose curves are those of the last layer, in words."""
 ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
-"""What a curve may be drawn against → the field of a line; operations follow from the steps."""
+"""Abscissa of a curve → the field of a line; operations follow from the steps."""
 Line = Metric | Observation
 
 
@@ -60,7 +60,7 @@ class ComparisonRow:
     diverged: tuple[int, ...]
     """Seeds whose loss became infinite or not a number."""
     causes: Mapping[int, str] = field(default_factory=dict)
-    """What first was not finite, of each seed that recorded it."""
+    """First quantity that was not finite, for each seed that recorded one."""
     end: float = math.inf
     """The first step at which a seed has no finite loss: a mean over the others would be another
     curve."""
@@ -73,7 +73,7 @@ class ComparisonRow:
 
     @property
     def ratios(self) -> dict[str, Heterogeneity[Average]]:
-        """The heterogeneity of each of `MOMENTS` at which it is measured."""
+        """Heterogeneity at each of `MOMENTS` at which it is measured."""
         return {moment: one for moment in MOMENTS if (one := getattr(self, moment)) is not None}
 
 
@@ -90,35 +90,35 @@ class Curve:
     part: str = ""
     """Part of the Hessian of a norm; of a loss `train` or `validation`."""
     layer: int | None = None
-    """Of a signal; None for means over layers."""
+    """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
     """Abscissas: steps, tokens, seconds, loss, flops; not a number where they were not recorded."""
     means: tuple[Average, ...]
     """Ordinates; with one seed their errors are those of independent estimates."""
 
     def series(self, against: str) -> Series:
-        """The curve over one of its abscissas."""
+        """Return the curve over one of its abscissas."""
         return averaged(self.preset, self.x[against], self.means)
 
 
 def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
-    """A series of means with their errors, 0 where there is none."""
+    """Make a series of means with their errors, 0 if there is none."""
     errors = tuple(mean.standard_error or 0.0 for mean in means)
     return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a run folder says of its blocks, averaged over seeds."""
+    """Comparison of the blocks in a run folder, averaged over seeds."""
 
     results: FolderResults
-    """What it was computed from, with the settings and what is missing."""
+    """Results that it was computed from, with the settings and what is missing."""
     match: str
-    """What was matched: steps, tokens, time or flops."""
+    """Matched quantity: steps, tokens, time or flops."""
     rows: tuple[ComparisonRow, ...]
-    """One a block, in the order in which they were asked for."""
+    """One per block, in the order in which they were asked for."""
     norms: tuple[ResultRow, ...]
-    """Of each block, stage, group and part the mean over seeds; not a number where none is
+    """Mean norm over seeds for each block, stage, group and part; not a number if none is
     finite."""
     curves: tuple[Curve, ...]
     """Losses, and what was observed along training."""
@@ -168,7 +168,7 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
 
 
 def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
-    """One row a block, in the order in which they were asked for."""
+    """One row per block, in the order in which they were asked for."""
     return compare_results(results).rows
 
 
@@ -215,13 +215,13 @@ def _text(value: float | None, shown: Callable[[float], str]) -> str:
 
 
 def average_rows(rows: Iterable[ResultRow]) -> Average | None:
-    """The mean over rows that differ by seed only."""
+    """Average rows that differ by seed only."""
     finite = [row for row in rows if math.isfinite(row.value)]
     return average([row.value for row in finite], finite[0].standard_error if finite else None)
 
 
 def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
-    """Each group's norm over seeds, in the order of the rows."""
+    """Average each group's norm over seeds, in the order of the rows."""
     same: dict[tuple[str, ...], list[ResultRow]] = defaultdict(list)
     for row in rows:
         same[row.preset, row.stage, row.group, row.part].append(row)
@@ -231,15 +231,15 @@ def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
 
 
 def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
-    """The finite ones, those outside of layers first."""
+    """Sort the finite norms, those outside of layers first."""
     finite = [norm for norm in norms if math.isfinite(norm.value)]
     return sorted(finite, key=lambda norm: (norm.layer is not None, norm.layer or 0))
 
 
 def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
-    """Largest over smallest group norm of the full Hessian of one block at one moment.
+    """Compute largest over smallest group norm of the full Hessian of one block at one moment.
 
-    One ratio a seed, zero norms left out, and none of a seed with a norm that is no number. With
+    One ratio per seed, zero norms left out, and none of a seed with a norm that is no number. With
     one seed it has the 95 % interval of the estimates, with several the standard error of the mean.
 
     Returns:
@@ -268,7 +268,7 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
 def _lines(
     metrics: Iterable[Metric], observations: Iterable[Observation], ends: Mapping[str, float]
 ) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
-    """(quantity, role, part) of a curve and its preset → what it is the mean of."""
+    """Collect the lines of each curve by (quantity, role, part) and preset."""
     found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
 
     def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
@@ -288,7 +288,7 @@ def _lines(
 
 
 def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
-    """One point a step; values that are not finite are left out."""
+    """Make one point per step; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -316,5 +316,5 @@ def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
 
 
 def _mean(rows: Sequence[Line], label: str) -> float:
-    """Not a number where a row does not say."""
+    """Average; not a number if a row lacks the value."""
     return fmean(math.nan if (one := getattr(row, label, None)) is None else one for row in rows)

@@ -45,7 +45,7 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
 
 
 def norms_figure(results: CurvatureResults) -> Drawn:
-    """One line a group, one marker a part, bars of one standard error, on a logarithmic axis."""
+    """Draw a line per group, a marker per part, with standard errors, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
     row, size = ROWS[len(names) > MANY]
@@ -74,7 +74,7 @@ def norms_figure(results: CurvatureResults) -> Drawn:
 
 
 def spectra_figure(densities: Mapping[str, Sequence[SpectrumRow]], part: str) -> Figure:
-    """One panel a group, the density on a logarithmic axis with its band of one standard error."""
+    """Draw the density per group on a logarithmic axis, with a band of one standard error."""
     outer = " H_o has none below 0: what lies there is the smoothing's." if part == "outer" else ""
     return Figure(
         title="",

@@ -69,7 +69,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 
 def _spent(results: CurvatureResults) -> str:
-    """What the norms were estimated from."""
+    """Say what the norms were estimated from."""
     asked = results.config["curvature"]
     if "samples" in asked:
         return f"{asked['samples']} sampled gradients for all groups"
@@ -89,7 +89,7 @@ def eigenvalue_text(found: Sequence[Eigenvalue]) -> str:
 
 
 def _headline(results: CurvatureResults) -> str:
-    """The most telling numbers, in sentences."""
+    """Summarise the main numbers in sentences."""
     part = results.parts[-1]
     order = [name for name in results.by_size() if results.norms[name][part].value > 0]
     if part not in results.heterogeneity or not order:
@@ -99,12 +99,14 @@ def _headline(results: CurvatureResults) -> str:
     if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     sentences = [
-        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) and "
-        f"smallest in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of {shown}."
+        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) "
+        f"and smallest in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of "
+        f"{shown}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]
         sentences.append(
-            f"Blocks between different groups hold {norm_text(share)} of its squared norm (1 is all)."
+            f"Blocks between different groups hold {norm_text(share)} of its squared norm (1 is "
+            "all)."
         )
     return " ".join(sentences)

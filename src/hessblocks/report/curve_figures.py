@@ -31,7 +31,7 @@ NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 GAINS = ("alpha", "beta", "gamma")
 ALIGNMENTS = ("steps", "tokens", "seconds", "loss")
-"""What curvature along training is drawn against."""
+"""Abscissas of curvature along training."""
 OF_GAINS = (
     "Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
     "a sub-block; with a weight's letter those of W = α W_init + β ΔW."
@@ -42,7 +42,7 @@ Titled = Mapping[str, Sequence[Curve]]
 
 
 def loss_figure(found: Comparison, against: str) -> Figure | None:
-    """Loss of each preset on training batches and on held-out data.
+    """Plot the loss of each preset on training batches and on held-out data.
 
     Args:
         found: the comparison.
@@ -85,7 +85,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
 
 
 def _thinned(curve: Series, window: int) -> Series:
-    """Means over windows; an error is the root mean square of those in its window."""
+    """Average over windows; an error is the root mean square of those in its window."""
     if window == 1 or len(curve.x) <= MOST_POINTS:
         return curve
     cuts = [slice(start, start + window) for start in range(0, len(curve.x), window)]
@@ -100,7 +100,7 @@ def _thinned(curve: Series, window: int) -> Series:
 
 
 def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
-    """Ends of the loss axis; a diverging curve leaves it, lest it flatten all others."""
+    """Choose the ends of the loss axis; a diverging curve leaves it, and others stay visible."""
     finite = [row for row in metrics if math.isfinite(row.loss)]
     first: dict[tuple[str, int, str], float] = {}
     for row in sorted(finite, key=lambda row: row.step):
@@ -112,7 +112,7 @@ def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
 
 
 def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str]:
-    """What is not drawn as it was measured."""
+    """Say which values are not drawn as they were measured."""
     if window > 1:
         yield f"Curves longer than {MOST_POINTS} points are averaged over {window} points."
     if any(top < row.loss < math.inf for row in metrics):
@@ -120,21 +120,21 @@ def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str
 
 
 def _note(row: ComparisonRow) -> str:
-    """The preset in the legend, with the step at which its curve ends."""
+    """Name the preset in the legend, with the step at which its curve ends."""
     if not row.diverged:
         return row.preset
     return f"{row.preset} (diverged{f' at step {row.end:,}' if math.isfinite(row.end) else ''})"
 
 
 def _ending(row: ComparisonRow) -> str:
-    """Which seeds diverged, and what first was not finite; empty where none did."""
+    """Say which seeds diverged, and which quantity first; empty if none did."""
     causes = {seed: f": {cause}" for seed, cause in row.causes.items()}
     seeds = ", ".join(f"{seed}{causes.get(seed, '')}" for seed in row.diverged)
     return f"{row.preset} diverged (seed {seeds}); its curve ends there." if seeds else ""
 
 
 def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
-    """Gains, signal, and curvature against each of `ALIGNMENTS`; None where it was not observed."""
+    """Plot gains, signal, and curvature against each of `ALIGNMENTS`; None if not observed."""
     settings, curves = found.results.settings, found.curves
     where = sample(settings.section("observation").get("sample", settings.section("curvature")))
     last = max((one.layer for one in curves if one.layer is not None), default=None)
@@ -151,7 +151,7 @@ def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
 
 
 def _gains(curves: Iterable[Curve]) -> Titled:
-    """One panel a gain, each the mean over layers and heads."""
+    """Draw one panel per gain, each the mean over layers and heads."""
     found: dict[str, list[Curve]] = defaultdict(list)
     for curve in sorted(curves, key=lambda one: ("_" in one.quantity, one.quantity)):
         letter, _, of = curve.quantity.partition("_")
@@ -162,7 +162,7 @@ def _gains(curves: Iterable[Curve]) -> Titled:
 
 
 def _signal(curves: Sequence[Curve]) -> Titled:
-    """One panel a quantity."""
+    """Draw one panel per quantity."""
     found = {
         title: [one for one in curves if one.quantity == name] for name, title in SIGNAL.items()
     }
@@ -170,7 +170,7 @@ def _signal(curves: Sequence[Curve]) -> Titled:
 
 
 def _norms(curves: Iterable[Curve]) -> Titled:
-    """One panel a role and part, the mean over its groups."""
+    """Draw one panel per role and part, the mean over its groups."""
     found = [one for one in curves if one.quantity == NORM]
     return {
         f"{plain_math(role.replace('_', ' '))}: {words}": [
@@ -184,7 +184,7 @@ def _norms(curves: Iterable[Curve]) -> Titled:
 def _figure(
     found: Comparison, name: str, titled: Titled, y: str, about: str, against: str = ""
 ) -> Figure | None:
-    """Values over steps, each panel with an ordinate of its own, or curvature over an abscissa."""
+    """Plot values over steps, each panel with its own ordinate, or curvature over an abscissa."""
     axis = against or "steps"
     series = {title: [one.series(axis) for one in own] for title, own in titled.items()}
     values = [y for own in series.values() for one in own for y in one.y]

@@ -38,7 +38,7 @@ RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
 
 
 def curvature_figure(found: Comparison) -> Figure | None:
-    """One point a group: roles side by side, in each role presets, in each preset layers.
+    """Plot one point per group: by role, in each role by preset, in each preset by layer.
 
     Args:
         found: the comparison.
@@ -86,12 +86,12 @@ def curvature_figure(found: Comparison) -> Figure | None:
 
 
 def panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Panel, ...]:
-    """One panel a title, which have all else in common."""
+    """Make one panel per title; all else is equal."""
     return tuple(Panel(title=name, series=tuple(own), **common) for name, own in series.items())
 
 
 def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> Iterator[Series]:
-    """One series a preset, spread over its slot beside each role."""
+    """Make one series per preset, spread over its slot beside each role."""
     width = SLOT / len(found.presets)
     norms = by_layer(norm for norm in found.norms if (norm.stage, norm.part) == (stage, part))
     for number, preset in enumerate(found.presets):
@@ -150,7 +150,7 @@ def heterogeneity_figure(found: Comparison) -> Figure | None:
 
 
 def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
-    """One bar a preset, with the interval of one seed or the standard error over several."""
+    """Draw one bar per preset, with the interval of one seed or the standard error over several."""
     reach = [
         (one.ratio.standard_error or 0.0,) * 2
         if one.low is None or one.high is None

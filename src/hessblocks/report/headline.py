@@ -13,13 +13,13 @@ BASELINE = "pre-ln"
 SURE = 2.0
 """Differences of fewer joint standard errors count as no difference."""
 LEAST = 0.0005
-"""Nats per token that are told, to three digits behind the point."""
+"""Smallest difference in nats per token that is reported, to three decimals."""
 SEVERAL = 4
-"""Blocks up to which each one's number is told, beyond them the baseline's and the two extremes."""
+"""Up to so many blocks each one's number is named; of more, the baseline's and both extremes."""
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
-    """What training gave each block, and whose curvature is the more even, before and after.
+    """Say what training gave each block, and whose curvature is more even, before and after.
 
     The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
     when they are more than two joint standard errors apart; of one seed those are errors of the
@@ -46,7 +46,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
 
 
 def difference(first: Average, second: Average) -> int:
-    """The sign of first − second, 0 where it is within two joint standard errors."""
+    """Compute the sign of first − second, 0 if it is within two joint standard errors."""
     gap = first.value - second.value
     if abs(gap) <= SURE * _joint(first, second):
         return 0

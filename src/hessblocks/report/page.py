@@ -47,7 +47,7 @@ def write_report(folder: AnyPath) -> Path:
     """Write figures/*.png, figures/*.svg and report.html of a run folder, from its files alone.
 
     Args:
-        folder: of one run or of a comparison, finished or not.
+        folder: folder of one run or of a comparison, finished or not.
 
     Returns:
         The path of report.html.
@@ -86,7 +86,7 @@ def _heading(presets: Sequence[str]) -> str:
 
 
 def all_figures(found: Comparison) -> tuple[Figure, ...]:
-    """The figures for which there are values, in the order of the page."""
+    """Yield the figures for which there are values, in the order of the page."""
     figures = (
         heterogeneity_figure(found),
         curvature_figure(found),
@@ -100,7 +100,7 @@ def all_figures(found: Comparison) -> tuple[Figure, ...]:
 
 
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
-    """The texts of one row, one for each of COLUMNS and of the budget's columns."""
+    """Write the cells of one row, one for each of COLUMNS and of the budget's columns."""
     final = _mean(row.final_loss)
     if row.diverged:
         seeds = ", ".join(map(str, row.diverged))
@@ -119,7 +119,7 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
-    """The mean in another unit, with its error in the same."""
+    """Write a mean and its error in another unit."""
     if mean is None:
         return ABSENT
     error = None if mean.standard_error is None else mean.standard_error * unit
@@ -127,7 +127,7 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
 
 
 def _shown(figure: Figure, folder: Path) -> dict[str, str]:
-    """A figure on the page, drawn to its files as well."""
+    """Draw a figure for the page and to files."""
     return {
         "name": figure.name,
         "title": figure.title,
@@ -160,7 +160,7 @@ def _options(config: Settings) -> Iterator[str]:
 
 
 def _chosen(config: Settings) -> Iterator[str]:
-    """Write the options of data, sizes, training and what is measured on the way."""
+    """Write the options of data, sizes, training and observation."""
     model, observation = config.section("model"), config.section("observation")
     own = config.section("data").get("name", STANDARD_DATA) != STANDARD_DATA
     data = {**model, "data": OWN_DATA if own else None}

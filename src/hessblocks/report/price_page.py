@@ -26,7 +26,7 @@ COLUMNS = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first ord
            "Weight changed by", "Forecast trusted")  # fmt: skip
 FILES = ("bill.csv", "together.csv", "allocation.csv", "tensor-types.txt", "check.csv")
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
-"""What stands behind the number of a layer in a parameter's name."""
+"""Pattern of the text after the number of a layer in a parameter's name."""
 
 
 def write_price_report(folder: AnyPath) -> Path:
@@ -76,14 +76,15 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     """
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
-    first = "Expected cost in nats a token of all matrices together: "
+    first = "Expected cost in nats per token of all matrices together: "
     first += "; ".join(f"{name}: {_nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in found:
         width, between = f"{found['uniform']} bits", " and "
         shown = [rows["allocation"], rows[f"all, {width}"]]
         first = (
             f"At {found['bits']:.3g} bits on average the allocation is expected to cost "
-            f"{_nats(shown[0])} nats a token; all matrices at {width} would cost {_nats(shown[1])}."
+            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost "
+            f"{_nats(shown[1])}."
         )
     if shown[0]["measured"] is not None:
         measured = between.join(_nats(row, "measured") for row in shown)
@@ -116,7 +117,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Bits of each matrix, kinds by layers; None where names of matrices tell no layers."""
+    """Map bits of each matrix, kinds by layers; None if the names of matrices hold no layers."""
     bits: dict[str, list[float]] = {}
     for row in shares:
         if found := LAYER.search(row["place"]):

@@ -84,7 +84,7 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
 
 
 def _heads(rows: Sequence[SignalRow]) -> Iterator[Heatmap]:
-    """Draw one map a model and quantity: a row a layer, a column a head."""
+    """Draw one map per model and quantity: a row per layer, a column per head."""
     for model in dict.fromkeys(row.model for row in rows):
         for quantity, label in OF_HEADS.items():
             layers: dict[int | None, list[float]] = defaultdict(list)
@@ -107,7 +107,7 @@ def _finite(row: SignalRow) -> float:
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    """Draw one line a model, of values the axis can show; what enters comes before layer 0."""
+    """Draw one line per model, of values that the axis can show; inputs come before layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         value = _finite(row)

@@ -18,7 +18,7 @@ AVERAGES = ("tokens_per_second", "initial_loss", "final_loss", "peak_memory")
 
 
 def summary(results: FolderResults | Comparison, *, seconds: float | None = None) -> dict[str, Any]:
-    """The comparison as one JSON object, of numbers, text, null and nothing that is not a number.
+    """Summarise the comparison as one JSON object, where a number that is not finite is null.
 
     Args:
         results: a run folder, or its comparison.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 ABSENT = "–"
-"""What is not measured."""
+"""Sign for a missing value."""
 
 
 def write_page(
@@ -27,7 +27,7 @@ def write_page(
     """Write report.html of a folder; everything that is not marked as safe is escaped.
 
     Args:
-        folder: of the results.
+        folder: folder of the results.
         template: name of the page's template, which fills the blocks of base.html.
         package: whose folder `templates` holds it.
         **content: what the template shows, with `title`, `heading` and `headline`.
@@ -52,7 +52,7 @@ def write_page(
 
 
 def _visible(value: Any) -> Any:
-    """Control characters of a text are shown; what is marked as safe stays."""
+    """Show the control characters of a text; leave text that is marked as safe."""
     return printable_lines(value) if type(value) is str else value
 
 
@@ -66,7 +66,7 @@ def drawn_picture(figure: Figure | Drawn, folder: AnyPath, name: str) -> str:
 
     Args:
         figure: as data, or drawn by matplotlib already.
-        folder: of the page.
+        folder: folder of the page.
         name: without suffix.
 
     Returns:
@@ -82,7 +82,7 @@ def drawn_picture(figure: Figure | Drawn, folder: AnyPath, name: str) -> str:
 
 
 def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as (name with dots, value) rows."""
+    """Flatten nested settings to (name with dots, value) rows."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from setting_rows(value, f"{prefix}{name}.")
@@ -93,7 +93,7 @@ def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tup
 
 
 def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Versions and hardware as rows, memory in gigabytes."""
+    """List versions and hardware as rows, memory in gigabytes."""
     memory = values.get("memory")
     if isinstance(memory, int):
         values = {**values, "memory": f"{memory / 1e9:.1f} GB"}

@@ -18,10 +18,10 @@ class Range:
     holds: Callable[[float], bool]
     """Whether a number is one of them."""
     expected: str
-    """What an error says was expected."""
+    """Expected value, for errors."""
 
     def refusal(self, value: float) -> str:
-        """Say what was expected and what came; nothing where the value is in the range."""
+        """Say what was expected and what came; nothing if the value is in the range."""
         return "" if self.holds(value) else f"expected {self.expected}, got {value}."
 
 
@@ -40,7 +40,7 @@ SEED = (
     Range(lambda value: value >= 0, "0 or more"),
     Range(lambda value: value <= LARGEST, f"at most {LARGEST}"),
 )
-"""Of a random seed; torch takes no larger one."""
+"""Range of a random seed; torch takes no larger one."""
 Seed = Annotated[int, SEED[0], SEED[1]]
 
 
@@ -72,7 +72,7 @@ class Repeated:
     """A tuple whose option is given once for each entry, not as words with commas."""
 
     name: str
-    """Of the option, without the dashes; it stands for one entry."""
+    """Name of the option that gives one entry, without the dashes."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Kind:
 
     @property
     def several(self) -> bool:
-        """Tell whether it is a tuple, which is given as words with commas."""
+        """Tell whether the field is a tuple, which is given as words with commas."""
         return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
 
     def mark(self, wanted: type[T]) -> T | None:
@@ -163,7 +163,7 @@ def check_ranges(settings: Any) -> None:
 
 
 def prefix(settings: Any) -> str:
-    """Read what stands before the options' names of settings that are nested in others."""
+    """Read the prefix of the options' names of settings that are nested in others."""
     return getattr(settings, "option_prefix", "")
 
 
@@ -173,7 +173,7 @@ def option(name: str) -> str:
 
 
 def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
-    """Rebuild the options that give a command these settings, where they are not the defaults.
+    """Rebuild the options that give a command these settings; defaults are left out.
 
     Args:
         settings: a dataclass.
@@ -199,7 +199,7 @@ def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def _words(name: str, kind: Kind, value: Any, default: Any) -> list[str]:
-    """Write one option with its value; nothing where it is the default."""
+    """Write one option with its value; nothing for the default."""
     entries = tuple(value) if isinstance(value, list | tuple) else (value,)
     if default in (value, entries):
         return []

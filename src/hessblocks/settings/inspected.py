@@ -43,7 +43,7 @@ class CurvatureInspection(InspectionSettings):
     parts: tuple[Part, ...] = PARTS
     """Parts of the Hessian with commas: outer, functional, full."""
     probes: Annotated[int, at_least(4)] = 16
-    """Random vectors a group, 4 or more; four times as many sampled gradients stand for them."""
+    """Random vectors per group, 4 or more; four times as many sampled gradients stand for them."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
     """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None
@@ -79,7 +79,7 @@ class CurvatureInspection(InspectionSettings):
 
     @property
     def chooses(self) -> bool:
-        """Tell whether nothing is asked, so that the budget chooses what is measured."""
+        """Tell whether no quantity is asked for, so that the budget chooses."""
         names = ("parts", "map", "probes", "method")
         return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
 

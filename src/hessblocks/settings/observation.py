@@ -21,7 +21,7 @@ class CurvatureSettings:
     tokens: Annotated[int, at_least(2)] = 32
     """Tokens of each of them, 2 or more."""
     probes: Annotated[int, at_least(4)] = 8
-    """Random vectors a parameter group, 4 or more."""
+    """Random vectors per parameter group, 4 or more."""
     seed: Annotated[int, NoOption()] = 0
     """Of the windows and of the probes: the same for every preset and seed of the comparison."""
 
@@ -75,7 +75,7 @@ class ObservationSettings:
 
 
 def chooses(wanted: str, name: str, role: str) -> bool:
-    """Tell whether a role, or a name with * and ?, means this group."""
+    """Tell whether a role, or a name with * and ?, matches this group."""
     return role == wanted or fnmatchcase(name, wanted)
 
 

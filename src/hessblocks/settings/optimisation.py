@@ -102,7 +102,7 @@ class TrainingSettings:
         return cls(optimiser=optimiser, **own | given)
 
     def sequences_each(self, processes: int) -> int:
-        """Share the sequences of an update out: how many a device takes in one pass.
+        """Divide the sequences of an update among the devices and their passes.
 
         Args:
             processes: how many devices share an update.

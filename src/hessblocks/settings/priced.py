@@ -14,7 +14,7 @@ NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
 @dataclass(frozen=True, kw_only=True)
 class PricingSettings:
-    """Changes of each weight matrix, and the text that their cost is told by."""
+    """Changes of each weight matrix, and the text on which their cost is forecast."""
 
     round: tuple[int, ...] = ()
     """Bits that matrices are rounded to, from 2 to 8, with commas, such as 2,3,4,8."""
@@ -22,8 +22,8 @@ class PricingSettings:
     """Shares of the smallest entries to set to 0, with commas, such as 0.1,0.3."""
     merge: str | None = None
     """Model of the same shape to average with, half and half: a folder or a GGUF file."""
-    allocate: Annotated[float | None, above_0("bits an entry")] = None
-    """Mean bits an entry to share out among the matrices; needs --round."""
+    allocate: Annotated[float | None, above_0("bits per entry")] = None
+    """Mean bits per entry to share out among the matrices; needs --round."""
     check: Annotated[int, NOT_NEGATIVE] = 20
     """Changes made and measured on other text, one at a time, besides all together; 0: none."""
     samples: Annotated[int, at_least(2)] = 32

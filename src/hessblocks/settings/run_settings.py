@@ -146,7 +146,7 @@ class ComparisonSettings(SharedSettings):
         """List every run, seed by seed.
 
         Args:
-            steps: of each preset; those of the settings by default.
+            steps: steps of each preset; those of the settings by default.
 
         Returns:
             The settings of each run, in the order in which they are carried out.

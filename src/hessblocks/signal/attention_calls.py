@@ -26,10 +26,10 @@ Found = dict[int, tuple[HeadSignal, ...] | str]
 
 @contextmanager
 def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"]) -> Iterator[Found]:
-    """Measure the first attention of each layer in the forward pass inside.
+    """Record the first attention of each layer in the forward pass inside.
 
     Args:
-        layers: of the model.
+        layers: layers of the model.
         real: False at padding.
 
     Yields:
@@ -70,7 +70,7 @@ def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | N
 
 @contextmanager
 def _overheard(measure: Callable[..., None]) -> Iterator[None]:
-    """Tell of every call of an attention function that this thread's models look up."""
+    """Record every call of an attention function that this thread's models look up."""
     from transformers.modeling_utils import AttentionInterface
 
     registry: Any = AttentionInterface
@@ -108,7 +108,7 @@ def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) ->
         value=value,
         mask=mask,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        # eager functions are told by the mask alone
+        # eager functions learn of causality from the mask alone
         causal=bool(causal) and mask is None and not eager and query.shape[2] > 1,
         output=output,
         x=None,

@@ -85,7 +85,7 @@ def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSign
 def _tiles(
     call: SoftmaxCall, real: Bool[Tensor, "B T"]
 ) -> Iterator[tuple[Float[Tensor, "3 H"], bool]]:
-    """Yield entropies, largest logit and tr M_2 of some queries; whether O is the layer's."""
+    """Yield entropies, largest logit and tr M_2 of some queries, and whether O is the layer's."""
     wide = _wide(call.query)
     heads, keys = call.query.shape[1], call.key.shape[2]
     near = torch.finfo(call.output.dtype).eps ** 0.4  # 2e-3 in float32
@@ -129,7 +129,7 @@ def _visible(
 
 
 def _unfit(call: SoftmaxCall, real: Tensor) -> str:
-    """Say what is not of the form that tiles know; empty where all is."""
+    """Say which argument has a form that tiles do not know; empty if none has."""
     mask, query = call.mask, call.query
     mixed = (*real.shape, *query.shape[1:2], call.value.shape[-1])
     if query.ndim != 4 or call.output.shape != mixed:

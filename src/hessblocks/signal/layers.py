@@ -62,7 +62,7 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
 
     Args:
         model: called with `batch` by name.
-        modules: of the model; each is called once.
+        modules: modules of the model; each is called once.
         batch: as the model's forward takes it.
 
     Returns:

@@ -89,7 +89,7 @@ class Signal(Tabular):
     """Every layer, in order."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """List a value a row: layer (empty for inputs), quantity, role, value, method.
+        """List per value a row: layer (empty for inputs), quantity, role, value, method.
 
         What cannot be measured has the value None, and the reason as its method. Values of single
         heads have the head as their role.

@@ -85,8 +85,8 @@ def ends(
         level: share of cases in which the interval is to hold the true ratio.
 
     Returns:
-        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not known, there is
-        no interval, and the ratio is that of the estimates as they are.
+        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not
+        known, there is no interval, and the ratio is that of the estimates as they are.
     """
     positive = {name: norm for name, norm in norms.items() if 0 < norm[0] < math.inf}
     if not positive:
@@ -115,7 +115,7 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
     Args:
         logs: (..., groups) of the estimates.
-        errors: of the same shape, relative standard errors.
+        errors: relative standard errors, of the same shape.
         level: share of cases in which the interval is to hold the truth.
 
     Returns:
@@ -136,7 +136,7 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
 
 def _end(logs: Numbers, errors: Numbers, chance: float) -> Numbers:
-    """Find the t at which some group stands out as far as the farthest did, by chance ≤ ½.
+    """Find the t at which, by chance ≤ ½, some group stands out as far as the farthest did.
 
     With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to
     0 far below all x_i, and ½ or more at the largest of them.

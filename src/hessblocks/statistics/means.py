@@ -48,7 +48,7 @@ def average(values: Iterable[float], own_error: float | None = None) -> Average 
     """Average the finite values, with a standard error.
 
     Args:
-        values: one value a seed.
+        values: one value per seed.
         own_error: standard error of the measurement itself, used where there is one seed.
 
     Returns:

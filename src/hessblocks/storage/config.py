@@ -11,7 +11,7 @@ from hessblocks.storage.files import damaged, read_object, stays_inside
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked for."""
+    """Settings of a command, read from its folder."""
 
     command: str
     """The command that made the folder, such as `demo`."""
@@ -74,9 +74,9 @@ def run_path(folder: Path, preset: str, seed: int) -> Path:
     """Make the path under which a comparison keeps a run.
 
     Args:
-        folder: of the comparison.
+        folder: folder of the comparison.
         preset: as it was asked for; `read_settings` lets no path pass as the name of one.
-        seed: of the run.
+        seed: seed of the run.
 
     Returns:
         A folder below `folder`.

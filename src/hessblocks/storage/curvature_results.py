@@ -34,7 +34,7 @@ class MapRow:
     value: float
     """Nats per token; below zero where a sampled norm is not told from zero."""
     standard_error: float | None
-    """Of the value."""
+    """Standard error of the value."""
     method: str
     """exact, estimate or sampled."""
 
@@ -44,7 +44,7 @@ class SpectrumRow:
     """One row of spectra.csv: a point of the density of a group's eigenvalues."""
 
     group: str
-    """Whose block it is; empty for all groups as one."""
+    """Group of the block; empty for all groups together."""
     part: str
     """outer, functional or full."""
     eigenvalue: float
@@ -52,7 +52,7 @@ class SpectrumRow:
     density: float
     """Share of eigenvalues per unit."""
     standard_error: float
-    """Of the density."""
+    """Standard error of the density."""
     method: str
     """exact or estimate."""
 
@@ -70,7 +70,7 @@ class Norm:
     value: float
     """In the unit of its quantity."""
     standard_error: float
-    """Of the value; 0 where it is exact."""
+    """Standard error of the value; 0 if it is exact."""
     method: str
     """exact or estimate."""
 
@@ -100,7 +100,7 @@ class Eigenvalue:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CurvatureResults(Tabular):
-    """What the folder holds."""
+    """Contents of a folder of curvature."""
 
     folder: Path
     """The folder."""
@@ -158,7 +158,7 @@ class CurvatureResults(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say of which model, how many groups, how uneven, and where it is stored, if anywhere."""
+        """Say which model, how many groups, how uneven, and where it is stored, if anywhere."""
         last = self.parts[-1]
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
@@ -235,7 +235,7 @@ def curvature_config(folder: Path) -> dict[str, Any]:
 
 
 def group_key(of: str, group: str) -> str:
-    """Make the key under which a store has a group's curvature, from the run's identity."""
+    """Make the key of a group's curvature in a store, from the run's identity."""
     return canonical({"of": of, "group": group})
 
 

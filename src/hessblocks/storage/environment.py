@@ -22,7 +22,7 @@ class EnvironmentWarning(UserWarning):
 
 
 def keep_environment(path: Path) -> None:
-    """Write what a folder's numbers are computed with, where that is not written yet, or damaged.
+    """Write what a folder's numbers are computed with, unless it is written already and whole.
 
     Args:
         path: environment.json of the folder.
@@ -37,7 +37,7 @@ def keep_environment(path: Path) -> None:
 
 
 def warn_of_another_environment(path: Path) -> None:
-    """Warn that numbers go on with something else than they were begun with.
+    """Warn that the run goes on with other versions or hardware than it began with.
 
     Raises:
         RunError: environment.json is damaged.

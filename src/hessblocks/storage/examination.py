@@ -19,7 +19,7 @@ from hessblocks.storage.tables import read_table
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"
-"""What is said of a file that cannot be read."""
+"""Verdict on a file that cannot be read."""
 Read = Callable[[Path], object]
 """Reads a file; what it returns may be the words for what the file lacks."""
 PRICES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
@@ -45,14 +45,14 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
         folder: with a config.json.
 
     Returns:
-        One finding a file, model or checkpoint.
+        One finding per file, model or checkpoint.
 
     Raises:
         ArgumentError: `folder` is of no such command.
         RunError: its config.json is damaged.
 
     Cost:
-        SHA-256 of every model and checkpoint, about a second a gigabyte.
+        SHA-256 of every model and checkpoint, about a second per gigabyte.
     """
     if not (folder / "config.json").is_file():
         raise ArgumentError(
@@ -147,7 +147,7 @@ def _about(folder: Path) -> list[manifest.Finding]:
 
 
 def _file(path: Path, read: Read | None = None) -> manifest.Finding:
-    """Read a file, by the reader of its name where no other is given."""
+    """Read a file, by default with the reader for its name."""
     if not path.exists():
         return manifest.Finding(path=path, state="missing", words=ABSENT)
     try:

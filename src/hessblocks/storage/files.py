@@ -82,7 +82,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def stays_inside(name: object) -> bool:
-    """Tell whether what a file says, put behind a folder, is a path in that folder.
+    """Tell whether a path that a file names, joined to a folder, stays in that folder.
 
     Returns:
         False for what is no text, leads elsewhere, or is no name that a disk takes.
@@ -129,7 +129,7 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a file or folder that is not what was written into `folder`/aside.
+    """Move a file or folder that is not as it was written into `folder`/aside.
 
     Returns:
         Where it is now.
@@ -255,10 +255,10 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON, within bounds that no file of ours comes near.
+    """Parse JSON, within bounds far above those of our own files.
 
     Args:
-        text: of a file, or of one of its lines.
+        text: text of a file, or of one of its lines.
 
     Returns:
         Its value.
@@ -314,7 +314,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder in which anything is no plain file or folder.
+    """Refuse a run folder that holds anything but plain files and folders.
 
     Args:
         folder: may be a link itself, which is the user's choice; need not be there.
@@ -338,7 +338,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def _partial(path: Path) -> Path:
-    """Make a new temporary name beside `path`, with its suffix."""
+    """Make a temporary name beside `path` that is new, with its suffix."""
     return path.with_name(f".{path.stem}.partial-{secrets.token_hex(4)}{path.suffix}")
 
 

@@ -24,7 +24,7 @@ class FolderResults:
     folder: Path
     """The run folder."""
     settings: Settings
-    """What was asked for."""
+    """Settings that were asked for."""
     environment: Mapping[str, Any]
     """Versions and hardware; empty where environment.json is missing."""
     metrics: tuple[Metric, ...]
@@ -34,7 +34,7 @@ class FolderResults:
     observations: tuple[Observation, ...] = ()
     """Values measured along training, besides losses."""
     missing: tuple[str, ...]
-    """What was asked for and is not there, one sentence each."""
+    """Results that were asked for and are missing, one sentence each."""
 
     @property
     def presets(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Append and read metrics.jsonl and observations.jsonl: one measured value a line."""
+"""Append and read metrics.jsonl and observations.jsonl: one measured value per line."""
 
 import json
 import math
@@ -34,7 +34,7 @@ class Metric:
     tokens: int | None = None
     """Training tokens so far; None where they were not recorded."""
     diverged: str = ""
-    """What first was not finite, where the run diverged at this step."""
+    """First quantity that was not finite, if the run diverged at this step."""
     tokens_per_second: float | None = None
     """Pace since the line before; None with losses on held-out text."""
 
@@ -72,7 +72,7 @@ class Observation:
 
 
 KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Observation}
-"""What a line of each file says at least."""
+"""Fields that a line of each file holds at least."""
 
 
 def append_line(path: Path, line: Line) -> None:
@@ -105,7 +105,7 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def fault_in_lines(path: Path, *, torn: bool) -> str:
-    """Say what is wrong with the first damaged line; empty where none is.
+    """Describe the fault in the first damaged line; empty if there is none.
 
     Args:
         path: the file.
@@ -119,7 +119,7 @@ def fault_in_lines(path: Path, *, torn: bool) -> str:
 
 
 def fault_in_finished_lines(path: Path) -> str:
-    """Say what is wrong with the lines of a run that is trained; empty where nothing is.
+    """Describe the fault in the lines of a trained run; empty if there is none.
 
     Args:
         path: the file.

@@ -20,7 +20,7 @@ HOLDER = ".hessblocks.holder"
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process, however it ends; what a killed one left half-written goes.
+    """Hold `folder` for this process, however it ends; remove a killed one's temporary files.
 
     Args:
         folder: made when missing.

@@ -16,7 +16,7 @@ from hessblocks.storage.files import read_object, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
-"""What a person may write beside a model; no manifest covers it."""
+"""File beside a model that people edit; no manifest covers it."""
 
 
 FORMAT = 1
@@ -30,10 +30,10 @@ class DamageWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a file, or a folder with a manifest, is."""
+    """State of a file, or of a folder with a manifest."""
 
     path: Path
-    """Where it is, or should be."""
+    """Place of the file, present or not."""
     state: State
     """whole, foreign, edited or missing."""
     words: str = "is whole"
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def usable(self) -> bool:
-        """Tell whether nothing speaks against it."""
+        """Tell whether the check found no fault."""
         return self.state == "whole"
 
     @property
@@ -104,7 +104,7 @@ def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -
 
 
 def remembered_in(folder: Path) -> dict[str, Any]:
-    """Read what was remembered beside the files of a folder; empty without a manifest.
+    """Read the values that were stored in the manifest of a folder; empty without a manifest.
 
     Returns:
         JSON values.
@@ -131,7 +131,7 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         manifest of an early version, which names neither run nor folder, is taken for that of any.
 
     Cost:
-        SHA-256 of all files, about a second a gigabyte.
+        SHA-256 of all files, about a second per gigabyte.
     """
     fault = partial(Finding, path=folder)
     if not (folder / MANIFEST).exists():
@@ -160,7 +160,7 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
 
 
 def check_in_place(folder: Path) -> Finding:
-    """Check a folder with a manifest, and a model against the run around it, where there is one.
+    """Check a folder with a manifest, and a model against the run around it, if there is one.
 
     Returns:
         As `check_manifest`.
@@ -174,7 +174,7 @@ def check_in_place(folder: Path) -> Finding:
 
 
 def remedy(found: Finding, run: Path) -> str:
-    """Say what to do about a model of a trained run that is not what was written.
+    """Say what to do about a model of a trained run that is not as it was written.
 
     Args:
         found: what the model is.

@@ -47,7 +47,7 @@ def check_own_code(model: str, config: Any) -> None:
 
     Args:
         model: what the configuration is of, for the message.
-        config: of transformers, as it was read.
+        config: config of transformers, as it was read.
 
     Raises:
         ArgumentError: it asks for such code.
@@ -100,7 +100,7 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _tensors(files: list[Path]) -> int:
-    """Count tensors by the weights' headers; 0 where these cannot be read, as their reader says."""
+    """Count tensors by the weights' headers; 0 if these cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,4 +1,4 @@
-"""Read and write results.csv of a run, and that of `hessblocks signal`: one value a row."""
+"""Read and write results.csv of a run, and that of `hessblocks signal`: one value per row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ResultRow:
     value: float
     """In the unit of its quantity."""
     standard_error: float | None = None
-    """Of the value, where it is an estimate."""
+    """Standard error of the value, if it is an estimate."""
     method: str
     """exact, estimate or measured."""
 

@@ -1,4 +1,4 @@
-"""Store what a command has measured, one JSON line a finished point, so that it can go on.
+"""Store what a command has measured, one JSON line per finished point, so that it can go on.
 
 A line is {"version", "record"}. In a record, what all rows of a point have in common stands once,
 under "common". Lines are only ever appended, and forced to disk before the next point is taken.
@@ -15,7 +15,7 @@ from hessblocks.errors import RunError
 from hessblocks.storage.files import append, atomic_path, numbered, parse_json
 
 VERSION = 3
-"""Of a line; one of version 2, which has a checksum beside its record, is read too."""
+"""Version of a line; version 2, which has a checksum beside its record, is read too."""
 POINTS = "points.jsonl"
 DAMAGED = "points.damaged"
 
@@ -41,7 +41,7 @@ class Record:
 
 
 class Store:
-    """Finished points of a folder, by key; `mended_store` makes it to write, `read_store` to look."""
+    """Finished points of a folder, by key; from `mended_store` to write, `read_store` to read."""
 
     def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Store:
         """Append a finished point and force it to disk.
 
         Args:
-            key: of the point.
+            key: key of the point.
             rows: its measurements, JSON values.
             seconds: time it took; milliseconds are kept.
             attempts: times it was started.
@@ -130,7 +130,7 @@ def read_store(folder: Path) -> Store:
 
 
 def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:
-    """Read records by key, first one first, and the lines that are none."""
+    """Read records by key, the first one of each, and the lines that hold none."""
     records: dict[str, Record] = {}
     damaged = []
     for _, line in numbered(path):
@@ -162,7 +162,7 @@ def _parse(path: Path, line: bytes) -> Record | None:
 
 
 def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    """Split off what several rows have in common, spelled alike too."""
+    """Split off the values that several rows have in common."""
     if len(rows) < 2:
         return {}, list(rows)
     spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]

@@ -21,7 +21,7 @@ Row = dict[str, Scalar]
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Begins a text that spreadsheets calculate, or such a text behind apostrophes."""
+"""Start of a text that spreadsheets evaluate, also after apostrophes."""
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:
@@ -99,7 +99,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 def records(
     kind: type[Record], path: Path, lines: Iterator[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Record]:
-    """Make an object of each line; what it has besides the fields is left alone.
+    """Make an object of each line; columns that are no fields are left out.
 
     Args:
         kind: a dataclass whose fields are str, int or float, or None.

@@ -60,14 +60,14 @@ class Tabular(abc.ABC):
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
-        """List tidy rows: one value a row, with what it belongs to."""
+        """List tidy rows: one value per row, with what it belongs to."""
 
     @abc.abstractmethod
     def __str__(self) -> str:
-        """One line."""
+        """Describe the result on one line."""
 
     def __repr__(self) -> str:
-        """One line."""
+        """Describe the result on one line."""
         return str(self)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -86,7 +86,7 @@ class Tabular(abc.ABC):
         return pd.DataFrame(self.to_rows())
 
     def save(self, path: str | Path) -> None:
-        """Write the result to a file that `hessblocks.read` takes up again, or its rows to a table.
+        """Write the result to a file that `hessblocks.read` reads again, or its rows to a table.
 
         Args:
             path: ends in .json, in .safetensors, which holds tensors of any size (eigenvectors), or
@@ -119,18 +119,18 @@ class Tabular(abc.ABC):
             )
 
     def _content(self) -> tuple[str, dict[str, Any]]:
-        """Name the kind that a file has, and what makes the result anew; without fields, rows."""
+        """Return a file's kind and the values that rebuild the result; without fields, rows."""
         if is_dataclass(self) and not self.rows_alone:
             return type(self).__name__, {one.name: getattr(self, one.name) for one in fields(self)}
         return Rows.__name__, {"line": str(self), "rows": self.to_rows()}
 
     def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The first rows, and how many there are; for tables too long to be made for a look."""
+        """Make the first rows, and count all, for tables that are too long to be made whole."""
         rows = self.to_rows()
         return rows[:most], len(rows)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the line and the first rows."""
+        """Show the line and the first rows in a notebook."""
         rows, count = self._first(SHOWN)
         names = list(dict.fromkeys(name for row in rows for name in row))
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -162,7 +162,7 @@ class Rows(Tabular):
     """As they were."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """List them."""
+        """Return the rows."""
         return [dict(row) for row in self.rows]
 
     def __str__(self) -> str:

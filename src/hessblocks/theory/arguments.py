@@ -76,8 +76,8 @@ def attention_hessian(
             attend.
         scores: "softmax", or "linear" (A = T, 0 where not permitted).
         query_key: "two-matrix", or "one-matrix".
-        gains: (alpha, beta, gamma) of shaped attention, each one number or one a head; they become
-            groups of their own. None is plain attention, (0, 1, 0) without gain groups.
+        gains: (alpha, beta, gamma) of shaped attention, each one number or one per head; they
+            become groups of their own. None is plain attention, (0, 1, 0) without gain groups.
         rotary: (cosines, sines) of rotary positions, each (tokens, turned) or (batch, tokens,
             turned). The first `turned` entries of each head's queries and keys turn in pairs (i,
             i + turned/2), as in Llama and GPT-NeoX.

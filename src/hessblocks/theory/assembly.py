@@ -1,14 +1,17 @@
-"""Assembly of one head's whole Hessian by way of the product W = W_Q W_Kᵀ.
+"""Assemble the whole Hessian of one head from its Hessian in the product W = W_Q W_Kᵀ.
 
-The scores depend on the product alone. So the chain rule gives the blocks of W_Q and W_K from those
-of W. With entry (a c), (b d) of the Hessian in W, a and b on the side of W_Q,
+The scores depend on W_Q and W_K through W alone. The chain rule therefore gives their blocks from
+the block of W. Its rows are entries (a, c) of W and its columns entries (b, d); a and b belong to
+W_Q, c and d to W_K:
 
     query, query: contract c and d with W_K      key, key: contract a and b with W_Q
     query, key:   contract c with W_K, b with W_Q, and add (∂ℓ/∂W) ⊗ I_K
 
-One large matrix product, with both of its factors symmetric, then stands in for three.
+The block of W takes one large matrix product with symmetric factors. The three blocks of W_Q and
+W_K, computed directly, take one each.
 
-Letters: D width of the input, K query-key width, X parameters of any other group, P all parameters.
+Letters: D width of the input, K query-key width and w its index, X parameters of any other group,
+P all parameters.
 """
 
 from dataclasses import replace
@@ -26,7 +29,7 @@ from hessblocks.theory.piecewise import PiecewiseHessian
 
 
 def pays_off(layer: AttentionLayer) -> bool:
-    """Tell whether the way through the product is cheaper: one head, and D ≤ 2 K."""
+    """Tell whether assembly through the product is cheaper: one head, and D ≤ 2 K."""
     if layer.key is None or layer.joined or not {"query", "key"} <= set(layer.parameters):
         return False
     heads, width, head_width = layer.query.shape
@@ -51,10 +54,10 @@ def through_product(
     """Assemble the Hessian (P, P) of a layer with one head, in the order of `hessian.groups`.
 
     Args:
-        hessian: in W_Q and W_K.
-        product: of the same layer in the one matrix W_Q W_Kᵀ.
-        head: the layer's head.
-        curvature: Λ at the attention output.
+        hessian: Hessian of the layer in W_Q and W_K; gives the blocks of other groups.
+        product: Hessian of the same layer in W, as `in_product` changes it.
+        head: the layer's only head.
+        curvature: curvature Λ of the loss in the attention output.
         part: outer, functional or full.
 
     Returns:
@@ -70,24 +73,24 @@ def through_product(
     if part != "outer":
         _add_to_diagonals(blocks["query", "key"], product_gradient(head))
     for i, row in enumerate(others):
-        mixed = _mixed(product, head, curvature, row, part)
-        blocks[row, "query"] = _rows_on_keys(mixed, w_key)
-        blocks[row, "key"] = _rows_on_queries(mixed, w_query)
+        mixed = _mixed_block(product, head, curvature, row, part)
+        blocks[row, "query"] = _contract_keys(mixed, w_key)
+        blocks[row, "key"] = _contract_queries(mixed, w_query)
         for column in others[i:]:
             blocks[row, column] = hessian.block(row, column, part).dense()
-    return _placed(blocks, hessian.groups)
+    return _symmetric_matrix(blocks, hessian.groups)
 
 
-def _mixed(
+def _mixed_block(
     product: PiecewiseHessian, head: HeadTokens, curvature: TokenCurvature, row: str, part: Part
 ) -> Tensor:
-    """Assemble the block of another group and W, (X, D·D).
+    """Assemble the block between another group and W, (X, D·D).
 
-    Where all tokens share Λ, the block of W_V is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2. The second
-    factor is symmetric.
+    If all tokens share Λ, the block between W_V and W is W_O Λ W_Oᵀ W_Vᵀ times Σ_n (f x) ⊗ M_2. The
+    matrices M_2 are symmetric, which saves half of the sum.
 
     Returns:
-        Rows of the other group, columns of W.
+        The block; its rows belong to the other group, its columns to W.
     """
     if row != "value" or part == "functional" or not curvature.shared:
         return product.block(row, "query_key", part).dense()
@@ -106,13 +109,13 @@ def _mixed(
 
 
 def _score_blocks(
-    in_product: Tensor, w_query: Tensor, w_key: Tensor
+    product_block: Tensor, w_query: Tensor, w_key: Tensor
 ) -> dict[tuple[str, str], Tensor]:
-    """Derive the blocks of W_Q and W_K from that of W, (D·D, D·D), but for the gradient term."""
-    on_keys = _rows_on_keys(in_product, w_key)  # (a c), (b w)
-    on_queries = _rows_on_queries(in_product, w_query)  # (a c), (d w)
+    """Contract the block of W, (D·D, D·D), to those of W_Q and W_K, without the gradient term."""
+    on_keys = _contract_keys(product_block, w_key)  # (a c), (b w)
+    on_queries = _contract_queries(product_block, w_query)  # (a c), (d w)
     width, head_width = w_query.shape
-    key_key = w_query.T @ on_queries.view(width, -1)  # r, (c, (d w))
+    key_key = w_query.T @ on_queries.view(width, -1)  # v, (c d w): v is w of the rows
     key_key = key_key.view(head_width, width, -1).transpose(0, 1)
     return {
         ("query", "query"): (w_key.T @ on_keys.view(width, width, -1)).flatten(0, 1),
@@ -121,17 +124,17 @@ def _score_blocks(
     }
 
 
-def _rows_on_keys(rows: Tensor, w_key: Tensor) -> Tensor:
-    """Contract d of rows (X, b d) with W_K, (X, b w)."""
+def _contract_keys(rows: Tensor, w_key: Tensor) -> Tensor:
+    """Contract d of rows (X, b d) with W_K to rows (X, b w)."""
     width, head_width = w_key.shape
     return (rows.view(-1, width) @ w_key).view(len(rows), width * head_width)
 
 
-def _rows_on_queries(rows: Tensor, w_query: Tensor) -> Tensor:
-    """Contract b of rows (X, b d) with W_Q, (X, d w)."""
+def _contract_queries(rows: Tensor, w_query: Tensor) -> Tensor:
+    """Contract b of rows (X, b d) with W_Q to rows (X, d w)."""
     width, head_width = w_query.shape
-    turned = rows.view(-1, width, width).mT.reshape(-1, width)
-    return (turned @ w_query).view(len(rows), width * head_width)
+    transposed = rows.view(-1, width, width).mT.reshape(-1, width)
+    return (transposed @ w_query).view(len(rows), width * head_width)
 
 
 def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
@@ -141,13 +144,13 @@ def _add_to_diagonals(query_key: Tensor, gradient: Tensor) -> None:
     grid.diagonal(dim1=1, dim2=3).add_(gradient[:, :, None])
 
 
-def _placed(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
-    """Place each block and its transpose in the symmetric matrix."""
+def _symmetric_matrix(blocks: dict[tuple[str, str], Tensor], groups: tuple[str, ...]) -> Tensor:
+    """Write each block, and its transpose on the other side, into one matrix."""
     lengths = [len(blocks[group, group]) for group in groups]
-    places = dict(zip(groups, slices(lengths), strict=True))
+    ranges = dict(zip(groups, slices(lengths), strict=True))
     out = blocks[groups[0], groups[0]].new_empty(sum(lengths), sum(lengths))
     for (row, column), block in blocks.items():
-        out[places[row], places[column]] = block
+        out[ranges[row], ranges[column]] = block
         if row != column:
-            out[places[column], places[row]] = block.T.contiguous()
+            out[ranges[column], ranges[row]] = block.T.contiguous()
     return out

@@ -16,7 +16,7 @@ s the scale and β the gain of A, entry (p r), (t w) of Σ_n is:
 | gain, value / projection | φ_t g_w / (W_Vᵀ φ)_t g_w, φ = x, m, −c̄ | the same |
 
 g is the loss gradient at the head's values (value rows) or at the output (projection columns). For
-wide inputs no (D, D) matrix a token is held: the sum over keys is taken outside the one over
+wide inputs no (D, D) matrix per token is held: the sum over keys is taken outside the one over
 tokens. Σ_n then gives one small matrix for each key, beside x_j x_jᵀ.
 
 Where norms or rotary positions stand between the weights and the scores, a score is y_i · z_j of
@@ -27,7 +27,7 @@ place of x and W, and blocks of both norms' parameters are like those of queries
 | key, key | s²β N_3(y·z', y·z') + sβ Σ_j ρ_j y·z_j'' | second term |
 | query, key | s²β y' N_3(z, y·z') + sβ y'·Σ_j ρ_j z_j' | second term |
 
-For queries y' is a vector times a matrix each. For keys y·z' is one long vector a pair (i, j).
+For queries y' is a vector times its own matrix. For keys y·z' is one long vector per pair (i, j).
 
 Letters: B sequences, L tokens, Q queries, N tokens that enter the loss, D width of the input, K
 query-key width, V value width, R and W rows and columns of matrices, E and U any widths; S entries
@@ -144,7 +144,7 @@ def _key_key(head: HeadTokens, row: str, column: str) -> Terms:
     by_key = factor * _sum_by_key(head, head.score_gradient, head.queries, head.queries)
     mean = head.average(head.carried_x)
     first = factor * head.respond_along(head.carried_x)
-    # the moment is central: what the mean adds is of rank two a token
+    # the moment is central: what the mean adds is of rank two per token
     centring = TokenMatrices(
         left=torch.stack([first, mean], dim=1), right=-torch.stack([mean, first], dim=1)
     )
@@ -237,7 +237,7 @@ _BLOCKS: dict[tuple[str, str], Callable[[HeadTokens, str, str], Terms]] = {
 
 
 def _wide(head: HeadTokens) -> bool:
-    """Tell whether a (D, D) matrix a token would outweigh the matrices a key."""
+    """Tell whether a (D, D) matrix per token would outweigh the matrices per key."""
     return head.w_query.shape[0] > 2 * max(head.w_query.shape[1], head.w_value.shape[1])
 
 

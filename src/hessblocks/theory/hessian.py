@@ -52,7 +52,7 @@ class AttentionHessian(PiecewiseHessian):
             gradient: ∂ℓ/∂F of every token, averaging over the batch included.
             curvature: Λ of every token (N = B·L, or 1), for the outer part.
             functional_curvature: a further Λ, counted with the functional part. A network
-                behind the attention adds it: Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is
+                after the attention adds it: Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is
                 Gauss-Newton in that network's output and `curvature` is Jᵀ(∂²ℓ/∂output²)J.
             positions: positions of each sequence that the Λ are given for, N = B·Q; all others have
                 neither gradient nor curvature. None for all positions.
@@ -150,7 +150,7 @@ class AttentionHessian(PiecewiseHessian):
         return self._outer.terms(row, column)
 
     def softmax_terms(self, row: Piece, column: Piece) -> Terms:
-        """Collect the terms of H_f from first derivatives of the scores and from behind."""
+        """Collect the terms of H_f of first derivatives of the scores, and those of Λ_f."""
         terms = self._of_heads(softmax_terms, row, column)
         if self._functional_outer is not None:
             terms += self._functional_outer.terms(row, column)
@@ -172,7 +172,7 @@ class AttentionHessian(PiecewiseHessian):
         return len(self.heads[0].x_query) * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
 
     def _check_reach(self, row: Piece, column: Piece) -> None:
-        """Refuse blocks of keys behind norms or rotary positions that do not fit into memory."""
+        """Refuse blocks of keys with norms or rotary positions that do not fit into memory."""
         if not self.layer.joined or "key" not in (row.group, column.group):
             return
         head = self.heads[0]

@@ -64,7 +64,7 @@ class AttentionLayer(AttentionSetting):
             weight = self.projection if group == "projection" else self.query
             members = [(h,) for h in heads]
         shape = (weight.shape[1], weight.shape[2])
-        # behind a norm or rotation the vector beside x_j depends on j: sums over keys do not factor
+        # after a norm or rotation the vector beside x_j depends on j: sums over keys do not factor
         if group == "key" and self.joined:
             shape = (shape[0] * shape[1], 1)
         pieces = [Piece(group=group, heads=member, shape=shape) for member in members]
@@ -159,12 +159,12 @@ class AttentionMoments:
 
     @property
     def second(self) -> Float[Tensor, "B H L D D"]:
-        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers a token and head."""
+        """Covariance M_2 = Σ_j a_j (x_j − m)(x_j − m)ᵀ; D² numbers per token and head."""
         return self._stacked(_second)
 
     @property
     def third(self) -> Float[Tensor, "B H L D D"]:
-        """Third central moment contracted with u = W_V W_O g; D² numbers a token and head."""
+        """Third central moment contracted with u = W_V W_O g; D² numbers per token and head."""
         return self._stacked(_third)
 
     @property

@@ -45,7 +45,7 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
     the whole layer give `attention_hessian` the gradient at `at_limit(h, limit).layer.output()`.
 
     Args:
-        hessian: of a layer of softmax attention.
+        hessian: Hessian of a layer of softmax attention.
         limit: one-hot (low temperature) or uniform (high temperature, or W_Q = 0).
 
     Returns:

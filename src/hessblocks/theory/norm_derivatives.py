@@ -25,7 +25,7 @@ from hessblocks.errors import ArgumentError
 class NormDerivatives:
     """LayerNorm or RMSNorm of each vector, and its derivatives.
 
-    `second` takes D³ numbers a vector, `second_along` D².
+    `second` takes D³ numbers per vector, `second_along` D².
     """
 
     output: Float[Tensor, "*rows D"]
@@ -57,7 +57,7 @@ class NormDerivatives:
             direction: u of each vector, such as the loss gradient at the output.
 
         Returns:
-            One symmetric matrix a vector.
+            One symmetric matrix per vector.
         """
         y, width = self.output, self.output.shape[-1]
         u = direction @ self._projection
@@ -94,7 +94,7 @@ def norm_derivatives(
         ArgumentError: no floating-point vectors, an eps below 0, or a vector without any length
             where eps is 0.
 
-    Cost: D² multiplications a vector for `first` and `second_along`, D³ for `second`.
+    Cost: D² multiplications per vector for `first` and `second_along`, D³ for `second`.
 
     Source: docs/theory.md; Hessian paper, appendix on layer norm.
     """

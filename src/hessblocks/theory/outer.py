@@ -15,7 +15,8 @@ keys and y' the slope of the final query. The keys' weights are then one long ve
 Σ_j ρ_j (x_j ⊗ the slope of q·k_j in k_j). So are the parameters of both norms.
 
 Letters: N tokens, D width of the input, V value width, O width of the output, C rank of a factor of
-Λ (V where Λ is whole), V and U widths of two heads' values, P entries of a Jacobian's vector, R columns of its matrix.
+Λ (V where Λ is whole), V and U widths of two heads' values, P entries of a Jacobian's vector, R
+columns of its matrix.
 """
 
 from collections.abc import Sequence

@@ -28,9 +28,9 @@ class Piece:
     """Piece of a parameter group: the part of one head, or of heads that share it."""
 
     group: str
-    """One of `GROUPS`, or a group behind the attention."""
+    """One of `GROUPS`, or a group after the attention."""
     heads: tuple[int, ...]
-    """Heads that use it: none for the projection's bias and behind the attention, several where
+    """Heads that use it: none for the projection's bias and after the attention, several where
     heads share it or are joined."""
     shape: tuple[int, int]
     """(in, out) of the weight; (1, 1) for a gain."""

@@ -37,7 +37,7 @@ def rank_bound(
     with linear scores have exactly this rank.
 
     Args:
-        hessian: of the layer.
+        hessian: Hessian of the layer.
         row: name of the row group.
         column: name of the column group.
         part: outer (H_o), functional (H_f) or full (their sum).
@@ -116,7 +116,7 @@ def _of_tokens(term: KroneckerTerm) -> int:
 
 
 def _ranks(matrices: Float[Tensor, "N rows columns"]) -> int:
-    """Sum the ranks, 0 being what is small beside the largest of all."""
+    """Sum the ranks; singular values that are small beside the largest of all count as 0."""
     values = torch.linalg.svdvals(matrices)
     if not values.numel():
         return 0

@@ -32,8 +32,8 @@ class ScoreSplit(PiecewiseHessian):
         """Split the functional part of a Hessian. No block is computed yet.
 
         Args:
-            hessian: of one layer. What a network behind the attention adds to H_f, Jᵀ Λ_f J, counts
-                as H_o^T.
+            hessian: Hessian of one layer. What a network after the attention adds to H_f, Jᵀ Λ_f J,
+                counts as H_o^T.
         """
         super().__init__(hessian.layer.x, hessian.layer.memory_limit)
         self.groups = hessian.groups

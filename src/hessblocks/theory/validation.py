@@ -60,7 +60,7 @@ def check_tensor(
         The tensor without graph.
 
     Raises:
-        ArgumentError: it is not; of entries that are not finite the first is told.
+        ArgumentError: it is not; the message names the first entry that is not finite.
     """
     check_floating(name, tensor)
     if tensor.dtype != like.dtype or tensor.device != like.device:
@@ -100,7 +100,7 @@ def check_weight(
     """Check a weight of one head, or stacked by head; return it as (heads, rows, columns).
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         weight: what was given.
         x: the input.
         rows: that the weight must have.
@@ -176,7 +176,7 @@ def check_gains(
     """Check the gains of shaped attention; return {alpha, beta, gamma: (H,)}, empty for None.
 
     Returns:
-        One number a head under each name.
+        One number per head under each name.
 
     Raises:
         ArgumentError: not three, or not one number (a head) each, or not finite.
@@ -255,7 +255,7 @@ def check_norm(name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"]) 
 
 
 def check_temperature(temperature: object) -> None:
-    """Refuse what scores cannot be divided by.
+    """Refuse a temperature that scores cannot be divided by.
 
     Raises:
         ArgumentError: not a finite number above 0.
@@ -272,13 +272,13 @@ def check_temperature(temperature: object) -> None:
 def check_per_token(
     name: str, tensor: Float[Tensor, "..."], x: Float[Tensor, "B L D"], *lengths: int
 ) -> Float[Tensor, "B L ..."]:
-    """Check a tensor of one vector or matrix a token; return it as (B, L, ...).
+    """Check a tensor of one vector or matrix per token; return it as (B, L, ...).
 
     Args:
-        name: of the argument.
+        name: name of the argument.
         tensor: with the batch axis, or without where the batch is 1.
         x: the input.
-        lengths: of the axes behind that of the tokens, -1 for any.
+        lengths: lengths of the axes after that of the tokens, -1 for any.
 
     Returns:
         The tensor without graph, with its batch axis.

@@ -39,7 +39,7 @@ def compare(
         settings: what is compared.
         corpus: training and held-out tokens.
         out: run folder, new or of the same comparison.
-        progress: told what is going on.
+        progress: shows what is going on.
         command: its name in config.json.
         finish: given the folder when all is done, before another process may write there.
 
@@ -118,10 +118,10 @@ def train(
     """Train one run in a folder of its own, or what is left of it.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         corpus: training and held-out tokens.
         out: run folder, new or of the same run.
-        progress: told what is going on.
+        progress: shows what is going on.
         command: its name in config.json.
         finish: given the folder when all is done, before another process may write there.
 
@@ -138,7 +138,7 @@ def train(
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3
-"""How often the pace of each preset is measured, in turns."""
+"""Number of times that the pace of each preset is measured, in turns."""
 
 
 def steps_of(
@@ -151,10 +151,10 @@ def steps_of(
     and its `steps`: as many as the budget allows, at least 1.
 
     Args:
-        settings: of the comparison.
+        settings: settings of the comparison.
         corpus: to measure the pace on.
-        folder: of the comparison, claimed.
-        progress: told what is going on.
+        folder: folder of the comparison, claimed.
+        progress: shows what is going on.
 
     Returns:
         Preset → updates.

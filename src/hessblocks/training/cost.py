@@ -62,11 +62,11 @@ class StepClock(TrainerCallback):
         self._started = 0.0
 
     def on_step_begin(self, *_: Any, **given: Any) -> None:
-        """Start."""
+        """Start the clock."""
         self._started = working_seconds(self.device)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop."""
+        """Stop the clock."""
         self.each.append(working_seconds(self.device) - self._started)
 
 
@@ -110,7 +110,7 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     less than 1 % of a layer.
 
     Args:
-        settings: of the run.
+        settings: settings of the run.
         vocab_size: entries of the vocabulary.
 
     Returns:
@@ -126,7 +126,7 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
 
 @cache
 def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
-    """Count those of one sequence once: seeds differ in none."""
+    """Count the operations of one sequence once; seeds do not change them."""
     model = model_without_weights(sizes, preset, vocab_size)
     tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -140,8 +140,8 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
 
     Args:
         model: to be trained; its gradients go.
-        settings: of the run.
-        sequences: of one pass on this device.
+        settings: settings of the run.
+        sequences: sequences of one pass on this device.
 
     Returns:
         Bytes of weights, gradients, the optimiser's averages and what a pass makes; 0 on cuda.
@@ -171,7 +171,7 @@ def allocated_peak(device: str) -> int:
 
 
 def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
-    """Count the most bytes of tensors alive at once while `run` runs, those held before included.
+    """Count the most bytes of tensors alive at once during `run`, those from before included.
 
     Args:
         run: the work; what a kernel takes inside itself is not seen.

@@ -1,7 +1,7 @@
-"""Locate a divergence: where numbers stop being finite, looked for when loss or gradient do.
+"""Locate a divergence: find the first tensor that is not finite, after a loss or gradient was not.
 
-One more forward and backward pass over the same sequences, with a hook on every module; nothing is
-looked at before, so an undisturbed run pays nothing.
+The update is repeated, forward and backward, with a hook on every module. A run that stays finite
+pays nothing, since no hook is there before.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 Batch = Mapping[str, Any]
 LossOf = Callable[[Batch], Float[Tensor, ""]]
 Findings = Iterator[tuple[str, str]]
-"""Quantity and place of what is not finite."""
+"""Pairs of a quantity and a place that are not finite."""
 _LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
 
 
@@ -27,7 +27,7 @@ class Divergence:
     """First quantity that became infinite or not a number."""
 
     step: int
-    """The update that could not be made, counted from 1."""
+    """Number of the update that could not be made, from 1."""
     quantity: str
     """data, parameters, activations, loss, gradients, gradient norm or validation loss."""
     place: str
@@ -41,34 +41,34 @@ class Divergence:
 
     @property
     def words(self) -> str:
-        """Such as "activations of model.layers.3.mlp.input (layer 3)"."""
+        """Description, such as "activations of model.layers.3.mlp.input (layer 3)"."""
         where = f" of {self.place}" if self.place else ""
         layer = "" if self.layer is None else f" (layer {self.layer})"
         return f"{self.quantity}{where}{layer}"
 
     @property
     def verb(self) -> str:
-        """What the quantity does."""
+        """Verb that agrees with the quantity."""
         return "is" if self.quantity in ("loss", "gradient norm", "validation loss") else "are"
 
 
 def locate(
     model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, step: int
 ) -> Divergence | None:
-    """Find what first is not finite, in the order in which numbers are computed.
+    """Find the first tensor that is not finite, in the order in which they are computed.
 
     Args:
-        model: at the weights of the step.
-        batches: of the step.
-        loss_of: the loss of a batch, computed by the model as in training.
-        step: counted from 1.
+        model: model with the weights that the update started from.
+        batches: batches of the update.
+        loss_of: computes the loss of a batch as training does.
+        step: number of the update, from 1.
 
     Returns:
-        The finding; None where everything is finite here (another process has it, or sums
-        overflowed).
+        The finding; None if everything is finite here. Then the fault lies on another process, or a
+        sum over batches or processes overflowed.
 
     Cost:
-        One forward and one backward pass a batch, until something is found.
+        One forward and one backward pass per batch, until something is found.
     """
     for quantity, place in _findings(model, batches, loss_of):
         return Divergence(step=step, quantity=quantity, place=place)
@@ -98,18 +98,19 @@ def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
             return
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
-    found = {name: one for (name, _), one in zip(named, gradients, strict=True) if one is not None}
+    found = {name: g for (name, _), g in zip(named, gradients, strict=True) if g is not None}
     yield from (("gradients", name) for name in backward)
     yield from (("gradients", name) for name in reversed(found) if not _finite(found[name]))
-    norms = {name: float(one.double().norm()) for name, one in found.items()}
+    norms = {name: float(gradient.double().norm()) for name, gradient in found.items()}
+    # all entries are finite, but their squares overflow, and with them the norm of clipping
     if math.hypot(*norms.values()) > torch.finfo(loss.dtype).max ** 0.5:
-        yield "gradient norm", max(norms, key=norms.__getitem__)  # finite, its square is not
+        yield "gradient norm", max(norms, key=norms.__getitem__)
 
 
 def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., None]:
-    """Make a hook that notes modules whose output, or the gradient by it, is not finite."""
+    """Make a hook that records a module if its output, or the gradient in it, is not finite."""
 
-    def look(module: nn.Module, arguments: Any, output: Any) -> None:
+    def record(module: nn.Module, arguments: Any, output: Any) -> None:
         for tensor in output if isinstance(output, tuple) else (output,):
             if not isinstance(tensor, Tensor):
                 continue
@@ -118,7 +119,7 @@ def _watch(name: str, forward: list[str], backward: list[str]) -> Callable[..., 
             if tensor.requires_grad:
                 tensor.register_hook(lambda g: None if _finite(g) else backward.append(name))
 
-    return look
+    return record
 
 
 def _finite(value: Any) -> bool:

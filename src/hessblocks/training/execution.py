@@ -23,7 +23,7 @@ from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer
 
 Order = Callable[[Corpus], object]
-"""What all processes do together; of functions at the top of a module, so that it can travel."""
+"""Task for all processes together, made of module-level functions so that it can be pickled."""
 
 
 class DivergenceWarning(UserWarning):
@@ -37,7 +37,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
     The others work inside until sent home.
 
     Args:
-        settings: of all runs, refused here before anything is written.
+        settings: settings of all runs, refused here before anything is written.
         presets: names of the blocks that are trained.
         corpus: the same in every process.
 
@@ -97,7 +97,7 @@ def carry_out(
 
 
 def agree(order: Order | None = None) -> Order | None:
-    """Tell the others what to do, None to go home; they hear it by the same call."""
+    """Send the other processes a task, None to end; they receive it by the same call."""
     heard = [order]
     if ranks.count() > 1:
         dist.broadcast_object_list(heard, src=0)

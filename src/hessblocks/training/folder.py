@@ -31,14 +31,14 @@ class RunFolder:
         self.environment = path / "environment.json"
         """Versions and hardware."""
         self.metrics = path / "metrics.jsonl"
-        """Losses along training, one a line."""
+        """Losses along training, one per line."""
         self.observations = path / "observations.jsonl"
-        """Gains, signal and curvature along training, one value a line."""
+        """Gains, signal and curvature along training, one value per line."""
         self.lines = (self.metrics, self.observations)
         self.budget = path / "budget.json"
-        """What each preset of a matched comparison may spend, and its number of steps."""
+        """Budget of each preset in a matched comparison, and its number of steps."""
         self.results = path / "results.csv"
-        """Measured values, one a row."""
+        """Measured values, one per row."""
         self.checkpoints = path / "checkpoints"
         """Checkpoints of a run under way."""
         self.model = path / "model"
@@ -46,7 +46,7 @@ class RunFolder:
 
     @cached_property
     def identity(self) -> str:
-        """Digest of config.json: what its files say that they are of."""
+        """Digest of config.json, which ties the folder's files to it."""
         return storage.identity_in(self.path)
 
     def sync_lines(self) -> None:
@@ -125,10 +125,10 @@ class RunFolder:
 def claimed(
     path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
 ) -> Iterator[RunFolder]:
-    """Hold the run folder for this process, prepared; the lock goes with the process.
+    """Hold the run folder for this process, and prepare it; the lock ends with the process.
 
     Args:
-        path: of the folder.
+        path: path of the folder.
         config: all settings.
         growing: as `RunFolder.prepare` takes it.
 
@@ -143,10 +143,11 @@ def claimed(
 
 
 KEPT = 2
-"""How many checkpoints are kept, so that a damaged one costs little."""
+"""Number of checkpoints that are kept, so that a damaged one costs little."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITERS = re.compile(r"inline_container|PytorchStreamWriter|iostream error|\(os error \d+\)")
-"""How torch and tokenizers, which have no error of their own for it, say that they cannot write."""
+"""Messages of torch and tokenizers, which have no error class of their own for it, on a failed
+write."""
 
 
 class CheckpointWarning(UserWarning):
@@ -155,7 +156,7 @@ class CheckpointWarning(UserWarning):
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Clean up after code that only saves: what goes wrong is the disk, and its folder goes.
+    """Run code that only saves; on any error remove its folder and report a failed write.
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
@@ -174,14 +175,14 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Find where training goes on: the newest whole checkpoint of this run.
+    """Find the checkpoint from which training goes on: the newest whole one of this run.
 
     Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training
     starts from the beginning; the file with a damaged one is set aside.
 
     Args:
-        folder: of the run.
-        name: of the run, for warnings.
+        folder: folder of the run.
+        name: name of the run, for warnings.
         observed: whether the run leaves observations beside its losses.
 
     Returns:
@@ -222,7 +223,7 @@ def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
 
 
 def newest(folder: RunFolder) -> Path | None:
-    """Find the newest checkpoint that counts; what a killed process left half-written goes.
+    """Find the newest whole checkpoint; remove half-written ones, set damaged ones aside.
 
     Returns:
         None where none counts.
@@ -280,13 +281,13 @@ def save_model(
     told: Mapping[str, Any],
     **progress: Any,
 ) -> None:
-    """Save model and tokeniser in the folder of the run as Hugging Face reads them, or not at all.
+    """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
 
     Args:
         model: trained.
         tokenizer: that the model knows, of transformers.
-        folder: of the run, whose lines are all written.
-        told: of its training, in the card of a model of ours.
+        folder: folder of the run, whose lines are all written.
+        told: facts about the training, for the model card.
         **progress: to remember in the manifest, beside the number of lines.
 
     Raises:

@@ -35,7 +35,7 @@ class Observer(TrainerCallback):
     """Callback that measures what is due; of several ranks the first does, the others wait."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
-        """Observe a run whose recorder stands before this callback and has stopped the clock."""
+        """Observe a run; the recorder comes before this callback and has stopped the clock."""
         self.recorder = recorder
         self.folder = folder
         self.corpus = corpus
@@ -72,7 +72,7 @@ class Observer(TrainerCallback):
 
 
 def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
-    """What `hessblocks.signal` measures, without Jacobians: one pass forward and backward."""
+    """Measure what `hessblocks.signal` does, without Jacobians: one pass forward and backward."""
     for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
         layer = None if row["layer"] == "" else row["layer"]
         if row["value"] is not None:
@@ -80,7 +80,7 @@ def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
 
 
 def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
-    """Norms of the chosen groups, with the loss on the same batch: a gradient a probe and group."""
+    """Measure norms of the chosen groups, and the loss: one gradient per probe and group."""
     groups = {
         name: group
         for name, group in curvature.parameter_groups(model).items()
@@ -101,17 +101,17 @@ def map_rows(
     corpus: Corpus,
     stage: str,
 ) -> list[ResultRow]:
-    """Frobenius norms of H_o, H_f and H of every parameter group on the fixed held-out batch.
+    """Compute Frobenius norms of H_o, H_f and H of every group on the fixed held-out batch.
 
     Args:
         model: at the stage's weights.
-        settings: of the run.
+        settings: settings of the run.
         sample: batch and probes.
         corpus: where the held-out batch comes from.
         stage: initial or final.
 
     Returns:
-        One row a group and part.
+        One row per group and part.
 
     Cost:
         About a gradient of the batch for each probe and group.
@@ -167,13 +167,13 @@ class Following(TrainerCallback, Tabular):
             raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
         self.every = every
         self.rows: list[dict[str, Any]] = []
-        """What was measured: step, quantity, value and what they belong to."""
+        """Measurements: step, quantity, value and what they belong to."""
         self._log: Callable[[dict[str, float]], Any] | None = None
         self._optimizer: Optimizer | None = None
         """That of the Trainer, while something is measured."""
 
     def attach(self, trainer: Trainer) -> Self:
-        """Add this callback to a Trainer and let its numbers into the Trainer's log.
+        """Add this callback to a Trainer, and add its numbers to the Trainer's log.
 
         Returns:
             The callback itself.
@@ -184,11 +184,11 @@ class Following(TrainerCallback, Tabular):
 
     @abc.abstractmethod
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Rows of one moment, without the step."""
+        """Measure the rows of one moment, without the step."""
 
     @abc.abstractmethod
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Under which name a row's value stands in a log."""
+        """Return the name of a row's value in a log."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Look at the model before the first step.
@@ -226,11 +226,11 @@ class Following(TrainerCallback, Tabular):
             self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One value a row, with its step."""
+        """Return one value per row, with its step."""
         return list(self.rows)
 
     def __str__(self) -> str:
-        """How much was measured, and when last."""
+        """Say how much was measured, and when last."""
         last = f", last at step {self.rows[-1]['step']}" if self.rows else ""
         return f"{type(self).__name__}: {len(self.rows):,} values{last}"
 
@@ -253,7 +253,7 @@ class CurvatureCallback(Following):
         seed: int = 0,
         sharpness: bool = False,
     ) -> None:
-        """Fix what is measured.
+        """Choose what is measured.
 
         Args:
             batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
@@ -263,7 +263,7 @@ class CurvatureCallback(Following):
             every: steps between two measurements.
             probes: for each group, at least 4.
             loss: as `Problem` takes it.
-            seed: of the probes, the same at all steps.
+            seed: seed of the probes, the same at all steps.
             sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
                 preconditioner of the Trainer's optimiser (`preconditioned_sharpness`): each time
                 with 5 products at most, which start from what was found before, and with the
@@ -274,7 +274,7 @@ class CurvatureCallback(Following):
                 training begins, a pattern that matches no group, or a sharpness of an optimiser
                 whose preconditioner is not known.
 
-        Cost: about a gradient of the batch for each group and probe a measurement; the sharpness
+        Cost: about a gradient of the batch for each group and probe per measurement; the sharpness
             about ten, and a vector of all parameters between two measurements.
         """
         super().__init__(every)
@@ -286,7 +286,7 @@ class CurvatureCallback(Following):
         self._sharpness, self._last = sharpness, None
 
     _last: curvature.Sharpness | None
-    """Where the next measurement of the same training starts."""
+    """Sharpness measured last, where the next measurement of the same training starts."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Begin anew: the last sharpness is that of an earlier training."""
@@ -294,7 +294,7 @@ class CurvatureCallback(Following):
         super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row a group and part; of the sharpness two, itself and the stable one."""
+        """Measure one row per group and part; of the sharpness two rows, plain and stable."""
         problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
@@ -322,7 +322,7 @@ class CurvatureCallback(Following):
         return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
+        """Return curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
         return f"curvature/{row['group']}/{row.get('part', row['quantity'])}"
 
 
@@ -335,11 +335,11 @@ class SignalCallback(Following):
         self._batch = batch
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a layer, quantity and head; without Jacobians, and None with the reason."""
+        """Measure one row per layer, quantity and head, without Jacobians; None with the reason."""
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """signal/LAYER/QUANTITY, with the role behind it where there is one."""
+        """Return signal/LAYER/QUANTITY, followed by the role, if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
         role = f"/{row['role']}" if row["role"] else ""
         return f"signal/{layer}/{row['quantity']}{role}"
@@ -349,10 +349,10 @@ class GainCallback(Following):
     """Callback of trained gains: of skips, branches, attention and weights of our models."""
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """One row a layer and gain, the mean over heads."""
+        """Measure one row per layer and gain, the mean over heads."""
         names = ("layer", "quantity", "value")
         return ({name: row[name] for name in names} for row in gain_values(model))
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """gain/LAYER/QUANTITY."""
+        """Return gain/LAYER/QUANTITY."""
         return f"gain/{row['layer']}/{row['quantity']}"

@@ -64,7 +64,7 @@ def check_tracker(name: str) -> str:
 
 @contextmanager
 def closed_tracker(name: str) -> Iterator[None]:
-    """End a tracker's run with the training inside; of wandb the Trainer leaves that to us."""
+    """End a tracker's run after the training inside; the Trainer leaves that of wandb to us."""
     try:
         yield
     finally:  # a caller who catches an error would go on in it
@@ -79,10 +79,10 @@ def build_model(
     """Build the causal language model of a preset in float32; sets torch's random state.
 
     Args:
-        sizes: of the model.
+        sizes: sizes of the model.
         preset: name of the block.
         vocab_size: entries of the vocabulary.
-        seed: of the weights.
+        seed: seed of the weights.
 
     Returns:
         The model, on the device that torch makes tensors on.
@@ -95,7 +95,7 @@ def build_model(
 
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
-    """Build it on the device `meta`, before any data is read: no memory is taken.
+    """Build a model on the device `meta`, before any data is read: it takes no memory.
 
     Returns:
         A model that has shapes only.
@@ -125,7 +125,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
     """Refuse what cannot be built, trained or measured, before anything is written.
 
     Args:
-        settings: of all runs.
+        settings: settings of all runs.
         presets: names of their blocks.
         corpus: to train on.
 
@@ -155,7 +155,7 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
 
 
 def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:
-    """Refuse a pattern that means no group of any model."""
+    """Refuse a pattern that matches no group of any model."""
     known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
     for one in wanted:
         if not any(chooses(one, name, role) for name, role in known.items()):
@@ -163,7 +163,7 @@ def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> N
 
 
 def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
-    """Name the files of lines that a run leaves; gains alone may be nothing to observe."""
+    """Name the files of lines that a run writes; observations only if there are any."""
     observed = settings.observation.needs_batch
     if settings.observation.gains_every and not observed:
         observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))

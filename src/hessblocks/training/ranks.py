@@ -25,12 +25,12 @@ from hessblocks.errors import ArgumentError, RunError
 
 T = TypeVar("T")
 TURN = timedelta(days=7)
-"""How long a process waits for the first, which may be measuring curvature; where that has failed
-or stands still, the heartbeat ends it sooner."""
+"""Longest wait for the first process, which may be measuring curvature; if it has failed or stands
+still, the heartbeat ends the wait sooner."""
 MEETING = timedelta(minutes=5)
-"""How long processes wait for each other before they begin, when no heart beats yet."""
+"""Longest wait of processes for each other before they begin, when no heart beats yet."""
 TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells its processes in the environment."""
+"""Environment variables of torchrun."""
 _USE_CPU = "ACCELERATE_USE_CPU"
 
 
@@ -109,7 +109,7 @@ def join(device: str) -> None:
 
 
 def _meet(count: int) -> None:
-    """Wait until all are here, and from then on as long as the work of one may take."""
+    """Wait until all processes are here; later waits may take as long as the work of one."""
     groups: Any = dist.distributed_c10d
     store = groups._get_default_store()
     store.set(f"here {dist.get_rank()}", "")
@@ -118,7 +118,7 @@ def _meet(count: int) -> None:
 
 
 def _leave() -> None:
-    """End gloo's threads before the interpreter: one that held a tensor would abort it."""
+    """End gloo's threads before the interpreter ends: one that held a tensor would abort it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -162,7 +162,7 @@ EVERY = 5.0
 PATIENCE = 60.0
 """Seconds without a beat after which a process is lost."""
 _LINK = re.compile(r"gloo|NCCL|Connection (reset|closed) by peer|Broken pipe")
-"""How torch says that another process no longer answers."""
+"""Messages of torch about a process that no longer answers."""
 
 
 class Heart:
@@ -176,7 +176,7 @@ class Heart:
     def __init__(
         self, store: dist.Store, rank: int, count: int, *, every: float, patience: float
     ) -> None:
-        """Begin to beat.
+        """Start the heartbeat.
 
         Args:
             store: a connection that nothing else uses.
@@ -194,13 +194,13 @@ class Heart:
             thread.start()
 
     def stop(self) -> None:
-        """Beat no more, and watch no more."""
+        """Stop the heartbeat, and stop watching others."""
         self._end.set()
         for thread in self._threads:
             thread.join(self.every)
 
     def lost(self, silent: list[int]) -> None:
-        """End this process; the first that is left says why.
+        """End this process; the first one that is left says why.
 
         Args:
             silent: the processes that are lost.
@@ -222,7 +222,7 @@ class Heart:
             self.store.set("last words", f" (process {self.rank}: {words})")
 
     def last_words(self) -> str:
-        """Read why another process ended, where it could say so."""
+        """Read why another process ended, if it could say so."""
         with suppress(RuntimeError):
             if self.store.check(["last words"]):
                 return self.store.get("last words").decode()
@@ -251,7 +251,7 @@ class Heart:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Let the processes of the default group look after each other inside.
+    """Let the processes of the default group watch each other inside.
 
     Raises:
         RunError: another process has ended.

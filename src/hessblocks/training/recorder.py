@@ -31,7 +31,7 @@ class Recorder(StepClock):
     """
 
     trainer: GuardedTrainer
-    """Whose callback this is."""
+    """Trainer whose callback this is."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Recorder(StepClock):
         checkpoint: Path | None = None,
         listener: Callable[[Line], object] = lambda line: None,
     ) -> None:
-        """Start, or go on from what a checkpoint remembers.
+        """Start, or continue from what a checkpoint remembers.
 
         Args:
             settings: say what is trained and when losses and checkpoints are due.
             folder: gets lines and checkpoints; None for neither.
             checkpoint: where training goes on from.
-            listener: is told each line.
+            listener: receives each line.
         """
         super().__init__(settings.device)
         done = remembered_in(checkpoint) if checkpoint else {}
@@ -90,7 +90,7 @@ class Recorder(StepClock):
         self._logged = (self._tokens(state.global_step), self.seconds)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock; ask for what is due. A checkpoint always comes with a logged loss."""
+        """Stop the clock; request what is due. A checkpoint always comes with a logged loss."""
         super().on_step_end(args, state, control)
         self.seconds += self.each[-1]
         training, step = self.settings.training, state.global_step
@@ -105,7 +105,7 @@ class Recorder(StepClock):
             control.should_save = control.should_evaluate = False
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Note the training loss: none for a step whose update could not be made."""
+        """Record the training loss; none for a step whose update could not be made."""
         logs = given["logs"]
         if "loss" not in logs:
             return
@@ -122,7 +122,7 @@ class Recorder(StepClock):
         self._logged = (tokens, self.seconds)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Note the validation loss; no number ends training as a training loss does."""
+        """Record the validation loss; not a number ends training, as for a training loss."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
             parameters = given["model"].named_parameters()
@@ -145,13 +145,13 @@ class Recorder(StepClock):
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Note the peak of memory; lines are on the disk before training counts as over."""
+        """Record the peak of memory; lines are on the disk before training counts as over."""
         self.peak = max(self.peak, allocated_peak(self.device))
         if self.folder and ranks.is_first():
             self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
-        """Give what every line of a run's files says."""
+        """Return the fields that every line of a run's files holds."""
         return {
             "preset": self.settings.preset,
             "seed": self.settings.seed,

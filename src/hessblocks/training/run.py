@@ -1,4 +1,4 @@
-"""Complete a run: initial curvature, training, final curvature; nothing is done twice."""
+"""Run training in its folder, with the curvature before and after; skip finished steps."""
 
 import math
 import statistics
@@ -26,12 +26,12 @@ Rows = list[storage.ResultRow]
 
 
 class Run:
-    """A run in its folder; `complete` does what is not done yet."""
+    """Training run in a folder; `complete` does the steps that are left."""
 
     def __init__(
         self, settings: RunSettings, corpus: Corpus, folder: RunFolder, progress: Progress
     ) -> None:
-        """Take in settings and what the (prepared) folder already holds.
+        """Read the results that the prepared folder already holds.
 
         Raises:
             RunError: results.csv is damaged.
@@ -44,7 +44,7 @@ class Run:
         self.name = f"{settings.preset}, seed {settings.seed}"
 
     def complete(self) -> Sequence[storage.ResultRow]:
-        """Do what is left to do.
+        """Do the steps whose results are not recorded yet.
 
         Returns:
             All rows of results.csv.
@@ -59,22 +59,22 @@ class Run:
         if not self._done.issuperset(wanted) and not self._diverged:
             storage.warn_of_another_environment(self.folder.environment)
         if "begun" not in self._done:
-            self._record(self._begun())
+            self._record(self._counts())
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
-                self._map(self._fresh(), curvature, "initial")
+                self._map(self._initial_model(), curvature, "initial")
         if "trained" not in self._done:
             self._record(self._train())
         if curvature and "mapped-final" not in self._done and not self._diverged:
             with self.progress.stage("curvature after", self.name):
-                self._map(self._trained(), curvature, "final")
+                self._map(self._trained_model(), curvature, "final")
         prune(self.folder.checkpoints, kept=0)
         return self.rows
 
     def _check(self) -> None:
-        """Look over what an earlier process left of a trained run."""
+        """Check the files of a run that an earlier process has trained, and warn of faults."""
         if storage.is_trained(self.rows):
-            newest(self.folder)
+            newest(self.folder)  # sets damaged checkpoints aside
             for path in self._lines:
                 storage.read_finished_lines(path)
             if not self._diverged and (fault := self._model_fault):
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def _model_fault(self) -> str:
-        """Say why the saved model is not that of this run, and what to do; empty where it is."""
+        """Say why the saved model is not this run's, and what to do; empty if it is."""
         found = storage.check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def _lines(self) -> list[Path]:
-        """List the files of lines that the run leaves."""
+        """List the files of JSON lines that the run writes."""
         names = line_files(self.settings, self.corpus.vocab_size)
         return [getattr(self.folder, name) for name in names]
 
@@ -113,18 +113,19 @@ class Run:
         storage.write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
-        """Make rows of the whole model, by quantity and stage."""
+        """Make rows of the whole model from values by quantity and stage."""
         row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
             row(quantity=quantity, stage=stage, value=float(value), method=method)
             for (quantity, stage), value in values.items()
         ]
 
-    def _fresh(self) -> PreTrainedModel:
+    def _initial_model(self) -> PreTrainedModel:
         settings = self.settings
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
-    def _begun(self) -> Rows:
+    def _counts(self) -> Rows:
+        """Count parameters, and operations of an update."""
         settings, vocabulary = self.settings, self.corpus.vocab_size
         model = model_without_weights(settings.model, settings.preset, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -134,23 +135,23 @@ class Run:
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
-    def _trained(self) -> PreTrainedModel:
-        """Read the saved model back: the same whoever trained it, this process or one before."""
+    def _trained_model(self) -> PreTrainedModel:
+        """Load the saved model, so that a resumed run maps the same weights as one in one go."""
         if fault := self._model_fault:
             raise RunError(fault)
         model, _ = Saved.at(str(self.folder.model)).load(AutoModelForCausalLM)
         return model
 
     def _train(self) -> Rows:
-        """Train from the newest whole checkpoint or the start, where no model is saved."""
-        settings, ended = self.settings, storage.remembered_in(self.folder.model)
-        known = {"seconds", "peak_memory"} <= ended.keys() and not self._model_fault
-        if known and not any(map(storage.fault_in_finished_lines, self._lines)):
-            return self._training_rows(ended)
+        """Train from the newest whole checkpoint, or from the start, unless a model is saved."""
+        settings, measured = self.settings, storage.remembered_in(self.folder.model)
+        finished = {"seconds", "peak_memory"} <= measured.keys() and not self._model_fault
+        if finished and not any(map(storage.fault_in_finished_lines, self._lines)):
+            return self._training_rows(measured)
         if self.folder.model.exists():
             kept = storage.set_aside(self.folder.model, self.folder.path).parent
             self._warn(
-                f"{self.folder.model} is not what this run ends with; it is kept in {kept}, "
+                f"{self.folder.model} is not the final model of this run; it is kept in {kept}, "
                 f"training {self.name}"
             )
         with self.progress.stage("training", self.name, settings.training.steps):
@@ -165,11 +166,11 @@ class Run:
                     eos_token=END_OF_TEXT,
                     model_max_length=settings.model.context,
                 )
-                save_model(model, tokenizer, self.folder, self._told(), **measured)
+                save_model(model, tokenizer, self.folder, self._card(), **measured)
         return self._training_rows(measured, diverged=recorder.divergence is not None)
 
-    def _told(self) -> dict[str, Any]:
-        """Tell of the training in the model's card; nothing of clocks."""
+    def _card(self) -> dict[str, Any]:
+        """Describe the training for the model card, without times: equal runs, equal cards."""
         settings, training = self.settings, self.settings.training
         lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]

@@ -19,7 +19,7 @@ WEIGHTS = {
     "attention.gate": "G",
     "output": "out",
 }
-"""What a gain's name says of the weight that it belongs to."""
+"""Role in a gain's name → letter of the weight that it scales."""
 
 
 def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
@@ -29,7 +29,7 @@ def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
     (skips and branches), alpha_V, beta_V and the like (reparametrised weights).
 
     Args:
-        model: of this library.
+        model: model of this library.
     """
     for layer, quantity, gain in _trained(model):
         values = gain.detach().float()

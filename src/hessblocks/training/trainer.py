@@ -38,13 +38,13 @@ class GuardedTrainer(Trainer):
         self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Matrices and embeddings; gains, norms and biases have fewer than two dimensions."""
+        """Name matrices and embeddings: gains, norms and biases have fewer than two axes."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Forward and backward; remembers what went in and came out until the update is made."""
+        """Pass forward and backward; keep input and output until the update is made."""
         loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
         return loss
@@ -87,16 +87,16 @@ class GuardedTrainer(Trainer):
             ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Nothing: float16 alone has a scaler, and no training here is in float16."""
+        """Do nothing: only float16 has a scaler, and no training here is in float16."""
 
 
 def quiet_arguments(
     folder: AnyPath, device: str, report_to: str = "none", **given: Any
 ) -> TrainingArguments:
-    """Make quiet arguments, one device a process; logging and saving are left to a recorder.
+    """Make quiet arguments, one device per process; logging and saving are left to a recorder.
 
     Args:
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
         device: cpu or cuda.
         report_to: tracker that transformers hands the log to.
         **given: further fields of `transformers.TrainingArguments`.
@@ -164,9 +164,9 @@ def make_trainer(
 
     Args:
         model: freshly initialised.
-        settings: of the run.
+        settings: settings of the run.
         corpus: what to train on and what to hold out.
-        folder: of the checkpoints.
+        folder: folder of the checkpoints.
 
     Returns:
         The trainer.
@@ -193,7 +193,7 @@ def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
 
     Args:
         corpus: that is held out from.
-        settings: of the run.
+        settings: settings of the run.
 
     Returns:
         At most as many windows as the settings ask for.
@@ -217,9 +217,9 @@ def run_arguments(
     """Translate the settings of a run into the words of `transformers`.
 
     Args:
-        settings: of the run.
-        folder: of the checkpoints.
-        sequences: of each validation loss.
+        settings: settings of the run.
+        folder: folder of the checkpoints.
+        sequences: sequences of each validation loss.
         **more: further fields of `transformers.TrainingArguments`.
 
     Returns:
@@ -245,7 +245,7 @@ def run_arguments(
 
 
 def _evaluation_batch(sequences: int, most: int) -> int:
-    """Choose the sequences of a pass: several processes have equally many and none twice."""
+    """Choose the sequences of a pass: several processes have equally many, and none twice."""
     if ranks.count() == 1:
         return most
     shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]

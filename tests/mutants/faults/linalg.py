@@ -28,10 +28,10 @@ FAULTS = (
     fault("each kind of device draws probes of its own",
           "torch.Generator() => torch.Generator(operator.device)",
           "test_the_numbers_are_those_of_the_cpu[on_curvature.py]", within="Probes.__init__"),
-    fault("one good look ends a run with a tolerance", "LOOKS_IN_A_ROW = 2 => LOOKS_IN_A_ROW = 1",
+    fault("one good look ends a run with a tolerance", "PASSES_IN_A_ROW = 2 => PASSES_IN_A_ROW = 1",
           "test_probes.py"),
     fault("good looks need not follow each other",
-          "$good_looks + 1 if $a else 0 => $good_looks + 1 if $a else $good_looks",
+          "$passes + 1 if $a else 0 => $passes + 1 if $a else $passes",
           "test_probes.py"),
     fault("the first look does not count", "int($estimate.relative_error <= self.tolerance) => 0",
           "test_probes.py"),
@@ -39,8 +39,8 @@ FAULTS = (
           "$drawn + self.block > self.max_probes => $drawn + self.block >= self.max_probes",
           "test_probes.py"),
     fault("max_probes of two blocks is refused",
-          "self.max_probes < LOOKS_IN_A_ROW * self.block"
-          " => self.max_probes <= LOOKS_IN_A_ROW * self.block", "test_probes.py"),
+          "self.max_probes < PASSES_IN_A_ROW * self.block"
+          " => self.max_probes <= PASSES_IN_A_ROW * self.block", "test_probes.py"),
     fault("Hutch++ projects on one side", "self._without_basis(columns) => columns",
           "test_the_same_probes_give_curvlinops_the_same_numbers"),
     fault("half of the grid of a symmetric norm is counted once",

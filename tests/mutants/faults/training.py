@@ -19,7 +19,7 @@ FAULTS = (
           "$name == 'wandb' and ranks.is_first() => False",
           "test_each_run_of_a_comparison_is_one_of_wandb"),
     fault("the card shows the last loss twice", "losses[0] => losses[-1]",
-          "test_the_card_of_a_trained_model_tells_of_its_training_and_runs", within="_told"),
+          "test_the_card_of_a_trained_model_tells_of_its_training_and_runs", within="_card"),
     fault("each measurement of the sharpness starts anew", "self._last = $found =>",
           "test_following.py", within="measure"),
     fault("gains and norms decay", "$parameter.ndim >= 2 => $parameter.ndim >= 0",

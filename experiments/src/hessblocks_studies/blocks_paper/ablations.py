@@ -9,8 +9,7 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 NO_SKIP = "sas, no MLP skip"
 NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))
 SLOW = 0.1
-"""What the rates of blocks without an MLP skip are times: the paper's needed 1e-4 instead of
-1e-3."""
+"""Factor on the rates of blocks without an MLP skip: the paper needed 1e-4 instead of 1e-3."""
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {
@@ -20,7 +19,8 @@ OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(NO_MLP_SKIP[:2], (3e-3, 1e-3, 3e-3 * SLOW, 1e-2)),
     }
 }
-"""Where the best rate was another than for others, or one seed's lay at the end of the grid."""
+"""Rates of blocks whose best rate differs from the others', or whose best rate for one seed lay at
+the end of the grid."""
 VARIANTS = (
     "pre-ln",
     "pre-ln, identity values",
@@ -50,13 +50,13 @@ PANELS = {
     ],
     "no MLP skip, Figure 25": ["sas", *NO_MLP_SKIP],
 }
-"""What each panel shows: its title and variants."""
+"""Title of each panel → its variants."""
 BEATS = "linear decay beats cosine (Figure 12)"
 HURTS = {
     f", {shared.VALUE_SKIPINIT}": "shaped attention helps {} (Figure 13)",
     ", no first values": "the first layer's values are worth keeping in {} (Figure 24)",
 }
-"""What is behind the name of sas and sas-p → the appendix's fact."""
+"""Suffix of sas and sas-p → the fact of the appendix about it."""
 LEAKY = "LeakyReLU of slope {:g} does not make up for the MLP skip, it hurts (Figure 25)"
 SLOWER = (
     (VARIANTS[1], "pre-ln", "identity values beside an attention skip hurt (Figure 23)"),

@@ -239,7 +239,7 @@ def task_names(found: Scores) -> list[str]:
 
 
 def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
-    """One block a row: scores, parameters, speed and memory."""
+    """One block per row: scores, parameters, speed and memory."""
     average, rates = means(found), best_rates(rows)
     counted = ("parameters", "step_memory", "answer_memory")
     costs = {quantity: shared.values(rows, quantity) for quantity in counted}

@@ -142,7 +142,7 @@ def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
 
 
 def _scalar_panel(rows: Rows, quantity: str) -> Panel:
-    """One gain along training, a curve a layer."""
+    """One gain along training, a curve per layer."""
     curves: dict[str, list[tuple[float, float, float]]] = {}
     values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
     for (layer, step), each in sorted(values.items()):

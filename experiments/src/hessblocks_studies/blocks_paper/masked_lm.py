@@ -23,7 +23,7 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
-"""What is timed."""
+"""Presets that are timed."""
 RATES: dict[Scale, shared.Grid] = {
     "smoke": shared.Grid(rates=(3e-3,)),
     "laptop": shared.Grid(
@@ -64,7 +64,7 @@ class MaskedSettings(shared.BlockSettings):
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The blocks, and the points that time them all, one a repetition."""
+    """The blocks, and the points that time them all, one per repetition."""
     presets, size = PRESETS[scale], SIZES[scale]
     in_turns = {"presets": ",".join(presets)}
     return [

@@ -19,7 +19,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 IDENTITY = shared.restricted("identity", 0)
 LAST_TIED = "last tied"
 INITS = ("identity", "tied", LAST_TIED, "orthogonal")
-"""Of values and projections, the best first in the paper."""
+"""Starts of values and projections, in the paper's order, best first."""
 SHARES = (0.1,)
 """Learning rates of values and projections, as shares of that of all else; the share 1 is the gain
 β = 1."""
@@ -29,8 +29,8 @@ OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
         shared.GAINED: (1e-2, 3e-3, 3e-2, 1e-1),
     }
 }
-"""Where the best rate was lower than for others, as for the same values in `ablations`, or one
-seed's lay at the end of the grid."""
+"""Rates of blocks whose best rate is lower than the others', as for the same values in `ablations`,
+or whose best rate for one seed lay at the end of the grid."""
 VARIANTS = (
     *shared.BASES,
     IDENTITY,
@@ -124,7 +124,7 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
     Args:
         trainer: before it trains; their trainable parts are moved into a group of the optimiser of
             their own.
-        share: of the rate of all else.
+        share: share of the rate of all else.
     """
     optimiser = trainer.create_optimizer()
     layers: Any = layers_of(cast(PreTrainedModel, trainer.model))
@@ -238,7 +238,7 @@ def _over_gains(losses: shared.Values, init: str) -> dict[Scalar, float]:
 
 
 def _panels(losses: shared.Values) -> list[Panel]:
-    """Plot against the gain and the rate: a curve an initial value; what has neither is level."""
+    """Plot against the gain and the rate: a curve per initial value; what has neither is level."""
     gains = {init: {b: shared.restricted(init, b) for b in shared.BETAS} for init in INITS}
     gains["identity"][0] = IDENTITY
     rates = {

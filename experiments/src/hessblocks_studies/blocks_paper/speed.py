@@ -19,7 +19,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 from hessblocks_studies.shared import ROUNDS, in_turns
 
 VARIANTS = (*shared.BASES, "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
-"""What is trained; what is timed has no second pre-ln, whose steps cost the same."""
+"""Blocks that are trained; a second pre-ln is not timed, since its steps cost the same."""
 TIMED = (*PRESETS, shared.GPT2)
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32),
@@ -65,7 +65,7 @@ def clocks(settings: shared.TrainedSettings) -> list[Row]:
     """Times of steps and of decoded tokens, all blocks taking turns; cache and operations.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
 
     Returns:
         A row for each block and quantity.
@@ -103,7 +103,7 @@ def time_shares(
     """Compute each block's time to the last loss of a base, as a share of the base's.
 
     Args:
-        runs: of equal steps.
+        runs: runs of equal steps.
         base: pre-ln, or the one with zero queries, whose step costs the same.
         step_shares: block → time of its step, as a share of the base's.
 
@@ -186,7 +186,7 @@ def _clocked(rows: Rows) -> Rows:
 
 
 def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> Panel:
-    """Speed against width, a curve a block."""
+    """Speed against width, a curve per block."""
     places: dict[str, list[tuple[float, float, float]]] = {}
     for width, rows in timed.items():
         found = shared.ratios(rows, quantity)

@@ -24,7 +24,7 @@ def addition_batch(
     Args:
         sums: how many, drawn uniformly with replacement.
         digits: digits of each summand, leading zeros written.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         `input_ids` and `labels`, each (sums, 3 · digits + 3); labels equal the answer's digits and

@@ -71,7 +71,7 @@ class BigramTable:
 
         Args:
             tokens: held-out sequences.
-            masked: which of their tokens are to be told.
+            masked: which of their tokens are to be predicted.
 
         Returns:
             Nats per masked token.

@@ -22,7 +22,7 @@ from hessblocks.storage import parse_json
 DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
 ENTRY = f"docstrings-{sys.implementation.cache_tag}"
-"""Of the cache: one an interpreter."""
+"""Name of the entry in the cache, one per version of Python."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = (data.END_OF_TEXT, MASK, PADDING)
 SPLITS = ("train", "validation", "test")
@@ -36,7 +36,7 @@ TOPICS = "pydoc_data/topics.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Docstring:
-    """What a module, class or function says of itself."""
+    """Docstring of a module, class or function."""
 
     file: str
     """Relative path of the source file, with /."""

@@ -40,7 +40,7 @@ GLUE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Task → its columns of text and its classes; STS-B is a regression and left out."""
 VALIDATION = {"mnli": "validation_matched"}
-"""Where the labelled held-out split has another name than `validation`."""
+"""Name of the labelled held-out split, if it is not `validation`."""
 
 
 def load_hub_corpus(name: str, vocabulary: int, *, characters: int = CHARACTERS) -> Corpus:
@@ -88,8 +88,8 @@ def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
     """A classification of GLUE; its labelled validation split is the test split here.
 
     Args:
-        name: of the task, in small letters.
-        source: the dataset, or a local folder with one sub-folder a task that holds train and
+        name: name of the task, in small letters.
+        source: the dataset, or a local folder with one sub-folder per task that holds train and
             validation files (json, csv or parquet).
 
     Returns:

@@ -44,9 +44,9 @@ def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSe
     """A run of a given size, on the best device of this machine.
 
     Args:
-        size: of model and training; further fields of it that are settings of either count too.
+        size: size of model and training; its further fields that are settings of either count too.
         preset: name of the block.
-        seed: of the weights and of the order of the data.
+        seed: seed of the weights and of the order of the data.
         **training: further fields of `TrainingSettings`; an optimiser brings its own defaults.
 
     Returns:

@@ -37,11 +37,11 @@ class LabelledText:
     """A text and its class."""
 
     text: str
-    """What the model reads."""
+    """Input of the model."""
     label: int
     """The class, counted from 0."""
     file: str
-    """Where it comes from."""
+    """File that the text comes from."""
     origin: str
     """The text before anything was done to it; no two splits share one."""
 
@@ -53,7 +53,7 @@ class Task:
     name: str
     """Short name."""
     classes: Classes
-    """What the labels mean."""
+    """Meaning of the labels."""
     splits: Mapping[str, tuple[LabelledText, ...]]
     """train, validation and test; each class equally often in each."""
 
@@ -68,7 +68,7 @@ def make_task(name: str, records: Records, seed: int = 0) -> Task:
     Args:
         name: matching, acceptability or topic.
         records: docstrings with their splits.
-        seed: of what is drawn (partners, swapped words, which examples are kept).
+        seed: seed of what is drawn (partners, swapped words, which examples are kept).
 
     Returns:
         The task; no text stands in two of its splits.

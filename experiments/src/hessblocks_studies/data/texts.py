@@ -22,9 +22,9 @@ class TextSize(RunSize):
 
 
 HEADS = 4
-"""Of the narrower blocks, where the size has as many."""
+"""Heads of the narrower blocks, in sizes that have so many."""
 HEAD_WIDTH = 64
-"""Of the wider blocks, which have more heads instead of wider ones."""
+"""Head width of the wider blocks, which have more heads, not wider ones."""
 
 
 def widened(size: TextSize, width: int) -> TextSize:

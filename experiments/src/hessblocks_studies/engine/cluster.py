@@ -66,7 +66,7 @@ class RayCluster(Executor):
                 self._ray.cancel(task, force=True)
 
     def _outcome(self, ready: Any, point: Point, attempts: int) -> Outcome | None:
-        """What became of a point; None where its worker died and it is to be started again."""
+        """Collect the outcome of a point; None if its worker died and it starts again."""
         try:
             outcome: Outcome = self._ray.get(ready)
         except self._ray.exceptions.RayTaskError as error:  # `attempt` raises nothing itself

@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a point."""
+    """Outcome of measuring a point."""
 
     point: Point
     """The point."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """Where a study stands."""
+    """Progress of a study."""
 
     study: str
     """Its name."""

@@ -29,7 +29,7 @@ def opened(folder: Path) -> Iterator[Store]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What a store holds of some points."""
+    """Points of a study that a store holds."""
 
     finished: Sequence[Any]
     """Records of those that are measured, in their order."""

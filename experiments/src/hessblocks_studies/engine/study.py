@@ -24,14 +24,14 @@ class Check:
     expected: str
     """Its number or direction."""
     ours: str
-    """What was measured, with its error."""
+    """Measured value, with its error."""
     holds: bool | None
     """Whether it agrees; None where too little was measured to say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What the rows of a study amount to."""
+    """Summary of the rows of a study."""
 
     figure: Figure
     """The picture."""
@@ -63,11 +63,11 @@ class Study(Generic[S]):
     name: str
     """As it is asked for."""
     title: str
-    """What it measures, a few words."""
+    """Title in a few words."""
     source: str
     """Paper and figure."""
     published: str
-    """What is known, one sentence."""
+    """Published result, in one sentence."""
     settings: Callable[[Scale, int | None], Sequence[S]]
     """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen
     dataclasses."""
@@ -76,7 +76,7 @@ class Study(Generic[S]):
     summarise: Callable[[Rows], Summary]
     """From all rows to what they amount to; works on partial results too."""
     columns: tuple[str, ...]
-    """Of its results.csv."""
+    """Columns of the study's results.csv."""
     revision: int = 1
     """Raised when equal settings give other numbers than before."""
     gpus: float = 0

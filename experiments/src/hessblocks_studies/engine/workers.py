@@ -22,7 +22,7 @@ from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 _SPAWN = multiprocessing.get_context("spawn")
 Task = tuple[Measure[Any], Point, int]
-"""What to measure, and which attempt this is."""
+"""Function, point and number of the attempt."""
 
 
 class LocalProcesses(Executor):
@@ -101,7 +101,7 @@ class _Worker:
             self.connection.send(task)
 
     def collect(self) -> tuple[Outcome | None, Task | None]:
-        """What the process has to say: an outcome, or a task to start again elsewhere."""
+        """Receive from the process an outcome, or a task to start again elsewhere."""
         assert self.task is not None
         (measure, point, attempts), self.task = self.task, None
         try:

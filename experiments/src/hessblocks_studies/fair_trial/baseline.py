@@ -21,8 +21,8 @@ POSITIONS: dict[str, tuple[str, ...]] = {
 }
 """Kind of position → its slots. The sines have an amplitude of 0.02 where nothing is said."""
 DEVIATIONS = ("0.02", "0.55/√width")
-"""Of all weights and embeddings: GPT-2's 0.02, and the same number scaled from its width of 768 to
-ours."""
+"""Standard deviations of all weights and embeddings: GPT-2's 0.02, and the same number scaled from
+its width of 768 to ours."""
 _MATRICES = (
     *(f"attention.{name}" for name in ("query", "key", "value", "projection")),
     *("mlp.input", "mlp.output"),
@@ -134,7 +134,7 @@ def chosen(losses: Losses) -> str:
     """The pair that the rule takes, once there is no `obstacle`.
 
     Args:
-        losses: of every pair, at least two seeds each.
+        losses: losses of every pair, at least two seeds each.
 
     Returns:
         A name of `LABELS`.
@@ -193,7 +193,7 @@ def _checks(runs: shared.Runs, losses: Losses) -> list[Check]:
 
 
 def _panel(losses: Losses) -> Panel:
-    """A curve a pair; the bigram table, which has no rate, as a level line."""
+    """A curve per pair; the bigram table, which has no rate, as a level line."""
     rates = sorted({rate for by_rate in losses.values() for rate in by_rate})
     places = {
         label: [

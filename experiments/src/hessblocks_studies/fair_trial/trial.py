@@ -19,9 +19,9 @@ from hessblocks_studies.fair_trial import trial_verdicts as judge
 from hessblocks_studies.shared import in_turns
 
 APART = 0.06
-"""How far from its place a block is drawn that would else hide another."""
+"""Distance by which a block is moved from its place if it would hide another."""
 UNCHANGED = "as tuned"
-"""Where a block of the runs stands beside those with one thing changed."""
+"""Label of a block as it was tuned, beside those with one thing changed."""
 LEARNED = "learned"
 """The positions of GPT-2."""
 
@@ -54,10 +54,10 @@ def step_clocks(settings: plan.TrialSettings) -> list[Row]:
     """The median time of a step of every block, all of them taking turns.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
 
     Returns:
-        A row a block.
+        A row per block.
 
     Cost:
         The models of all blocks, with their optimisers, are in memory at once.
@@ -121,7 +121,7 @@ def _all_runs(trials: Mapping[str, judge.Trial], placed: judge.Trial) -> dict[st
 
 
 def _time_table(trial: judge.Trial) -> list[dict[str, object]]:
-    """What a step of each block takes."""
+    """Tabulate the time of a step of each block."""
     lines: list[dict[str, object]] = []
     for label, times in trial.times.items():
         seconds, error = mean_and_error(list(times.values()))
@@ -194,7 +194,7 @@ def _changed_panel(narrow: judge.Trial) -> Panel:
 
 
 def _better(trial: judge.Trial, phase: str) -> dict[str, str]:
-    """What is run in a phase → its name in the tuning, with the better embeddings."""
+    """Map blocks of a phase to their names in the tuning, with the better embeddings."""
     return {label: trial.tuned_as(label) for label in plan.RUNS[phase]}
 
 

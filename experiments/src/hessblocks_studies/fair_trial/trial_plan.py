@@ -11,24 +11,24 @@ from hessblocks_studies import shared
 from hessblocks_studies.engine import Scale
 
 BASE = "pre-ln, zero queries"
-"""What the simplified blocks are judged against."""
+"""Block that the simplified blocks are compared with."""
 BLOCKS = (
     "pre-ln", BASE, "parallel", "parallel, zero queries", "v-skipinit", "sas", "sas-p",
     "sas-p-no-norm",
 )  # fmt: skip
 FIRST = (shared.BIGRAMS, "pre-ln", BASE, "sas", "sas-p")
-"""Whose runs come first, since verdicts rest on them."""
+"""Blocks whose runs come first, since verdicts rest on them."""
 WIDE_BLOCKS = ("pre-ln", BASE, "parallel", "sas", "sas-p")
-"""Of the greater width."""
+"""Blocks that are trained at the greater width."""
 SINUSOIDAL = ", sinusoidal"
 """Behind the name of a block with sinusoidal positions; without it they are rotary."""
 POSITIONS = {"": "rotary", SINUSOIDAL: "sinusoidal"}
-"""What is behind the name of a block → its positions."""
+"""Suffix of a block's name → its positions."""
 WIDER = ", embeddings 1/√width"
 SMALL = ", embeddings 1/√width, small outputs"
 STARTS = {"": "0.02", WIDER: "1/√width", SMALL: "1/√width, small outputs"}
-"""What is behind the name of a block in the tuning → standard deviation of its embeddings; small
-are projections and outputs of MLPs: 0.02/√(2 layers), else 0.02 as all matrices."""
+"""Suffix of a block's name in the tuning → standard deviation of its embeddings. "Small" says that
+projections and outputs of MLPs have 0.02/√(2 layers); else they have 0.02 as all matrices."""
 PLACED = (BASE, "sas-p")
 """The blocks that have both kinds of positions."""
 NARROW, WIDE = "", "wide "
@@ -66,7 +66,7 @@ read twice."""
 CHANGES = {SLOWER: "lower rate", EQUAL: "wider MLP", ONCE: "text read once"}
 """Phases in which blocks keep their parts → in words, for the figure."""
 PARTED = {NO_VALUES: ("pre-ln", "without values"), VALUES: ("sas", "with values")}
-"""What has other parts → the block from which it is one change away, and the change in words."""
+"""Block with other parts → the block one change away, and the change in words."""
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
 """Scale → that width of the MLP."""
 LONG_TEXTS: dict[Scale, str] = {"laptop": shared.PACKAGE + "torch"}
@@ -127,7 +127,7 @@ CHOSEN: dict[str, dict[str, str]] = {
 """Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as
 above; of what is not tuned, that of the block from which it is one change away."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
-"""Of all blocks at the other scales; the runs are at the first."""
+"""Learning rates of all blocks at the other scales; the runs use the first."""
 
 _LAPTOP = replace(shared.LAPTOP, steps=2400, evaluations=8)
 _PAPER = replace(shared.PAPER, steps=12_900)
@@ -169,7 +169,7 @@ class TrialSettings(shared.TunedSettings):
     turns: tuple[str, ...] | None = None
     """Labels of what takes turns where steps are timed."""
     rounds: int | None = None
-    """How many steps of each are timed."""
+    """Number of timed steps of each block."""
     start: str | None = None
     """The standard deviations that are drawn with, one of `STARTS`; None for 0.02."""
 
@@ -213,7 +213,7 @@ def tuning(scale: Scale, width: str) -> list[TrialSettings]:
     """The bigram table, then every block at its rates, the likeliest rates of all blocks first.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         width: `NARROW` or `WIDE`.
 
     Returns:
@@ -229,7 +229,7 @@ def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
     """The runs of a phase at the best rates, seed by seed; each seed begins with the bigram table.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         phase: one of `RUNS`.
         seeds: how many.
 
@@ -263,8 +263,8 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
     With another rate, at both widths, with the first seed of the runs alone.
 
     Args:
-        scale: of the study.
-        seeds: of the others.
+        scale: scale of the study.
+        seeds: seeds of the others.
 
     Returns:
         The points' settings.
@@ -305,10 +305,10 @@ def _long_rate(scale: Scale, label: str, phase: str) -> float:
 
 
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
-    """The points that time a step of every block, one a repetition.
+    """List the points that time per step of every block, one per repetition.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         width: `NARROW` or `WIDE`.
         seeds: repetitions.
 
@@ -326,7 +326,7 @@ def points(scale: Scale, count: int | None) -> list[TrialSettings]:
     """List all tuning, clocks, long runs with one thing changed, then the runs of verdicts first.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own. The tuning has one.
 
     Returns:

@@ -19,15 +19,15 @@ OTHER_RATE = "void, since another rate is better in runs as long"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(shared.Tuned):
-    """What is measured at one width."""
+    """Measurements of the fair trial at one width."""
 
     times: Mapping[str, Mapping[Scalar, float]]
-    """What was timed → {repetition: seconds of a step}."""
+    """Timed block → {repetition: seconds of a step}."""
     starts: Mapping[str, str | None] | None
     """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were
     not tuned."""
     planned: Sequence[str]
-    """What is tuned."""
+    """Blocks to tune."""
     changed: Mapping[str, shared.Runs]
     """Phase of `CHANGED`, or of `NEIGHBOURS` at the greater width → runs with one thing changed."""
 
@@ -126,12 +126,12 @@ class Trial(shared.Tuned):
 
 
 def trial_of(rows: Rows, width: str, phase: str) -> Trial:
-    """What is measured at one width.
+    """Collect the measurements at one width.
 
     Args:
-        rows: of the whole study.
+        rows: rows of the whole study.
         width: `NARROW` or `WIDE`.
-        phase: of the runs.
+        phase: phase of the runs.
 
     Returns:
         The trial, as far as it is measured.
@@ -162,7 +162,7 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
 
 
 def base_of(label: str) -> str:
-    """What the long runs of a block, or of one with other parts, are compared with."""
+    """Find the block that the long runs of a block are compared with."""
     block, _ = plan.PARTED.get(label, ("", ""))
     return "pre-ln" if block == "pre-ln" else plan.BASE
 

@@ -17,7 +17,7 @@ class Difference:
     """One of our curves against the published one of that name."""
 
     name: str
-    """Of the curve, with its panel."""
+    """Name of the curve, with its panel."""
     points: int
     """Abscissas that both have."""
     typical: float

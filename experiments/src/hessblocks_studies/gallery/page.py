@@ -40,7 +40,7 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
     """Draw every study's figure and write report.html, from files alone.
 
     Args:
-        folder: of one study, or holding folders of studies, finished or not.
+        folder: folder of one study, or holding folders of studies, finished or not.
         order: names of studies, first ones first; others follow by name.
 
     Returns:
@@ -72,7 +72,7 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
 
 
 def missing_lines(folder: AnyPath) -> list[str]:
-    """What the studies of `folder` lack, a line each; none where all is there.
+    """List what each study in `folder` lacks, one line per study; none if all is there.
 
     Returns:
         Text of each line.

@@ -11,7 +11,7 @@ from hessblocks.storage import read_object
 from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
-"""What is written of a check."""
+"""Verdict on a check, in words."""
 FEW = 4
 """Values of a setting that are written out."""
 MANY = 12
@@ -20,10 +20,10 @@ MANY = 12
 
 @dataclass(frozen=True, kw_only=True)
 class StudySection:
-    """What the page says of one study."""
+    """Section of the page on one study."""
 
     name: str
-    """Of the study, and of its folder."""
+    """Name of the study, and of its folder."""
     summary: dict[str, Any]
     """summary.json."""
     config: dict[str, Any]
@@ -31,7 +31,7 @@ class StudySection:
     environment: dict[str, Any]
     """environment.json; empty where it is missing."""
     caption: str
-    """Of the figure."""
+    """Caption of the figure."""
     differences: tuple[Difference, ...]
     """Our curves against the published ones."""
     picture: str
@@ -44,7 +44,7 @@ class StudySection:
 
     @property
     def command(self) -> str:
-        """What measures its missing points, in the folder that it is in."""
+        """Return the command that measures its missing points, in its folder."""
         return command(self.name, self.config["scale"], self.config.get("seeds"))
 
     @property
@@ -57,7 +57,7 @@ class StudySection:
 
     @property
     def tally(self) -> str:
-        """How many facts hold, in words."""
+        """Count the facts that hold, in words."""
         verdicts = [verdict for *_, verdict in self.facts]
         counts = [(verdicts.count(word), word) for word in VERDICTS.values()]
         return ", ".join(f"{word}: {count}" for count, word in counts if count) or "no facts yet"

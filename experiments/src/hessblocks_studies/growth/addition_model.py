@@ -65,7 +65,7 @@ def addition_model(
         layers: how many.
         width: entries of a token's vector.
         sigma: standard deviation of embeddings and positions.
-        seed: of all weights.
+        seed: seed of all weights.
 
     Returns:
         The model, in evaluation mode.
@@ -129,7 +129,7 @@ def of_current_tokens(
         batch: `input_ids` and `labels`.
 
     Returns:
-        The batch with labels one place behind; what has no label keeps none.
+        The batch with labels shifted by one place; positions without a label keep none.
     """
     tokens, labels = batch["input_ids"], batch["labels"]
     before = tokens.roll(1, dims=1)

@@ -66,7 +66,7 @@ def exact_norms(
 def _of_squares(
     layer: AttentionLayer, model: PreTrainedModel, batch: Mapping[str, Any]
 ) -> AttentionHessian:
-    """Compute the Hessian of squares against one-hot targets, with the unembedding M behind.
+    """Compute the Hessian of squares against one-hot targets, after the unembedding M.
 
     With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC)
     MᵀM.
@@ -75,7 +75,7 @@ def _of_squares(
         Its blocks; there is no Λ_f.
 
     Raises:
-        ArgumentError: something else stands behind the attention.
+        ArgumentError: something else comes after the attention.
     """
     unembedding = model.get_output_embeddings().weight
     logits = model(input_ids=batch["input_ids"].to(unembedding.device)).logits

@@ -29,7 +29,7 @@ class Growth:
     slope: float
     """Exponent b."""
     standard_error: float
-    """Of the slope."""
+    """Standard error of the slope."""
     low: float
     """Lower end of its 95 % confidence interval."""
     high: float
@@ -52,9 +52,9 @@ def fit_growth(
     """Fit a power law by weighted least squares on logarithms.
 
     Args:
-        sigma: scale of the data, one entry a measurement, above 0.
+        sigma: scale of the data, one entry per measurement, above 0.
         value: measured values, at least 0.
-        standard_error: of each value; None or 0 where it is exact.
+        standard_error: standard error of each value; None or 0 where it is exact.
 
     Returns:
         The fit, or None with fewer than three different σ among the values that are not 0.
@@ -75,9 +75,9 @@ class _Means:
     x: Vector
     y: Vector
     variance: Vector
-    """Of each mean."""
+    """Variance of each mean."""
     freedom: int
-    """Degrees of freedom behind the variances; 0 where nothing was measured twice."""
+    """Degrees of freedom of the variances; 0 if nothing was measured twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

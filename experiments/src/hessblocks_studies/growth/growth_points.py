@@ -66,7 +66,7 @@ def draws(
     """List a study's points: one for each choice, depth, σ and seed, as far as `kind` has them.
 
     Args:
-        sizes: of each scale.
+        sizes: sizes of each scale.
         kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers
             and sigma.
         **choices: further settings of `kind`, each with all its values.
@@ -142,10 +142,10 @@ def growth_study(
     """A study of one point for each target, depth, σ and seed.
 
     Args:
-        name: of the study.
+        name: name of the study.
         block: name in `addition_model.BLOCKS`.
         loss: name in `addition_model.LOSSES`.
-        sizes: of each scale.
+        sizes: sizes of each scale.
         precision: float64 or float32.
         targets: `target` of the points.
         **about: title, source, published and summarise of the `Study`.

@@ -18,9 +18,9 @@ Curve = tuple[Any, ...]
 Range = tuple[float, float]
 """Smallest and largest σ."""
 SMALL: Mapping[str, Range] = {"slopes": (0.0, 0.1)}
-"""Where a power law is expected, under the name of the table of its fits."""
+"""Range of slopes in which a power law is expected, by name of the table of fits."""
 BELOW = 0.04
-"""How far below its curve a guide lies, as a share of the ordinate."""
+"""Distance of a guide below its curve, as a share of the ordinate."""
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 """Digits of an exponent."""
 REACHED = 0.8
@@ -41,13 +41,13 @@ class Expected:
     tolerance: float = 0.1
     """Distance from it that still agrees."""
     layers: int | None = None
-    """Of models with so many layers; None means any."""
+    """Number of layers of the models that it is expected of; None: any."""
     earlier: bool = False
     """Whether it is of the layers before the last only."""
     table: str = "slopes"
     """Name of its range of σ."""
     source: str = "theory"
-    """Where the number is from."""
+    """Origin of the number."""
 
 
 def growth_summary(
@@ -64,12 +64,12 @@ def growth_summary(
 
     Args:
         rows: measurements, all or those there are.
-        title: of the figure.
+        title: title of the figure.
         caption: beyond what is said of seeds and errors.
         expected: slopes from theory.
-        ranges: of σ over which slopes are fitted, by the name of their table.
+        ranges: ranges of σ over which slopes are fitted, by the name of their table.
         published: the paper's means, with the columns of rows.
-        panels: of the figure; None for one for each layer.
+        panels: panels of the figure; None for one for each layer.
 
     Returns:
         The figure, and each slope beside the expected one.
@@ -128,10 +128,10 @@ def curves_panel(
     """Norms against σ, a series for each curve that is not 0 everywhere.
 
     Args:
-        rows: of the curves that are drawn.
-        title: of the panel.
+        rows: rows of the curves that are drawn.
+        title: title of the panel.
         published: the paper's means.
-        x_scale: of σ.
+        x_scale: scale of σ.
         label: name of a curve's series.
 
     Returns:
@@ -159,7 +159,7 @@ def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
     """A panel with a guide beside some curves: the line of a slope, named σ to its power.
 
     Args:
-        panel: of norms against σ, both logarithmic.
+        panel: panel of norms against σ, both logarithmic.
         slopes: name of a series → exponent of σ; one that is not drawn is passed over.
         ends: smallest and largest σ of the guides.
 
@@ -185,7 +185,7 @@ def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
 
 
 def apart(rows: Rows, *columns: str) -> float:
-    """How far blocks differ that a figure draws as one.
+    """Measure how far blocks differ that a figure draws as one.
 
     Args:
         rows: measurements.

@@ -28,7 +28,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_o
 WEIGHTS = {"query": "W_Q", "key": "W_K", "value": "W_V"}
 MOMENTS = {"first": "M_1", "second": "M_2", "third": "M_3"}
 QUANTITIES = {"x": "σ", **WEIGHTS, **MOMENTS}
-"""What is scaled → its symbol."""
+"""Scaled quantity → its symbol."""
 SPLIT: dict[Part, str] = {"outer": "H_o", "functional": "H_f"}
 PAIRS = tuple(combinations_with_replacement(WEIGHTS, 2))
 EXPECTED: dict[tuple[str, str, Part], dict[str, int]] = {

@@ -21,7 +21,7 @@ PRINTED: dict[str, dict[Part, float]] = {
 }
 """The paper's slopes, fitted over all σ though the curves bend."""
 ROUNDED = 0.1
-"""How far a slope may lie from a printed one: half for its single digit, half for its seeds."""
+"""Allowed distance of a slope from a printed one: half for its single digit, half for its seeds."""
 EXPECTED = (
     *(
         Expected(group=group, part=part, slope=0, tolerance=FLAT, source="paper: flat")

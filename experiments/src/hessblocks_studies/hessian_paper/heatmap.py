@@ -49,11 +49,12 @@ _SIZES: dict[Scale, growth.Size] = {
 CELLS = 8
 """Rows and columns of a map's cells for each group of width² parameters."""
 FEWEST, MOST = 6, 16
-"""Of a group on the map of the whole model, whose sizes differ by a factor of 85."""
+"""Fewest and most entries of a group on the map of the whole model, whose sizes differ by a factor
+of 85."""
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
 """Most frequent sizes of the entries of a block."""
 FACTOR = 2.0
-"""How far the ratio of two sizes may lie from the published one."""
+"""Largest factor by which the ratio of two sizes may differ from the published one."""
 SMALLEST = 1e-30
 """Entries below it, exact zeros among them, count as this size."""
 

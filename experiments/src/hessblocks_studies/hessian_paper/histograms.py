@@ -24,7 +24,7 @@ _LOWEST, _HIGHEST, _PER_DECADE = -14, 4, 10
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
 """Modes of the entries' sizes with softmax, of a single model."""
 FACTOR = 2.0
-"""How far a mode may lie from the published one."""
+"""Largest factor by which a mode may differ from the published one."""
 
 
 @dataclass(frozen=True, kw_only=True)

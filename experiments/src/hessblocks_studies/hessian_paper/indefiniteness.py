@@ -110,7 +110,7 @@ def _panel(scores: str, depth: int, found: Mapping[tuple[str, int, str], Sequenc
 
 
 def _checks(depth: int, found: Shares) -> Iterator[Check]:
-    """What holds exactly in the last layer, and what is found before it."""
+    """Check the exact facts about the last layer, and report those about the layer before it."""
     last = depth - 1
     for scores, groups in (("linear", SCORED), ("linear", OTHERS), ("softmax", OTHERS)):
         names = "query and key" if groups is SCORED else "value, projection and MLP"

@@ -6,7 +6,7 @@ squared distance from the one-hot target summed over N tokens and C classes,
     H_o = 2 Σ_n h_n h_nᵀ ⊗ B Bᵀ, H_f = 0,
 
 since the network is linear in each single weight, whatever the target. Two set-ups: `head` has D
-layers and a head behind them, which is not counted, weights as in the attention studies and the
+layers, then a head, which is not counted, weights as in the attention studies and the
 mean over N tokens and C classes; `authors` is that of the authors' notebook, where the last of D
 layers is the output, weights are torch's default for linear layers (uniform, of variance 1/(3
 width)) and the squares are summed.

@@ -128,7 +128,7 @@ _KEY = ("scores", "parametrisation", "part", "quantity")
 
 
 def summarise(rows: Rows) -> Summary:
-    """How indefinite each parametrisation is, and whether eigenvalues come in pairs."""
+    """Summarise how indefinite each parametrisation is, and whether eigenvalues come in pairs."""
     found = shared.gathered(rows, *_KEY)
     means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
     panels, zeros = zip(*(_panel(scores, found) for scores in SCORES), strict=True)

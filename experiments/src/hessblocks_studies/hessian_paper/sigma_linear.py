@@ -11,7 +11,7 @@ from hessblocks_studies.engine import Rows, Summary
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
 ABOVE = "slopes above 1"
-"""Where the curves have flattened."""
+"""Name of the table of the range where the curves have flattened."""
 EXPECTED = tuple(
     growth.Expected(
         group=group,

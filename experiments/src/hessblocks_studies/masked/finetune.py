@@ -21,7 +21,7 @@ from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
 
 @dataclass(frozen=True, kw_only=True)
 class Finetuning:
-    """How a classifier is trained: AdamW, linear warm-up and decay."""
+    """Settings of fine-tuning a classifier: AdamW, linear warm-up and decay."""
 
     epochs: int
     """Passes over the training examples."""
@@ -32,7 +32,7 @@ class Finetuning:
     examples: int | None = None
     """Most training examples; None means all."""
     seed: int = 0
-    """Of the head and the order of the examples."""
+    """Seed of the head and of the order of the examples."""
     warmup: float = 0.1
     """Share of the steps in which the learning rate grows from 0."""
     weight_decay: float = 0.01
@@ -43,7 +43,7 @@ class Finetuning:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How well a classifier does on examples that it has not seen."""
+    """Score of a classifier on held-out examples."""
 
     accuracy: float | None
     """Share of right answers to the test split; None where an answer is not a number."""
@@ -65,7 +65,7 @@ def finetune(
     """Train a classifier and score it on what it has not seen.
 
     Args:
-        pretraining: of the model.
+        pretraining: pretraining of the model.
         folder: with the pretrained weights; None starts from random ones.
         corpus: whose encoding the model knows.
         task: texts and labels.

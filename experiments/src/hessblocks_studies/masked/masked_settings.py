@@ -25,7 +25,7 @@ class Pretraining(RunSize):
     preset: str
     """Name of the block."""
     seed: int
-    """Of the weights, the order of the data and the masks."""
+    """Seed of the weights, the order of the data and the masks."""
     mask_share: float = 0.25
     """Share of the tokens that are to be restored."""
     warmup: float = 0.05
@@ -35,7 +35,7 @@ class Pretraining(RunSize):
     data: str = "docstrings"
     """docstrings, or hub:NAME."""
     slots: tuple[str, ...] = ()
-    """What the block has instead of the preset's own, as `slot=value`."""
+    """Slots of the block that differ from the preset's, as `slot=value`."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of the embeddings at initialisation."""
 

@@ -47,7 +47,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     """The model that these settings give: trained once, then taken from the cache.
 
     Args:
-        settings: of model and training.
+        settings: settings of model and training.
         corpus: as `settings.data` names it, with `settings.vocab_size` entries at most.
 
     Returns:
@@ -58,7 +58,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
         RunError: the cache cannot be written.
 
     Cost:
-        The training, which one that is stopped begins anew; on disk four bytes a parameter.
+        The training, which one that is stopped begins anew; on disk four bytes per parameter.
     """
     corpus.windows("train", settings.context)  # refuses too little text before anything is made
     key = {
@@ -81,7 +81,7 @@ def held_out_masked(
     """The held-out windows of each validation loss, masked.
 
     Args:
-        settings: of the pretraining.
+        settings: settings of the pretraining.
         corpus: with a token for what is masked.
 
     Returns:

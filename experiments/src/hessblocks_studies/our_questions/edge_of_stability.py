@@ -100,7 +100,7 @@ def sharpness(
     Args:
         model: put into evaluation mode.
         optimiser: AdamW of this model, after its first step.
-        batch: of the training text.
+        batch: batch of the training text.
         found: what was found before, by role; is brought up to date.
         roles: whether roles are asked for too.
 
@@ -144,7 +144,7 @@ def at_ten_eps(
     Args:
         model: in evaluation mode.
         optimiser: AdamW of this model; its eps is as before afterwards.
-        batch: of the training text.
+        batch: batch of the training text.
         found: what `sharpness` found at this step; stays as it is.
 
     Returns:

@@ -60,7 +60,7 @@ class EdgeSettings(shared.TunedSettings):
     sequences: int | None = None
     """Windows on which sharpness is measured; None where it is not followed."""
     tokens: int | None = None
-    """Of each."""
+    """Tokens of each sequence."""
     roles: bool | None = None
     """Whether the sharpness of every role is followed too; None where it is not."""
 
@@ -69,7 +69,7 @@ def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
     """List the tuning of each block with warm-up, then safe rate and ladder of both kinds.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own.
 
     Returns:

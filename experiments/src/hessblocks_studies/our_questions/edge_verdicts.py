@@ -19,7 +19,7 @@ GUESS = 1.8e-2
 MOVED = 0.1
 """Decades by which ten times eps may move it."""
 LESS = f"{plan.SIMPLE} needs less warm-up than {plan.BASE}, by"
-"""How verdicts on the need for it begin."""
+"""Beginning of the verdicts on the need for warm-up."""
 
 
 def verdicts(edges: Edges) -> list[Check]:
@@ -112,7 +112,7 @@ def _eps_check(edges: Edges) -> Check:
 
 
 def _tolerance_checks(known: shared.Values) -> list[Check]:
-    """Which block stands the larger rates, and which loses less of them without warm-up."""
+    """Check which block tolerates larger rates, and which loses less of them without warm-up."""
     stands = [
         apart_check(
             {block: known.get(plan.label_of(block, kind), {}) for block in plan.BLOCKS},
@@ -134,7 +134,7 @@ def _tolerance_checks(known: shared.Values) -> list[Check]:
 
 
 def _loss_check(edges: Edges) -> Check:
-    """Which block loses less without warm-up at one rate; no ladder is asked."""
+    """Check which block's loss suffers less without warm-up at one rate; no ladder is asked."""
     return apart_check(
         edges.extra_losses(),
         f"{LESS} the loss at one rate",
@@ -177,7 +177,7 @@ def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
 def _misses(
     forecast: Mapping[Scalar, float], outcome: Mapping[Scalar, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """How far the forecast and the guess are from the tolerated rate of each seed, in decades."""
+    """Compute how far forecast and guess lie from each seed's tolerated rate, in decades."""
     guess = math.log10(GUESS)
     seeds = forecast.keys() & outcome.keys()
     return {
@@ -212,7 +212,7 @@ def apart_check(
         expected: its direction.
         above: whether the fact says that sas-p's is the larger.
         limit: up to which blocks are alike.
-        unit: of the values.
+        unit: unit of the values.
 
     Returns:
         The fact; undecided where the seeds are, and where the blocks are alike, which is then said.

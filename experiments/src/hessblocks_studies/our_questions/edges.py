@@ -47,7 +47,7 @@ def tolerated(losses: Mapping[float, float], limit: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What curvature says beforehand, and how well it is known."""
+    """Forecast of the edge from curvature, with its error."""
 
     values: dict[str, dict[Scalar, float]]
     """Block → {seed: decades}, of those whose every sharpness is above 0: no other step stands in
@@ -59,7 +59,7 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """What is measured, and what is read off."""
+    """Measurements of the edge of stability, and the rates read off them."""
 
     tuned: shared.Tuned
     """Losses of all runs; the best rate of each block."""
@@ -124,7 +124,7 @@ class Edges:
         return {seed: sharp.get(seed, {}) for seed in grid[min(grid)]}
 
     def forecasts(self) -> tuple[Forecast, Forecast]:
-        """What curvature says beforehand.
+        """Forecast the edge of each block from curvature.
 
         Returns:
             Of rates: log10 of the rate whose edge the sharpness at the end of the warm-up is. Of
@@ -147,7 +147,7 @@ class Edges:
 
 
 def edges_of(rows: Rows) -> Edges:
-    """What is measured; sharpnesses that are not above 0 are left out."""
+    """Collect the measurements; a sharpness that is not above 0 is left out."""
     sharp: dict[str, dict[Scalar, dict[float, tuple[float, float]]]] = {}
     for row in shared.of_quantity(rows, SHARPNESS):
         if row["group"] == WHOLE and row["value"] > 0:

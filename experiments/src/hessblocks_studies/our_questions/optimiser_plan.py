@@ -84,9 +84,9 @@ BLOCK_OF = {
 METHOD_OF = {
     label_of(block, method): method for block in FAMILY_OF for method in methods_of(block)
 } | {shared.GPT2: ADAMW}
-"""What is run → its optimiser."""
+"""Run → its optimiser."""
 BASE = label_of(BLOCKS[0], ADAMW)
-"""Whose loss the steps are counted to, and which must have learnt more than pairs of tokens."""
+"""Block whose loss the steps are counted to; it must have learnt more than pairs of tokens."""
 RATES: dict[str, tuple[float, ...]] = {
     **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
     **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln", "op")], (3e-3, 1e-3, 1e-2)),
@@ -99,7 +99,8 @@ RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys([f"{b}, {MUON}" for b in BLOCKS], (3e-2, 1e-2, 3e-3, 1e-1)),
     f"{BLOCKS[0]}, {PUBLISHED}": (1e-3, 3e-3, 3e-4, 1e-2),
 }
-"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
+"""Tuned block and optimiser → its rates at laptop scale, best first; extended as results came
+in."""
 BEST: dict[str, float] = {
     **{label: rates[0] for label, rates in RATES.items()},
     shared.GPT2: 1e-2,
@@ -123,8 +124,8 @@ class OptimiserSettings(shared.TunedSettings):
     method: str | None = None
     """Name in `METHODS`; none for the bigram table."""
     probe: shared.Probe | None = None
-    """How curvature is measured where it is: of the runs that count with AdamW, and for the rates
-    of roles."""
+    """Measurement of curvature, of the AdamW runs that count and for the rates of roles; None
+    elsewhere."""
     pilot: int | None = None
     """Steps before the rates of roles are known."""
     adamw_rate: float | None = None
@@ -135,7 +136,7 @@ def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
     """All tuning, then the runs seed by seed.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own.
 
     Returns:

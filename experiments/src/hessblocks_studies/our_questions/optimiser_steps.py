@@ -38,7 +38,7 @@ def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> 
     optimiser.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
         trainer: before it trains.
     """
     model, rate = cast(PreTrainedModel, trainer.model), settings.size.learning_rate
@@ -85,10 +85,10 @@ def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
-    """Give AdamW a rate a role, by published multipliers or by the curvature that a pilot meets.
+    """Give AdamW a rate per role, by published multipliers or by the curvature that a pilot meets.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
         trainer: before it trains; its model stays as it is.
 
     Returns:
@@ -160,7 +160,7 @@ def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str
     """Estimate the norm of each role's preconditioned Hessian after a pilot at AdamW's own rate.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
         model: freshly initialised; a copy of it is trained.
 
     Returns:
@@ -197,7 +197,7 @@ def preconditioned_rows(
     Args:
         model: put into evaluation mode.
         optimiser: AdamW of this model, after its first step.
-        settings: of the point.
+        settings: settings of the point.
 
     Returns:
         Rows as of `shared.unevenness_rows`.

@@ -12,7 +12,7 @@ from hessblocks_studies.our_questions import optimiser_plan as plan
 from hessblocks_studies.our_questions.optimiser_steps import RATE_OF_ROLE
 
 UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
-"""What unevenness is taken over."""
+"""Sets of matrices over which unevenness is computed."""
 BEFORE, AFTER = "before training", "after training with AdamW"
 FIRST = (shared.COMMON_MATRICES, AFTER)
 """Groups and moment of the first question."""

@@ -263,7 +263,7 @@ def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]
 def _scatter(
     moment: str, even: dict[str, tuple[float, float]], gap: dict[str, tuple[float, float]]
 ) -> Panel:
-    """The gap against the spread, one point a block."""
+    """The gap against the spread, one point per block."""
     places = {b: [(even[b][0], *gap[b])] for b in plan.FAMILY_OF if b in even and b in gap}
     labels = ("spread of log10 ‖H‖ (decades)", "SGD above AdamW (nats per token)")
     return shared.panel(f"gap and unevenness {moment}", *labels, places, line=False)

@@ -41,8 +41,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     ", sinusoidal": (SINUSOIDAL,),
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
-"""What is behind the name of a variant → the slots of the block; rotary positions where there is
-nothing."""
+"""Suffix of a variant → slots of its block; rotary positions without a suffix."""
 RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
     **dict.fromkeys(
@@ -51,7 +50,7 @@ RATES: dict[str, tuple[float, ...]] = {
     SIMPLE: (3e-2, 1e-2, 3e-3, 1e-1),
     "op": (3e-3, 1e-2, 3e-2, 1e-3),
 }
-"""What is tuned → its rates at laptop scale, the best first; made longer as results came in."""
+"""Tuned block → its rates at laptop scale, best first; extended as results came in."""
 BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()}, shared.GPT2: 1e-2}
 """Rates of the runs at laptop scale: the outcome of the tuning."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
@@ -79,14 +78,14 @@ class SimplificationSettings(shared.TunedSettings):
     """A point of this study: one model, or one reference."""
 
     probe: shared.Probe | None = None
-    """How the curvature is measured along training; None where it is not."""
+    """Measurement of curvature along training; None for none."""
 
 
 def points(scale: Scale, count: int | None) -> list[SimplificationSettings]:
     """All tuning, then the runs seed by seed.
 
     Args:
-        scale: of the study.
+        scale: scale of the study.
         count: seeds of the runs; None for the scale's own.
 
     Returns:
@@ -273,7 +272,7 @@ def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
 
 
 def _along(quantity: str, found: Unevenness) -> Panel:
-    """An index of all weight matrices along training, a curve a family."""
+    """An index of all weight matrices along training, a curve per family."""
     places: dict[str, dict[float, list[float]]] = {}
     for (name, groups, stage), blocks in sorted(found.items()):
         if (name, groups) == (quantity, shared.ALL_MATRICES):
@@ -293,7 +292,7 @@ def _scatter(
     even: Mapping[str, tuple[float, float]],
     final: Mapping[str, tuple[float, float]],
 ) -> Panel:
-    """Final loss against the spread, one point a block, one mark a family."""
+    """Final loss against the spread, one point per block, one mark per family."""
     places = {
         family: [
             (even[block][0], *final[block]) for block in blocks if block in even and block in final

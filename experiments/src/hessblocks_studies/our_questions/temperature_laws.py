@@ -12,7 +12,7 @@ from hessblocks_studies.engine import Check, Rows
 ENTROPY, LIKENESS, LIKENESS_AFTER = "attention_entropy", "likeness", "likeness_after"
 """Nats; mean cosine between the tokens of a sum before the layer and after it."""
 AXES = {"temperature": "apart", "apart": "temperature"}
-"""What varies → what is 1 meanwhile."""
+"""Axis that varies → axis that stays at 1."""
 UNIFORM = math.lgamma(growth.TOKENS + 1) / growth.TOKENS
 """Entropy of causal attention without preference: the mean of ln i over the tokens i."""
 HOT = 10.0
@@ -36,14 +36,14 @@ Curve = Mapping[Scalar, Mapping[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """What one kind of block has along one axis."""
+    """Rows of one kind of block along one axis."""
 
     block: str
     """Its name."""
     axis: str
     """Name in `AXES`."""
     rows: Rows
-    """Of all blocks and both axes."""
+    """Rows of all blocks and both axes."""
 
     def of(self, quantity: str, group: str | None = None, part: str | None = None) -> Curve:
         """A quantity, seed by seed."""

@@ -12,7 +12,7 @@ from scipy import special, stats
 from hessblocks_studies.engine import Check
 
 DRAWS = 400
-"""Of a bootstrap: its standard error is then known to about 4 %."""
+"""Draws of a bootstrap; they give its standard error to about 4 %."""
 
 FEWEST = 5
 """Families without which nothing is shown: a perfect order of four comes by chance in 8 % of
@@ -30,9 +30,9 @@ class Correlation:
     high: float
     """Upper end."""
     blocks: int
-    """How many."""
+    """Number of blocks."""
     families: int
-    """Of how many that are independent."""
+    """Number of families; those are independent of each other."""
 
     def agrees(self) -> bool | None:
         """Whether it is clearly positive; None where its interval holds 0 or is not known."""
@@ -127,7 +127,7 @@ def correlation_check(
         y: the same, infinite where a run diverged.
         fact: in a sentence.
         expected: its direction.
-        told: what befell blocks or runs → which ones; said behind the coefficient.
+        told: what befell blocks or runs → which ones; added after the coefficient.
         families: block → its family; None where no two are akin.
 
     Returns:

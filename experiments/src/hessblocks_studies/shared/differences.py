@@ -31,7 +31,7 @@ class Difference:
     error: float
     """Its standard error."""
     seeds: int
-    """How many; 0 where there is nothing to compare."""
+    """Number of seeds; 0 if there is nothing to compare."""
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
     repetitions: int = 0
@@ -40,7 +40,7 @@ class Difference:
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
-    """Whose runs diverged."""
+    """Block whose runs diverged."""
 
     def above(self, limit: float) -> bool | None:
         """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
@@ -130,7 +130,7 @@ def difference(values: Values, first: str, second: str) -> Difference:
     """Value of `first` minus that of `second`, over common seeds.
 
     Args:
-        values: of each block and seed; infinite where a run diverged.
+        values: values of each block and seed; infinite where a run diverged.
         first: name of a block.
         second: name of another.
 

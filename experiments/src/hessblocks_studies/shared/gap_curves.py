@@ -12,10 +12,10 @@ def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel
     """Plot blocks above a base along the runs, seed by seed; thin lines are the bounds of a match.
 
     Args:
-        runs: of all of them.
+        runs: runs of all of them.
         blocks: that are drawn, as far as they have a seed in common with the base.
         base: what they are above.
-        title: of the panel, before the name of the base.
+        title: title of the panel, before the name of the base.
 
     Returns:
         The panel; without series where nothing is measured.

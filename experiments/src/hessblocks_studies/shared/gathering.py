@@ -19,7 +19,7 @@ def measured(quantity: str, value: Scalar, method: str = "measured", /, **place:
 
     Args:
         quantity: its name.
-        value: of it; None where there is none.
+        value: value of it; None where there is none.
         method: measured, counted, exact or estimate.
         **place: what it belongs to, and its standard error where it has one.
 
@@ -140,9 +140,9 @@ def panel(
     """A panel of curves.
 
     Args:
-        title: of the panel.
-        x_label: of the abscissa.
-        y_label: of the ordinate.
+        title: title of the panel.
+        x_label: label of the abscissa.
+        y_label: label of the ordinate.
         curves: name in the legend → places.
         log: which axes are logarithmic, of "xy".
         line: whether points are joined.
@@ -170,12 +170,12 @@ def summary(
     checks: Sequence[Check],
     **tables: Sequence[Mapping[str, Any]],
 ) -> Summary:
-    """What a study amounts to.
+    """Summarise a study.
 
     Args:
-        title: of the figure.
-        caption: of the figure.
-        panels: of the figure.
+        title: title of the figure.
+        caption: caption of the figure.
+        panels: panels of the figure.
         checks: facts.
         **tables: numbers worth keeping, by name.
 

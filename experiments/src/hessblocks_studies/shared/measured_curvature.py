@@ -21,9 +21,9 @@ SETS: dict[str, tuple[str, ...]] = {
     COMMON_MATRICES: ("query", "mlp_in", "mlp_out"),
     ALL_GROUPS: (),
 }
-"""What unevenness is taken over → the roles of its groups, none for whatever role: a block may not
-look even for having fewer matrices. Keys, whose curvature is 0 where queries are 0, are not among
-the common ones."""
+"""Set of matrices over which unevenness is computed → roles of its groups, none for any role. A
+block must not look even because it has fewer matrices. Keys are not among the common ones, since
+their curvature is 0 where queries are 0."""
 HETEROGENEITY = "heterogeneity"
 """Largest over smallest norm of H over a set of groups of all layers, zeros left out."""
 SPREAD = "spread"
@@ -33,14 +33,14 @@ add."""
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How curvature is measured."""
+    """Settings of a curvature measurement."""
 
     sequences: int
     """Held-out windows."""
     tokens: int
     """Tokens of each."""
     probes: int
-    """Random vectors a group."""
+    """Random vectors per group."""
 
 
 PROBES: dict[Scale, Probe] = {
@@ -64,7 +64,7 @@ def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Ex
     Args:
         corpus: whose text it is.
         sequences: how many.
-        tokens: of each.
+        tokens: tokens of each.
         seed: that they are drawn with.
 
     Returns:
@@ -89,9 +89,9 @@ def curvature_rows(
         model: a causal language model, put into evaluation mode.
         corpus: where the held-out batch comes from.
         probe: sizes.
-        seed: of the batch and of the probes, so that what they add is in the spread over seeds.
+        seed: seed of batch and probes, so that the spread over seeds includes their noise.
         without: roles that unevenness leaves out.
-        parts: which parts, `full` among them, of which unevenness is.
+        parts: parts whose unevenness is computed, `full` among them.
 
     Returns:
         The rows, without study, variant and seed; those of a set bear its name as their group.
@@ -117,8 +117,8 @@ def unevenness_rows(
     """Heterogeneity and spread of each of `SETS`.
 
     Args:
-        groups: of the model, by name.
-        norms: of each.
+        groups: groups of the model, by name.
+        norms: norms of each.
         without: roles that are left out.
 
     Returns:

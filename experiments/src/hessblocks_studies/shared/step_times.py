@@ -81,7 +81,7 @@ def mean_clocks(rows: Rows) -> dict[str, float]:
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
-    """What was timed → {repetition: seconds of a step, or another cost}; in each all take turns."""
+    """Collect {repetition: seconds of a step, or another cost} of each block, timed in turns."""
     return nested(of_quantity(rows, quantity), "variant", "seed")
 
 
@@ -89,7 +89,7 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
     """The time of a step of one as a share of another's, mean over repetitions.
 
     Args:
-        times: of `repeated`.
+        times: times of `repeated`.
         one: what is asked about.
         other: what it is a share of.
 
@@ -128,7 +128,7 @@ def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
         panel: losses against steps, a series for each block.
         times: block → seconds of a step; a block without them is left out. The
             bigram table, which takes none, is as long as the longest.
-        title: of the new panel.
+        title: title of the new panel.
 
     Returns:
         The same losses against training time.
@@ -152,8 +152,8 @@ def at_equal_time(
     left: that is against it.
 
     Args:
-        runs: of equal steps.
-        times: of `repeated`.
+        runs: runs of equal steps.
+        times: times of `repeated`.
         block: that is judged.
         base: against this one.
 

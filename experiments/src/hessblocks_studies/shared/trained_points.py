@@ -75,7 +75,7 @@ TRAINED_COLUMNS = (
     "standard_error", "method",
 )  # fmt: skip
 TRAINED_REVISION = 6
-"""Of the studies that train; raised whenever equal settings give other losses."""
+"""Revision of the studies that train; raised whenever equal settings give other losses."""
 SMOKE = TextSize(
     depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
     learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
@@ -173,7 +173,7 @@ class BlockSettings:
     variant: str
     """Name of the block, in `variants.VARIANTS`; `ALL` where all blocks of the study take turns."""
     seed: int
-    """Of weights and order of the data; equal seeds see the same data in the same order."""
+    """Seed of weights and order of the data; equal seeds see the same data in the same order."""
     size: TextSize
     """Sizes of model and training, and the text."""
     tuned: bool | None = None
@@ -193,7 +193,7 @@ class BlockSettings:
 
     @property
     def owner(self) -> dict[str, Scalar]:
-        """What the rows of this point are told apart by."""
+        """Return the values that tell the rows of this point apart."""
         return {"study": self.study, "variant": self.name, "seed": self.seed}
 
 
@@ -202,13 +202,13 @@ class TrainedSettings(BlockSettings):
     """A point of a study that trains causal language models."""
 
     decay: str | None = None
-    """Of the learning rate, linear or cosine; None for linear."""
+    """Decay of the learning rate, linear or cosine; None for linear."""
     optimiser: str | None = None
     """adamw or sgd; None for adamw."""
     warmup: float | None = None
     """Share of the steps in which the learning rate grows from 0; None for 0.05."""
     slots: tuple[str, ...] = ()
-    """What the block has instead of the variant's own, as `slot=value`."""
+    """Slots of the block that differ from the variant's, as `slot=value`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ class Sweep:
     rates: Grid = field(default_factory=Grid)
     """Learning rates of which each block takes its best."""
     seeds: int | None = None
-    """How many, whatever is asked for; None for what is asked for."""
+    """Fixed number of seeds; None for the number asked for."""
 
 
 def train_point(
@@ -233,7 +233,7 @@ def train_point(
     """Train one model, or count pairs of tokens where that is the variant.
 
     Args:
-        settings: of model and training.
+        settings: settings of model and training.
         observer: looks at the model before the first step and whenever a loss is taken.
         change: is given the trainer before it trains.
 
@@ -262,9 +262,9 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
     """The rows of a loss that no training changes, at the first and the last step.
 
     Args:
-        settings: of the point.
+        settings: settings of the point.
         loss: in nats.
-        tokens: of a step.
+        tokens: tokens of a step.
 
     Returns:
         Two rows.
@@ -276,7 +276,7 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
 
 
 def run_settings(settings: TrainedSettings) -> training.RunSettings:
-    """How the model of a point is trained."""
+    """Return the settings that train the model of a point."""
     return run_of_size(
         settings.size,
         settings.variant,
@@ -351,10 +351,10 @@ def trained_study(
     """A study with a point for each variant, size and seed.
 
     Args:
-        name: of the study.
+        name: name of the study.
         sweeps: variants and sizes of a scale.
         kind: dataclass of the points.
-        seeds: of each scale.
+        seeds: seeds of each scale.
         **about: title, source, published and summarise of the `Study`; also measure, columns and
             revision where they are not those of `train_point`.
 

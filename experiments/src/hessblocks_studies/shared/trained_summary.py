@@ -25,12 +25,12 @@ from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REF
 from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
-"""Of the losses in a figure."""
+"""Caption of losses in a figure."""
 TUNED = (
     "Each block stands at the best learning rate of its grid; the first seed alone tries the "
     "others, and counts in the verdicts."
 )
-"""Where blocks are trained at several rates."""
+"""Caption of blocks that are trained at several rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
 """The same where there are loss curves."""
 EARLY = 0.2
@@ -85,8 +85,8 @@ class Runs:
             for kind in self._kinds
             if BASE + kind in self.losses
         }
-        """What the names of variants have behind those of the blocks → whether pre-ln has learnt
-        more than pairs of tokens there. A verdict about losses counts only then."""
+        """Suffix of the names of variants → whether pre-ln has learnt more than pairs of tokens
+        there. Only then does a verdict about losses count."""
         self._parameters = {
             row["variant"].partition(AT_RATE)[0]: row["value"]
             for row in of_quantity(rows, "parameters")
@@ -123,8 +123,8 @@ class Runs:
 
         Args:
             blocks: what is drawn, and the names of the series.
-            title: of the panel.
-            kind: what the names of the variants have behind those of the blocks.
+            title: title of the panel.
+            kind: suffix of the variants' names after those of the blocks.
 
         Returns:
             The panel, without the blocks of which nothing is known, and with the references.
@@ -138,7 +138,7 @@ class Runs:
 
         Args:
             labels: name of the series → variant that was trained at several rates.
-            title: of the panel.
+            title: title of the panel.
 
         Returns:
             The panel, with the bigram table, which has no rate, as a level line; losses far above
@@ -211,7 +211,7 @@ class Runs:
         return at_best_rates(check, self.rates, *variants)
 
     def _kind(self, variant: str) -> str:
-        """What the name of a variant has behind that of the block, as a bigram table has it too."""
+        """Return the suffix of a variant after its block, as the table of bigrams has it too."""
         return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
     def where_learnt(self, check: Check, variant: str, name: str | None = None) -> Check:
@@ -220,7 +220,7 @@ class Runs:
         Args:
             check: a fact.
             variant: that must have learnt for it to count.
-            name: of it in the reason; None for its own.
+            name: name of it in the reason; None for its own.
 
         Returns:
             The check, or one that holds neither way.
@@ -298,13 +298,13 @@ class Runs:
         caption: str = CURVES,
         **tables: Sequence[Mapping[str, Any]],
     ) -> Summary:
-        """What the study amounts to, with its control and the table of final losses.
+        """Summarise the study, with its control and the table of final losses.
 
         Args:
-            title: of the figure.
-            panels: of the figure.
+            title: title of the figure.
+            panels: panels of the figure.
             checks: facts.
-            caption: of the figure.
+            caption: caption of the figure.
             **tables: further ones, by name.
 
         Returns:
@@ -343,8 +343,8 @@ def late(whole: Panel, share: float = EARLY) -> Panel:
     """A panel of losses against steps without its beginning.
 
     Args:
-        whole: of curves along training.
-        share: of the steps that is left out.
+        whole: panel of curves along training.
+        share: share of the steps that is left out.
 
     Returns:
         The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table,
@@ -381,8 +381,8 @@ def places_panel(
     """Named places side by side: name of the series → {place: (value, standard error)}.
 
     Args:
-        values: of each series.
-        y_label: of the values.
+        values: values of each series.
+        y_label: label of the values.
         bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
 
     Returns:

@@ -33,9 +33,9 @@ class TunedSettings(TrainedSettings):
     """A point of a study whose rates are tuned first: one model, or one reference."""
 
     phase: str
-    """What it is for: a tuning, or runs that count."""
+    """Purpose: a tuning, or runs that count."""
     label: str
-    """What is tuned and judged: a block and what else tells it apart, or a reference."""
+    """Label that is tuned and judged: a block with its differences, or a reference."""
 
     @property
     def name(self) -> str:
@@ -98,14 +98,14 @@ class Tuned:
     runs: Runs
     """Those that count."""
     rates: Mapping[str, float]
-    """What was run → its learning rate."""
+    """Run → its learning rate."""
 
     @classmethod
     def of(cls, rows: Rows, tuning: str = TUNING, runs: str = COUNTED, **more: object) -> Self:
-        """What is measured of two phases.
+        """Collect the measurements of two phases.
 
         Args:
-            rows: of a study.
+            rows: rows of a study.
             tuning: name of one phase.
             runs: name of the other.
             **more: further fields.
@@ -123,7 +123,7 @@ class Tuned:
         return [label]
 
     def label_of(self, kind: str) -> str:
-        """What was run, of a name in the tuning."""
+        """Return the label of the runs that belong to a name in the tuning."""
         return kind
 
     def tuned_as(self, label: str) -> str:
@@ -137,7 +137,7 @@ class Tuned:
         return self.tuning.rates[self.tuned_as(label)].best
 
     def must_be_inside(self, kind: str) -> bool:
-        """Tell whether a best rate must lie inside its grid: not where it is `FAR` above another."""
+        """Tell whether a best rate must lie inside its grid: not if it is `FAR` above another."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
         if kind == best or not {kind, best} <= losses.keys():
             return True

@@ -88,6 +88,6 @@ class TimedModel:
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
     def held(self) -> list[Shaped[Tensor, "..."]]:
-        """What is there before a step: weights, buffers, the optimiser's averages."""
+        """Sum the bytes held before a step: weights, buffers, the optimiser's averages."""
         states = [leaf for leaf in tree_leaves(self.optimiser.state) if torch.is_tensor(leaf)]
         return [*self.model.state_dict().values(), *states]

@@ -10,7 +10,7 @@ from hessblocks.errors import check_name
 Maker = Callable[[Mapping[str, int]], blocks.BlockConfig]
 """From sizes by name to a block."""
 RESTRICTED_INITS = ("identity", "orthogonal", "tied")
-"""Of values and projections; tied: each projection undoes its layer's values, which are
+"""Starts of values and projections; tied: each projection undoes its layer's values, which are
 orthogonal."""
 BETAS = (0.1, 0.2, 0.5, 1.0)
 """Gains of the trainable part of values and projections."""
@@ -26,11 +26,13 @@ GAINED_WITH_SKIP = f"{GAINED}, pre-ln"
 VALUE_SKIPINIT = "V-SkipInit attention"
 """αI + βA from α = 1, β = 0 (eq. 4) in the place of shaped attention."""
 SLOPES = (0.2, 0.8)
-"""Of LeakyReLU below zero; 0.8 is 1 - 1/√18, what signal propagation asks for at 18 layers."""
+"""Slopes of LeakyReLU below zero; 0.8 is 1 - 1/√18, which signal propagation recommends at 18
+layers."""
 ZERO_QUERIES = ", zero queries"
 """Behind the name of a preset that begins with zero queries, as the simplified blocks do."""
 BASES = ("pre-ln", f"pre-ln{ZERO_QUERIES}")
-"""What the simplified blocks are set against; from the second they differ by the block alone."""
+"""Blocks that the simplified ones are compared with; from the second they differ by the block
+alone."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
@@ -39,7 +41,7 @@ def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
     """The block of a variant, its matrices drawn with a standard deviation of 0.02 at every width.
 
     Args:
-        name: of the variant.
+        name: name of the variant.
         **sizes: width, heads and mlp_width.
 
     Returns:
@@ -61,7 +63,7 @@ def best_start(variant: str, width: int) -> float | None:
 
     Args:
         variant: a name of `VARIANTS`.
-        width: of the model.
+        width: width of the model.
 
     Returns:
         1/√width beside an attention skip; None, for 0.02, without one.

@@ -1,4 +1,4 @@
-"""One file a command."""
+"""One file per command."""
 
 from hessblocks.cli.commands.check import check
 from hessblocks.cli.commands.compare import compare

@@ -83,7 +83,7 @@ def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _next(comparison: settings.ComparisonSettings, text: settings.DataSettings) -> str:
-    """A longer run of the last block with the same settings."""
+    """Suggest a longer run of the last block with the same settings."""
     last = comparison.presets[-1]
     longer = replace(comparison.training, steps=4 * comparison.training.steps)
     given = (text, comparison.model, longer)

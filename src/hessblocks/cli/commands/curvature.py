@@ -21,8 +21,8 @@ def curvature(
         str,
         Parameter(
             name="MODEL",
-            help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging Face cache, or "
-            "preset:NAME for a block of `hessblocks presets` at initialisation.",
+            help="A folder that save_pretrained wrote, a GGUF file, a name in the local Hugging "
+            "Face cache, or preset:NAME for a block of `hessblocks presets` at initialisation.",
         ),
     ],
     /,

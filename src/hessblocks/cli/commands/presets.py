@@ -79,7 +79,7 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
         sizes: layers, widths, vocabulary and context.
 
     Returns:
-        One entry a preset, without those whose parts exclude what was set.
+        One entry per preset, without those whose parts exclude what was set.
 
     Raises:
         ArgumentError: sizes that do not fit, or slots that no preset can have.
@@ -128,7 +128,7 @@ def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
         def __torch_function__(
             self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
         ) -> Any:
-            """Skip `torch.nn.init`: what it needs for weights without memory loads for a second."""
+            """Skip `torch.nn.init`, whose preparation for weights without memory takes a second."""
             if getattr(function, "__module__", "") == "torch.nn.init":
                 return keywords["tensor"]
             return function(*arguments, **(keywords or {}))
@@ -154,5 +154,5 @@ def _applied_weights(model: nn.Module) -> Iterator[int]:
 
 
 def _millions(count: int) -> str:
-    """Write a count in millions; whole where little would be left of it."""
+    """Write a count in millions; a small one in full."""
     return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"

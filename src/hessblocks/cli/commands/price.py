@@ -34,7 +34,7 @@ def price(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Forecast what changes of weights cost in nats a token, check it, and share out bits."""
+    """Forecast what changes of weights cost in nats per token, check it, and share out bits."""
     options.check_place(data)
     from hessblocks.cli.terminal import make_progress, plain_table, show
     from hessblocks.inspection import measure_price

@@ -29,7 +29,7 @@ def carry_out(
 
     Args:
         work: `training.compare` or `training.train`.
-        settings: of the work.
+        settings: settings of the work.
         out: run folder.
         text: what is trained on.
         as_json: print one JSON object instead of the table.

@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal, elsewhere a line a finished stage."""
+"""Show progress on standard error: a bar on a terminal, elsewhere a line per finished stage."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from hessblocks.progress import Progress
 
 
 def task_bars(*columns: ProgressColumn, field: str, **options: Any) -> Bars:
-    """Make bars on standard error: what, how far, the columns, and a field of the task."""
+    """Make bars on standard error: description, progress, the columns, and a field of the task."""
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -42,7 +42,7 @@ class ScreenProgress(Progress):
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Show a bar meanwhile, or say what is over, its time and its last loss."""
+        """Show a bar while the stage runs, or one line when it ends: its time and its last loss."""
         what, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
         hidden = not sys.stderr.isatty()
         columns = TimeElapsedColumn(), TimeRemainingColumn()
@@ -63,5 +63,5 @@ class ScreenProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """Choose what is shown of a stage; of several processes the first alone shows it."""
+    """Choose how stages are shown; of several processes only the first shows them."""
     return ScreenProgress() if os.environ.get("RANK", "0") == "0" else Progress()

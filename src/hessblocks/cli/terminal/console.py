@@ -67,7 +67,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def comparison_table(found: Comparison) -> Table:
-    """Make the table of a comparison, one block a row; what was matched last."""
+    """Make the table of a comparison, one block per row; what was matched last."""
     columns = (
         "block",
         "parameters",
@@ -110,7 +110,7 @@ def _number(average: Average | None, form: str) -> str:
 
 
 def curvature_table(results: CurvatureResults, most: int) -> Table:
-    """Make the table of norms, one group a row, the largest first."""
+    """Make the table of norms, one group per row, the largest first."""
     rows = [
         (group, *(norm_text(results.norms[group][part]) for part in results.parts))
         for group in results.by_size()[:most]

@@ -49,7 +49,7 @@ def reasons(rows: Rows) -> dict[tuple[str, str], str]:
 
 
 def collapse(layers: Layers) -> int | None:
-    """Find the layer from which on tokens are alike; None where they are not."""
+    """Find the layer from which on tokens are alike; None if there is none."""
     from hessblocks.signal import rank_collapse
 
     return rank_collapse(
@@ -58,7 +58,7 @@ def collapse(layers: Layers) -> int | None:
 
 
 def described(rows: Rows) -> dict[str, Any]:
-    """Describe every number, by model and layer; an infinite one is null."""
+    """Describe every number as JSON, by model and layer; an infinite one is null."""
     reason = reasons(rows)
     return {
         model: {
@@ -77,7 +77,7 @@ def described(rows: Rows) -> dict[str, Any]:
 
 
 def lines(rows: Rows) -> Iterator[Table | str]:
-    """Yield the tables and what they amount to."""
+    """Yield the tables and a summary of them."""
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
@@ -110,7 +110,7 @@ def lines(rows: Rows) -> Iterator[Table | str]:
 
 
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
-    """Show some layers of each model, one a row; columns are names and titles."""
+    """Show some layers of each model, one per row; columns are names and titles."""
     rows = [
         (
             name,

@@ -31,7 +31,7 @@ def second_order_attention(
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Softmax attention with two derivatives, and memory linear in the context.
+    """Compute softmax attention with two derivatives, in memory linear in the context.
 
     Takes what `torch.nn.functional.scaled_dot_product_attention` takes.
     softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass
@@ -47,11 +47,11 @@ def second_order_attention(
             scores. It gets no gradient, and may stand beside `is_causal`.
         dropout_p: 0; there for the sake of the signature.
         is_causal: whether query number i sees no key after number i.
-        scale: of the scores; 1/√D by default.
+        scale: scale of the scores; 1/√D by default.
         enable_gqa: whether several query heads share a key head.
         window: keys that a query sees, counted back from its own; needs `is_causal`.
         softcap: c of c tanh(score / c), before the mask.
-        sinks: a score a head that takes its share of the softmax and gives no value.
+        sinks: a score per head that takes its share of the softmax and gives no value.
 
     Returns:
         (..., H, T, V); zeros for a query that sees nothing.
@@ -89,7 +89,7 @@ def attend_twice(
     sinks: Float[Tensor, "..."] | None = None,
     noticed: Callable[[], None] | None = None,
 ) -> Float[Tensor, "..."]:
-    """Compute `second_order_attention`; `noticed` is that of `Visibility`."""
+    """Compute `second_order_attention`; `noticed` is passed on to `Visibility`."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
@@ -138,7 +138,7 @@ def misfits(
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
 ) -> Iterator[str]:
-    """List what does not fit in the arguments of `second_order_attention`, a sentence each."""
+    """List the arguments of `second_order_attention` that do not fit, a sentence each."""
     yield from _misfits_of_tensors(query, key, value)
     heads, own = query.shape[-3], key.shape[-3]
     if heads != own and not (shared and heads % own == 0):

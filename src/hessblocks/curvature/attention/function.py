@@ -30,7 +30,7 @@ def attention(
     sink: Float[Tensor, "#B H"] | None,
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute O, with two derivatives by queries, keys, values and sinks."""
+    """Compute O, with two derivatives in queries, keys, values and sinks."""
     out: Tensor
     out, total, *_ = _Attention.apply(query, key, value, visibility)
     if sink is None:
@@ -46,19 +46,19 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) ->
 
 
 def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
-    """(B, H, T, ...) as (N, R, T, ...), behind `first` further axes."""
+    """View (B, H, T, ...) as (N, R, T, ...), after `first` further axes."""
     paired: Tensor = x.unflatten(first + 1, (groups, -1)).flatten(first, first + 1)
     return paired
 
 
 def _met(g: Tensor, raised: Tensor | None, out: Tensor) -> Tensor:
-    """δ = Σ G ∘ O a row, less the cotangent of L."""
+    """Compute δ = Σ G ∘ O per row, less the cotangent of L."""
     met = (g * out).sum(-1)
     return met if raised is None else met - raised
 
 
 def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
-    """Tell whether torch's kernel for CPUs does it: the products alone make the scores."""
+    """Tell whether torch's CPU kernel can compute it: scores are the products alone."""
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
@@ -258,18 +258,18 @@ class _Tangent(Function):
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
-    """Keep them where forward derivatives are taken; autograd would not free them with its own."""
+    """Keep tensors for forward derivatives, which autograd would not free with its own."""
     if forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)
 
 
 def _several(tangents: Any) -> list[Tensor | None]:
-    """One of each as K = 1 of each."""
+    """Add a leading axis of length K = 1 to each."""
     return [None if t is None else t[None] for t in tangents]
 
 
 def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor]]:
-    """Vectors with their K in front, and what takes it away again.
+    """Move the K of vectors to the front, and return the function that undoes it.
 
     `is_grads_batched` is an older vmap of torch's, which knows no functions of one's own; else K =
     1.
@@ -279,7 +279,7 @@ def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor],
     """
     if not any(map(_batched, cotangents)):
         return _several(cotangents), lambda t: t[0]
-    # the level of this vmap is told by going one deeper and back, and by nothing else
+    # torch tells the level of this vmap only by entering one more and leaving it
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     whole = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
@@ -308,7 +308,7 @@ def _folded(
     tensors: int,
     led: int = 0,
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Fold a vmapped axis into B, which stands behind K in the first `led` tensors."""
+    """Fold a vmapped axis into B, which follows K in the first `led` tensors."""
     joined = []
     for number, (t, dim) in enumerate(zip(inputs[:tensors], dims, strict=False)):
         if t is not None:
@@ -325,5 +325,5 @@ def _folded(
 def _mapped(
     outputs: Sequence[Tensor | None],
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Outputs of a vmap rule, and where their new axis stands: in front."""
+    """Return the outputs of a vmap rule, and that their new axis is the first."""
     return tuple(outputs), tuple(None if t is None else 0 for t in outputs)

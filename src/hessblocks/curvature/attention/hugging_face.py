@@ -73,7 +73,7 @@ def in_place_of(
     noticed: Callable[[], None],
     **others: Any,
 ) -> tuple[Float[Tensor, "..."], None] | None:
-    """Replace a model's own eager function by tiles; the weights are not returned.
+    """Replace a model's own eager attention by tiles; the weights are not returned.
 
     Whether tiles do the same is seen on few small random tokens, with all arguments of this call.
 
@@ -122,7 +122,7 @@ def in_place_of(
 def _few(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Draw five queries and keys of one sequence, and a mask of the form of the one there is."""
+    """Draw five queries and keys of one sequence, and a mask of the same form as the given one."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, t.shape[1], 5, t.shape[3], generator=draw).to(t) for t in (query, key, value)

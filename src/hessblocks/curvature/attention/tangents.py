@@ -1,6 +1,6 @@
 """Tangent of attention's first backward pass, which is its double backward pass as well.
 
-Letters: N pairs of sequence and key head, R query heads a key head, T queries, S keys, D head
+Letters: N pairs of sequence and key head, R query heads per key head, T queries, S keys, D head
 width, V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of
 (q̄, k̄, v̄): ⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
 
@@ -49,10 +49,10 @@ class Vectors:
     mean: Float[Tensor, "*K N R T"] | None = None
     """ρ, of L."""
     out: Float[Tensor, "*K N R T V"] | None = None
-    """Of O."""
+    """Tangent of O."""
 
     def number(self, which: int) -> Vectors:
-        """Pick one of the K."""
+        """Pick the k-th of the K vectors."""
         return Vectors(
             *(
                 None if t is None else t[which]
@@ -64,11 +64,11 @@ class Vectors:
 def push_forward(
     heads: Heads, kept: Rows, tangents: Vectors, count: int, wanted: Sequence[bool]
 ) -> Vectors:
-    """Compute the tangents of the forward pass and, where G is known, of the backward pass.
+    """Compute the tangents of the forward pass and, if G is given, of the backward pass.
 
     Args:
         heads: queries, keys, values.
-        kept: of the first two passes.
+        kept: tensors kept by the first two passes.
         tangents: K of each.
         count: K; they share P, X and Z of a tile.
         wanted: whether those of q̄, k̄ and v̄ are.
@@ -76,7 +76,7 @@ def push_forward(
     Returns:
         Tangents of q̄, k̄, v̄, L and O.
 
-    Cost: 12 products of queries × keys × width a tile, 2 of them for all K together.
+    Cost: 12 products of queries × keys × width per tile, 2 of them for all K together.
     """
     likes = (heads.query, heads.key, heads.value)
     q, k, v = (
@@ -113,7 +113,7 @@ class _Work:
                 self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)
 
     def push(self, tangents: Vectors, results: Vectors) -> None:
-        """Write and add one vector's share."""
+        """Compute one vector's share and add it."""
         a, b, c = (
             None if tangents.query is None else rows(tangents.query, self._tile),
             None if tangents.key is None else columns(tangents.key, self._tile),
@@ -134,7 +134,7 @@ class _Work:
             self._add(self._moved_pull(moved, shares, out, c), a, b, results)
 
     def _moved_scores(self, a: Tensor | None, b: Tensor | None) -> Tensor | None:
-        """Ṡ, before the softcap."""
+        """Compute Ṡ, before the softcap."""
         scale = self._scale
         if a is None or b is None:
             left, right = (self._q, b) if a is None else (a, self._k)
@@ -143,7 +143,7 @@ class _Work:
         return torch.bmm(left, right.mT)
 
     def _moved_weights(self, moved: Tensor, results: Vectors) -> Tensor:
-        """Ṗ; ρ is written down."""
+        """Compute Ṗ; ρ is kept."""
         shares = (moved if self._slope is None else moved * self._slope) * self._weights
         mean = shares.sum(-1, keepdim=True)
         assert results.mean is not None
@@ -153,7 +153,7 @@ class _Work:
     def _moved_pull(
         self, moved: Tensor | None, shares: Tensor | None, out: Tensor, c: Tensor | None
     ) -> Tensor:
-        """Ż."""
+        """Compute Ż."""
         change = -(self._g * out).sum(-1, keepdim=True)
         if c is not None:
             change = torch.baddbmm(change, self._g, c.mT)
@@ -167,7 +167,7 @@ class _Work:
         return pulled
 
     def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Vectors) -> None:
-        """S (Ż k + Z b) and s (Żᵀ q + Zᵀ a)."""
+        """Add S (Ż k + Z b) and s (Żᵀ q + Zᵀ a)."""
         scale, tile = self._scale, self._tile
         if results.query is not None:
             found = torch.bmm(pulled, self._k)

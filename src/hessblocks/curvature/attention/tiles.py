@@ -1,8 +1,8 @@
 """Tiled attention and its first backward pass, from recomputed scores (as FlashAttention).
 
-Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O a row;
-N pairs of sequence and key head (n of a tile), R query heads a key head, T queries, S keys, I rows
-of a tile (its queries of all R heads), J its keys, D head width, V value width.
+Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O per row;
+N pairs of sequence and key head (n of a tile), R query heads per key head, T queries, S keys, I
+rows of a tile (its queries of all R heads), J its keys, D head width, V value width.
 
     Z = P ∘ (G vᵀ − δ);  q̄ = s Z k,  k̄ = s Zᵀ q,  v̄ = Pᵀ G
 
@@ -63,7 +63,7 @@ class Heads:
         return found, bent
 
     def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
-        """Overwrite unseen keys; see `Visibility.forbid`."""
+        """Overwrite the scores of unseen keys; see `Visibility.forbid`."""
         self.visibility.forbid(self._by_head(scores), tile, self.groups, to)
 
     def _by_head(self, scores: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Heads:
 
 
 def rows(x: Float[Tensor, "N R T *D"], tile: Tile) -> Float[Tensor, "n I D"]:
-    """Cut a tile's rows of all R heads into one axis; numbers a row become a column."""
+    """Cut a tile's rows of all R heads into one axis; numbers per row become a column."""
     part = (x if x.ndim == 4 else x[..., None])[tile.pairs, :, tile.queries]
     return part.flatten(1, 2)
 
@@ -85,7 +85,7 @@ def columns(x: Float[Tensor, "N S D"], tile: Tile) -> Float[Tensor, "n J D"]:
 def attend(
     heads: Heads,
 ) -> tuple[Float[Tensor, "N R T V"], Float[Tensor, "N R T"], Float[Tensor, "N R T"]]:
-    """Compute O and log-sum-exp of the scores, the latter as the largest score and the rest.
+    """Compute O and the log-sum-exp of the scores, split into the largest score and the rest.
 
     Returns:
         O, largest and rest; a row that sees nothing has O = 0 and −∞ for the largest.
@@ -135,6 +135,6 @@ def slope(bent: Float[Tensor, "n I J"]) -> Float[Tensor, "n I J"]:
 
 
 def put(whole: Float[Tensor, "N R T *D"], tile: Tile, part: Float[Tensor, "n I *D"]) -> None:
-    """Write a tile's rows where they belong."""
+    """Write a tile's rows to their place in the whole."""
     place = whole[tile.pairs, :, tile.queries]
     place.copy_(part.reshape(place.shape))

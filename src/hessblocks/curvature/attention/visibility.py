@@ -1,6 +1,6 @@
 """Attention masks: the keys that each query may attend to, and a cut into tiles of these.
 
-Letters: B sequences, G key heads, R query heads a key head, N = B G, T queries, S keys, D head
+Letters: B sequences, G key heads, R query heads per key head, N = B G, T queries, S keys, D head
 width, I queries and J keys of a tile.
 """
 
@@ -25,7 +25,7 @@ class Size:
 CPU = Size(rows=128, scores=1 << 20)
 """Products of 128 rows are at full speed, and their scores stay in the caches (measured)."""
 OTHERS = Size(rows=1 << 20, scores=1 << 25)
-"""Of accelerators: few, large products."""
+"""Tiles of accelerators: few, large products."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Tile:
     """Some queries of some pairs of sequence and key head, and all keys that they see."""
 
     pairs: slice
-    """Of N."""
+    """Slice of N."""
     queries: slice
-    """Of T, of all R heads."""
+    """Slice of T, for all R heads."""
     keys: slice
-    """Of S."""
+    """Slice of S."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +45,11 @@ class Visibility:
     """Scale, masks and softcap: everything in the scores but queries and keys."""
 
     scale: float
-    """Of the products."""
+    """Factor of the products of queries and keys."""
     causal: bool = False
     """Whether query number i sees no key after number i."""
     window: int | None = None
-    """How many keys a query sees, counted back from its own; needs `causal`."""
+    """Number of keys that a query sees, counted back from its own; needs `causal`."""
     softcap: float | None = None
     """c of c tanh(score / c)."""
     mask: Shaped[Tensor, "#B #G #R T S"] | None = None
@@ -88,7 +88,7 @@ class Visibility:
                 yield Tile(slice(pair, min(pairs, pair + together)), some, slice(first, last))
 
     def _seen(self, queries: slice, keys: int) -> tuple[int, int]:
-        """The first key that one of some queries sees, and the one behind the last."""
+        """Find the first key that some of these queries see, and the one after the last."""
         first, last = 0, keys
         if self.causal:
             last = min(keys, queries.stop)
@@ -116,7 +116,7 @@ class Visibility:
         return part[pairs // groups % part.shape[0], pairs % groups % part.shape[1]]
 
     def forbid(self, scores: Float[Tensor, "N R I J"], tile: Tile, groups: int, to: float) -> None:
-        """Put `to` where a query may not attend to a key, in place."""
+        """Write `to` wherever a query may not attend to a key, in place."""
         mask = self.of(tile, groups)
         if mask is not None and not self.added:
             scores.masked_fill_(~mask, to)
@@ -130,7 +130,7 @@ class Visibility:
     def _forbid(
         scores: Tensor, tile: Tile, start: int, stop: int, to: float, *, behind: int
     ) -> None:
-        """Among keys `start` to `stop`: those after the query, or `behind` it by so many."""
+        """Mask keys of `start` to `stop`: those after the query, or `behind` or more before it."""
         start, stop = max(start, tile.keys.start), min(stop, tile.keys.stop)
         if start >= stop:
             return

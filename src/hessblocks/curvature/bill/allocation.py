@@ -129,7 +129,7 @@ def allocate(
     until the budget ends: what a larger budget takes holds what a smaller one does.
 
     Args:
-        prices: of changes that round, several for a place.
+        prices: prices of changes that round, several for a place.
         bits: mean over entries at most.
         nats: sum of the forecasts at most.
 
@@ -174,7 +174,7 @@ def _cost(price: Price) -> float:
 
 
 def _hull(prices: Sequence[Price]) -> Iterator[Price]:
-    """The lower convex hull of cost against bits, the fewest bits first."""
+    """Find the lower convex hull of cost against bits, the fewest bits first."""
     here = min(prices, key=lambda price: (price.bits or 0, _cost(price)))
     while True:
         yield here
@@ -185,12 +185,12 @@ def _hull(prices: Sequence[Price]) -> Iterator[Price]:
 
 
 def _gain(a: Price, b: Price) -> float:
-    """Nats that a step from a to b saves for an entry's bit."""
+    """Compute the nats that a step from a to b saves per bit of an entry."""
     return (_cost(a) - _cost(b)) / (((b.bits or 0) - (a.bits or 0)) * b.size)
 
 
 def _line(change: Change) -> str | None:
-    """Name and type of a weight, where llama.cpp has both."""
+    """Return name and type of a weight, if llama.cpp has both."""
     names = list(change.new)
     found = MODULE.search(names[0]) if len(names) == 1 else None
     edit = change.new[names[0]]

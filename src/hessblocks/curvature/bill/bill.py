@@ -57,7 +57,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return self._prices[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Names of the changes."""
+        """Iterate over the names of the changes."""
         return iter(self.changes)
 
     def __len__(self) -> int:
@@ -68,11 +68,11 @@ class Bill(Tabular, Mapping[str, Price]):
         """Price several changes that are made together, such as the choices of an allocation.
 
         Args:
-            names: of changes that touch no entry in common; None: all.
+            names: names of changes that touch no entry in common; None: all.
 
         Returns:
-            The price. Its diagonal adds up own terms; its full form holds the cross terms Δ_iᵀH_oΔ_j
-            too, which `cross` tells apart.
+            The price. Its diagonal adds up own terms; its full form holds the cross terms
+            Δ_iᵀH_oΔ_j too, which `cross` tells apart.
 
         Raises:
             ArgumentError: none, an unknown one, or two that touch an entry in common.
@@ -186,7 +186,7 @@ class Bill(Tabular, Mapping[str, Price]):
         panel = Panel(
             title="What each change costs",
             x_label="Place, counted from 0",
-            y_label="Forecast KL, nats a token",
+            y_label="Forecast KL, nats per token",
             y_scale="log",
             series=tuple(
                 Series(
@@ -202,7 +202,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return plot(panel, ax)
 
     def _price(self, names: Sequence[str]) -> Price:
-        """Add up some changes, piece by piece of the data."""
+        """Add up some changes over the pieces of the data."""
         chosen = [self.changes[name] for name in names]
         every = list(self.changes)
         columns = [every.index(name) for name in names]
@@ -258,10 +258,10 @@ def price(
         changes: by name, each a mapping from parameter names to new tensors or to functions of the
             old ones; or what `change_each` makes.
         samples: gradients at least; one for each row where there are more rows.
-        seed: of the signs.
+        seed: seed of the signs.
 
     Returns:
-        The prices by name, in nats a token for the cross-entropies, else in units of the loss;
+        The prices by name, in nats per token for the cross-entropies, else in units of the loss;
         `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
@@ -271,7 +271,7 @@ def price(
         RunError: a loss or a gradient is not finite.
 
     Cost: a forward pass and two backward passes over the data where there are as many rows as
-        samples, and for every change four multiplications an entry and sample.
+        samples, and for every change four multiplications per entry and sample.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.

@@ -28,7 +28,7 @@ class Change:
     how: str
     """Such as `3 bits`."""
     bits: int | None
-    """Bits an entry that are left; None where it does not round."""
+    """Bits per entry that are left; None where it does not round."""
     views: tuple[ParameterView, ...]
     """The entries that may change."""
     new: Mapping[str, New]
@@ -77,7 +77,7 @@ class Change:
             yield name, found
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
-        """Compute ‖Δ‖ / ‖w‖, the largest of the parameters; 0 where nothing changes."""
+        """Compute ‖Δ‖ / ‖w‖ and return the largest over the parameters; 0 if nothing changes."""
         found = [0.0]
         for name, new in self.made(parameters):
             old, views = parameters[name], [v for v in self.views if v.parameter == name]

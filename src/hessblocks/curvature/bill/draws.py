@@ -45,23 +45,23 @@ class Draws:
     shares: Float[Tensor, " U"]
     """Share of the tokens that each piece has; they add up to 1."""
     pieces: Int[Tensor, " D"]
-    """Which piece each sample goes through."""
+    """Index of the piece that each sample goes through."""
     along: Float[Tensor, "D J"]
     """g·Δ; its square, added over pieces, has the mean ΔᵀH_oΔ."""
     squares: Float[Tensor, "D J"]
     """Σ g² Δ²; added over pieces, it has the mean Σ diag(H_o) Δ²."""
     pairs: Float[Tensor, "M J"]
-    """Σ g g' Δ² of pairs of samples; the mean of its square is that of (Δ_i H_ij Δ_j)² over pieces."""
+    """Σ g g' Δ² of pairs of samples; its square has the mean of (Δ_i H_ij Δ_j)² over pieces."""
     slopes: Float[Tensor, "U J"]
     """∇L·Δ of each piece's share of the loss."""
 
     def by_piece(self, values: Float[Tensor, " D"]) -> Float[Tensor, " U"]:
-        """Average what the samples of each piece give."""
+        """Average over the samples of each piece."""
         sums = torch.zeros_like(self.shares).index_add_(0, self.pieces, values)
         return sums / self.pieces.bincount(minlength=len(sums))
 
     def signs(self, columns: Sequence[int]) -> float:
-        """½ Σ (Δ_i H_ij Δ_j)² of some changes together: the variance of ½ ΔᵀH_oΔ over signs of Δ."""
+        """Compute ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""
         pairs = self.pairs[:, columns].sum(1).square()
         return float(pairs.mean()) * len(self.shares) ** 2 / 2 if len(pairs) else 0.0
 
@@ -72,7 +72,7 @@ def parts_of(
     """Cut the data of a pass into parts of equal size, in their order.
 
     Args:
-        loss: of the pass.
+        loss: loss of the pass.
         logits: its logits.
         most: parts at most.
 
@@ -91,7 +91,7 @@ def parts_of(
 
 
 def _mask(part: Tensor, loss: BatchLoss, logits: Tensor) -> Float[Tensor, "..."]:
-    """1 for the logits of a part, 0 for others; to be broadcast over the last axes."""
+    """Make a mask: 1 for the logits of a part, else 0; broadcast over the last axes."""
     rows = loss.targets.shape if isinstance(loss, CrossEntropy) else logits.shape[:1]
     mask = torch.zeros(math.prod(rows), dtype=logits.dtype, device=logits.device)
     mask[part.to(mask.device)] = 1.0
@@ -105,7 +105,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
         problem: model, batches and loss.
         changes: made one after another, once for up to eight gradients.
         samples: at least so many are drawn.
-        seed: of the signs.
+        seed: seed of the signs.
 
     Returns:
         The numbers.
@@ -138,7 +138,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
 
 
 def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, seed: int) -> None:
-    """Draw the samples of one pass; they take turns where it has fewer parts."""
+    """Draw the samples of one pass, which share its parts in turn if there are fewer."""
     loss, logits = passed.loss, passed.values
     parts = list(parts_of(loss, logits, each))
     first = len(ledger.counts)
@@ -171,7 +171,7 @@ class _Ledger:
             self.settle()
 
     def settle(self) -> None:
-        """Make each change once, and multiply all gradients that are held with it."""
+        """Make each change once, and multiply all kept gradients with it."""
         count, parameters = len(self.held), self.problem.parameters
         along = torch.zeros(len(self._changes), count, dtype=torch.float64)
         grams = torch.zeros(len(self._changes), count, count, dtype=torch.float64)

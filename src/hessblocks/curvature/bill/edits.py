@@ -23,11 +23,11 @@ class Edit:
     """Function from the old entries of a weight to the new ones."""
 
     how: str
-    """What it does, such as `3 bits`."""
+    """Description of the change, such as `3 bits`."""
     new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
     """From the old entries, the parameter's name and its cut to the new entries."""
     bits: int | None = None
-    """Bits an entry that it leaves; None where it does not round."""
+    """Bits per entry that it leaves; None where it does not round."""
     symmetric: bool = False
     """Whether 0 is among its levels."""
 
@@ -78,7 +78,7 @@ def _between_ends(blocks: Tensor, bits: int) -> Tensor:
 
 
 def _step(step: Tensor) -> Tensor:
-    """Step between levels; 1 in a block without a range, which stays as it is."""
+    """Compute the step between levels; 1 for a block without a range, which stays as it is."""
     return step.masked_fill_(step == 0, 1.0)
 
 
@@ -86,7 +86,7 @@ def pruned(*, share: float) -> Edit:
     """Set the smallest entries of each weight to 0 (magnitude pruning).
 
     Args:
-        share: of the entries, from 0 to 1.
+        share: share of the entries, from 0 to 1.
 
     Returns:
         The edit.
@@ -109,7 +109,7 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
 
     Args:
         other: a model of the same form, or its tensors by parameter name.
-        weight: of the other, from 0 to 1.
+        weight: weight of the other, from 0 to 1.
 
     Returns:
         The edit.

@@ -39,14 +39,14 @@ class BillCheck(Tabular):
     """Forecast beside measured KL of some changes."""
 
     forecasts: tuple[Price, ...]
-    """What the bill says."""
+    """Prices that the bill forecasts."""
     measured: tuple[Estimate, ...]
-    """KL in nats a token, its error over the tokens."""
+    """KL in nats per token, its error over the tokens."""
     held_out: bool
     """Whether it was measured on other data than the forecasts."""
 
     def within(self, errors: float = 1.0) -> float:
-        """Share of changes whose forecast lies within so many errors of both numbers together."""
+        """Compute the share of changes whose forecast lies within so many joint standard errors."""
         near = [
             abs(price.forecast.value - found.value)
             <= errors * math.hypot(price.forecast.standard_error, found.standard_error)
@@ -113,8 +113,8 @@ class BillCheck(Tabular):
         ]
         panel = Panel(
             title="Forecast and measured cost",
-            x_label="Forecast KL, nats a token",
-            y_label="Measured KL, nats a token",
+            x_label="Forecast KL, nats per token",
+            y_label="Measured KL, nats per token",
             x_scale="log",
             y_scale="log",
             series=(Series(name="equal", x=ends, y=ends, guide=True), *points),
@@ -166,7 +166,7 @@ def measure(
 def _together(
     changes: Sequence[Change], parameters: Mapping[str, Float[Tensor, "..."]]
 ) -> dict[str, Float[Tensor, "..."]]:
-    """All parameters after several changes, which may touch other entries of one parameter."""
+    """Combine several changes into all parameters; two may change one parameter."""
     found = dict(parameters)
     for change in changes:
         found |= dict(change.made(found))
@@ -207,5 +207,5 @@ class _Before:
 
 
 def _some(logits: Tensor, part: Tensor | None) -> Tensor:
-    """Logits of a part, in float64: small differences of large losses are taken."""
+    """Compute logits of a part, in float64, since small differences of large losses are taken."""
     return (logits if part is None else logits.flatten(0, -2)[part.to(logits.device)]).double()

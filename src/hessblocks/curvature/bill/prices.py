@@ -25,16 +25,16 @@ FEWEST_PIECES = 4
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Price(Tabular):
-    """Expected KL divergence of a change, in nats a token for the cross-entropies."""
+    """Expected KL divergence of a change, in nats per token for the cross-entropies."""
 
     name: str
-    """Of the change, or how many are made together."""
+    """Name of the change, or the number of changes that are made together."""
     place: str
     """Weight or group that it changes."""
     how: str
     """Such as `3 bits`."""
     bits: float | None
-    """Bits an entry that are left, scales not counted; None where it does not round."""
+    """Bits per entry that are left, scales not counted; None where it does not round."""
     size: int
     """Entries that may change."""
     relative_size: float
@@ -48,7 +48,7 @@ class Price(Tabular):
     full: Estimate
     """½ ΔᵀH_oΔ."""
     cross: Estimate
-    """What pairs of different changes add to the full form; 0 for a single change."""
+    """Share of the full form that pairs of different changes add; 0 for a single change."""
     gradient: Estimate
     """∇L·Δ, what the loss itself changes by to first order."""
 
@@ -108,7 +108,7 @@ def weight_of_full(diagonal: float, full: float, signs: float, samples: int) -> 
 def ratio_estimate(
     values: Float[Tensor, " U"], shares: Float[Tensor, " U"], probes: int, *, square: bool = True
 ) -> Estimate:
-    """Add up what the pieces of the data give; the error is that over pieces.
+    """Add up results over the pieces of the data; the error is estimated from the pieces.
 
     With s the share of the tokens and t = Σ x, the variance is U/(U−1) Σ (x − s t)², that of a
     ratio. It is widened by Student's factor, and for squares by 1 + 3 r with r the relative

@@ -19,11 +19,11 @@ class Sum:
     """Running sum of the products by one parameter."""
 
     def __init__(self, into: Float[Tensor, "*shape"], *, fresh: bool) -> None:
-        """Add to `into`; a fresh one holds no numbers yet."""
+        """Take the tensor `into`; a fresh one holds no numbers yet."""
         self._into, self._fresh = into, fresh
 
     def started(self) -> Float[Tensor, "*shape"]:
-        """Return the tensor to add to, zeros where it was fresh."""
+        """Return the tensor to add to, filled with zeros if it was fresh."""
         if self._fresh:
             self._into.zero_()
             self._fresh = False
@@ -68,12 +68,12 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
 
 
 def sum_of(key: int) -> Sum | None:
-    """Look up the sum that products by a parameter are added to, if there is one."""
+    """Look up the sum for products with a parameter's transposed Jacobian, if there is one."""
     return _open.get(key)
 
 
 def wanted(key: int) -> bool:
-    """Tell whether anybody wants the products by a parameter."""
+    """Tell whether anybody needs the gradient of a parameter."""
     return key not in _open or _open[key] is not None
 
 

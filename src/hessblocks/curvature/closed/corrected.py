@@ -20,14 +20,14 @@ def layer_norm(
     bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*shape"]:
-    """Layer norm in single steps; the third derivative of torch's own is wrong."""
+    """Compute layer norm in single steps, since the third derivative of torch's own is wrong."""
     return _normalised(x, range(-len(shape), 0), weight, bias, eps)
 
 
 def weight_norm(
     direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
 ) -> Float[Tensor, "*shape"]:
-    """Weight norm in single steps; the second derivative of `torch._weight_norm` is wrong.
+    """Compute weight norm in single steps: the second derivative of `torch._weight_norm` is wrong.
 
     Returns:
         The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
@@ -46,7 +46,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """By the statistics of the batch; by running ones torch is right."""
+    """Normalise by the statistics of the batch; by running ones torch's own is right."""
     own = training and running_mean is None
     return _of_channels(x, 0, weight, bias, eps) if own else NotImplemented
 
@@ -67,7 +67,7 @@ def _instance_norm(
 def _of_channels(
     x: Tensor, first: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Over all axes from `first` on but axis 1, which weight and bias belong to."""
+    """Normalise over all axes from `first` on but axis 1, that of weight and bias."""
     axes = [axis for axis in range(first, x.ndim) if axis != 1]
     shape = (-1, *[1] * (x.ndim - 2))
     weight, bias = (None if t is None else t.view(shape) for t in (weight, bias))

@@ -1,9 +1,9 @@
 """Linear layers and embeddings that accumulate the gradient of their weight in place.
 
 For each lookup autograd writes a whole table of zeros and adds whole tables up: of a vocabulary of
-50,257 words and width 768, 150 MB twice a product, for some hundred rows.
+50,257 words and width 768, 150 MB twice per product, for some hundred rows.
 
-Letters: y = x W + b with x of N rows, D inputs and E outputs a row; g a cotangent of y, (c, Z, z)
+Letters: y = x W + b with x of N rows, D inputs and E outputs per row; g a cotangent of y, (c, Z, z)
 cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b; V rows of a table.
 """
 
@@ -54,7 +54,7 @@ def addmm(
 
 
 def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether this is something else than rows times a trained weight, all alike."""
+    """Tell whether torch's own function has to compute it."""
     given = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
     own = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad
@@ -127,7 +127,7 @@ class _Backwards(Function):
 
 
 def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tensor | None:
-    """Compute rowsᵀ cotangents for W; None where it is added already, or nobody wants it."""
+    """Compute rowsᵀ cotangents for W; None if it is added to a sum already, or not needed."""
     if not wanted(key):
         return None
     left, right = (cotangents, rows) if turned else (rows, cotangents)
@@ -153,7 +153,7 @@ def embedding(
         weight: the table.
         padding_idx: a row without a derivative; from the end where it is negative.
         max_norm: with one, the call is left to torch.
-        norm_type: of `max_norm`.
+        norm_type: type of `max_norm`.
         scale_grad_by_freq: the call is left to torch.
         sparse: without effect, since sparse gradients cannot be differentiated again.
 

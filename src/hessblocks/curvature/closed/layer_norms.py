@@ -4,7 +4,7 @@ Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without 
 weight, g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D
 width.
 
-Their first derivative is one symmetric matrix a row, A = s (C − n nᵀ / D):
+Their first derivative is one symmetric matrix per row, A = s (C − n nᵀ / D):
 ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
 """
 
@@ -93,7 +93,7 @@ def _across(z: Tensor, n: Tensor, s: Tensor, *, centre: bool) -> Tensor:
 
 
 def _centred(z: Tensor, *, centre: bool) -> Tensor:
-    """C z."""
+    """Compute C z."""
     return z - z.mean(-1, keepdim=True) if centre else z
 
 
@@ -142,6 +142,6 @@ class _Backwards(Function):
 
 
 def _mean(left: Tensor, right: Tensor) -> Tensor:
-    """The mean of left · right along each row, (rows, 1)."""
+    """Compute the mean of left · right along each row, (rows, 1)."""
     inner: Tensor = torch.linalg.vecdot(left, right)
     return inner.div_(left.shape[-1])[:, None]

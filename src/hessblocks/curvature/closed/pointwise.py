@@ -21,11 +21,11 @@ from hessblocks.errors import RunError
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
-"""Of the tanh form of GELU (Hendrycks and Gimpel 2016)."""
+"""Coefficient in the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
 _FAR = 1e3
-"""Where all curves are straight; beyond it powers of x would overflow before they are multiplied by
-0."""
+"""From here on all curves are straight; larger arguments are clamped, since their powers would
+overflow before they are multiplied by 0."""
 
 Values = Float[Tensor, "*shape"]
 """Any shape; the same wherever it stands in one signature."""
@@ -35,17 +35,17 @@ class Curve(abc.ABC):
     """Real function of one number, applied entry by entry; twice differentiable."""
 
     def __call__(self, x: Values) -> Values:
-        """f(x)."""
+        """Compute f(x)."""
         y: Tensor = _Forwards.apply(x, self)[0]
         return y
 
     @abc.abstractmethod
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
-        """f(x) and f'(x)."""
+        """Compute f(x) and f'(x)."""
 
     @abc.abstractmethod
     def bend(self, x: Values) -> Values:
-        """f''(x), a tensor of its own."""
+        """Compute f''(x) in a new tensor."""
 
 
 class Tanh(Curve):
@@ -81,7 +81,7 @@ class TanhGelu(Curve):
 
     @staticmethod
     def _tanh(x: Tensor) -> tuple[Tensor, Tensor]:
-        """tanh(u) and u' with u = √(2/π) (x + 0.044715 x³)."""
+        """Compute tanh(u) and u' with u = √(2/π) (x + 0.044715 x³)."""
         square = x * x
         t = (square * (SQRT_2_OVER_PI * CUBIC)).add_(SQRT_2_OVER_PI).mul_(x).tanh_()
         return t, square.mul_(3 * SQRT_2_OVER_PI * CUBIC).add_(SQRT_2_OVER_PI)

@@ -23,12 +23,12 @@ class Shared(AbstractContextManager[None]):
     """Process-wide setting that the first thread makes and the last one undoes."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Hold what makes the setting."""
+        """Hold the function that makes the setting."""
         self._setting, self._lock, self._inside = setting, threading.Lock(), 0
         self._made: AbstractContextManager[Any] | None = None
 
     def __enter__(self) -> None:
-        """Make the setting, if nobody has."""
+        """Make the setting, unless it is made already."""
         with self._lock:
             if not self._inside:
                 self._made = self._setting()
@@ -37,7 +37,7 @@ class Shared(AbstractContextManager[None]):
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:
-        """Undo it, if nobody needs it any longer."""
+        """Undo the setting once nobody needs it."""
         with self._lock:
             self._inside -= 1
             if not self._inside and self._made is not None:
@@ -89,7 +89,7 @@ def swap_eager(watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def _our_choice() -> Iterator[None]:
-    """Our choice in the place of the registry's own."""
+    """Put our choice in the place of the registry's own."""
     registry = sys.modules["transformers.modeling_utils"].AttentionInterface
     own = registry.get_interface
     registry.get_interface = lambda self, name, default: _chosen(own(self, name, default), default)

@@ -42,7 +42,7 @@ def attention(
         attn_mask: booleans (True: may attend) or numbers added to the scores.
         dropout_p: above 0 the call is left to torch.
         is_causal: whether a token attends to none after it.
-        scale: of the scores; 1/√width by default.
+        scale: scale of the scores; 1/√width by default.
         enable_gqa: whether several query heads share a key head.
 
     Returns:
@@ -109,8 +109,8 @@ class _Forwards(Function):
 class _Backwards(Function):
     """dS as a function of dP and P.
 
-    Its derivative by P is met by `_Forwards.backward`, which is blind to a constant a row; so that
-    (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
+    Its derivative in P is met by `_Forwards.backward`, which is blind to a constant per row; so
+    that (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
     """
 
     @staticmethod
@@ -128,6 +128,6 @@ class _Backwards(Function):
 
 
 def _centre(rows: Tensor, shares: Tensor) -> Tensor:
-    """Each row less its mean under the shares."""
+    """Subtract from each row its mean under the weights."""
     means: Tensor = torch.linalg.vecdot(shares, rows)
     return rows - means[..., None]

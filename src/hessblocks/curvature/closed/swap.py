@@ -63,7 +63,7 @@ class ClosedForms(TorchFunctionMode):
     """Torch function mode that calls closed forms and notes what the model does."""
 
     def __init__(self, watch: Watch, *, swap: bool = True) -> None:
-        """Note in `watch`; without `swap`, call no closed form that has two derivatives alone."""
+        """Record in `watch`; without `swap`, call no closed form limited to two derivatives."""
         super().__init__()
         self._watch = watch
         self._functions = FUNCTIONS if swap else SPELLED
@@ -71,7 +71,7 @@ class ClosedForms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Pass the call on, to ours or to torch."""
+        """Pass the call on, to our function or to torch's."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self._watch.attention |= self._plain(*args, **kwargs)
@@ -109,13 +109,13 @@ class ClosedForms(TorchFunctionMode):
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether all tensors are of a dtype that ours takes."""
+    """Tell whether all tensors are of a dtype that our function takes."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return all(t.dtype in DTYPES or t.dtype == torch.bool for t in tensors)
 
 
 def swap_activations(model: nn.Module, watch: Watch) -> None:
-    """Give known activations of `model` their closed form; the caller puts the modules back.
+    """Give known activations of `model` their closed form; the caller restores the modules.
 
     `torch.func` can transform these in reverse mode and under vmap, two times.
     """
@@ -136,7 +136,7 @@ def _curve_of(module: nn.Module) -> closed_pointwise.Curve | None:
 
 
 def spell_weight_norms(model: nn.Module) -> None:
-    """Give weight norms their right derivatives; the caller puts the modules back."""
+    """Give weight norms their right derivatives; the caller restores the modules."""
     for module in model.modules():
         if isinstance(module, _WeightNorm):
             right = functools.partial(_weight_of, module.dim)

@@ -1,6 +1,6 @@
 """Watch a forward pass for what limits how it may be differentiated afterwards.
 
-A closed form here carries two derivatives. A model that differentiates by its inputs inside its
+A closed form here carries two derivatives. A model that differentiates in its inputs inside its
 forward pass (a residual of a differential equation, a force field, a score) uses up the first of
 them there.
 """
@@ -26,7 +26,7 @@ class Watch:
     """Whether a part will be computed again in the backward pass (activation checkpointing)."""
     _hooks: Any = field(default_factory=lambda: _hooks_of_saved_tensors())
     thread: int = field(default_factory=threading.get_ident)
-    """Which thread passes."""
+    """Thread of the forward pass."""
 
     def in_recomputed_part(self) -> bool:
         """True inside of a checkpointed part, which torch must recompute all by itself."""
@@ -36,7 +36,7 @@ class Watch:
 
 
 _open: list[Watch] = []
-"""Of the forward passes under way; a list of the process, since backward passes have threads of
+"""Watches of the forward passes under way, of all threads, since backward passes run in threads of
 their own."""
 
 

@@ -37,8 +37,8 @@ class TokenDerivatives:
     outer: TokenCurvature
     """Λ_o: a factor of C rows where there are fewer classes than coordinates, else whole."""
     functional: TokenCurvature | None
-    """Λ_f, the curvature of the network behind the attention along the loss gradient; None where it
-    is zero everywhere, as behind ReLU without norms."""
+    """Λ_f, the curvature of the network after the attention along the loss gradient; None where it
+    is zero everywhere, as for ReLU without norms."""
     hidden: Float[Tensor, "N D"]
     """The network's own result, computed anew, by which a caller sees whether it is the model's."""
 
@@ -61,8 +61,8 @@ def token_derivatives(
     Returns:
         g, Λ_o and Λ_f of each token.
 
-    Cost: min(C, D) passes of the network a token for J, and about D gradient passes for Λ_f unless
-        it is zero; N C D² multiplications for the curvature seen from h where there are more
+    Cost: min(C, D) passes of the network per token for J, and about D gradient passes for Λ_f
+        unless it is zero; N C D² multiplications for the curvature seen from h where there are more
         classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
@@ -102,7 +102,7 @@ def _first(
 def _functional(
     network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> TokenCurvature | None:
-    """Λ_f of every token; None where it is zero along a random direction."""
+    """Compute Λ_f of every token; None if it is zero along a random direction."""
     gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
 
     def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:

@@ -43,7 +43,7 @@ class _Move:
     """Whether the piece is flattened with the map's index first."""
 
     def seen(self, matrices: Float[Tensor, "#N rows S"]) -> Float[Tensor, "#N rows R"]:
-        """Matrices that act on the site, acting on the piece."""
+        """Compose matrices that act on the site with the piece's map to it."""
         return matrices if self.map is None else matrices @ self.map
 
 
@@ -52,7 +52,7 @@ class LastBlockHessian(PiecewiseHessian):
 
     The operators are never assembled.
     Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of
-    the norm in front of it, each linear layer behind by its module's name with its bias, each other
+    the norm in front of it, each later linear layer by its module's name with its bias, each other
     parameter by its own name, and `unembedding`. A weight is flattened (inputs, outputs) row by
     row, a bias as its last row.
     """
@@ -68,11 +68,11 @@ class LastBlockHessian(PiecewiseHessian):
         tied: bool,
         memory_limit: int,
     ) -> None:
-        """Combine the attention with what stands behind it. No block is computed yet.
+        """Combine the attention with the network after it. No block is computed yet.
 
         Args:
             attention: the blocks of the attention alone.
-            tail: the parameters behind it.
+            tail: the parameters after it.
             loss: what the loss sees of the final hidden state.
             norm: the parameters of the norm in front of the attention, where there are any.
             unembedding: whether the output layer is trained.
@@ -171,7 +171,7 @@ class LastBlockHessian(PiecewiseHessian):
 
     @cached_property
     def _jacobians(self) -> dict[str, Float[Tensor, "N S R"]]:
-        """Jacobian of the attention's output by each parameter of the norm in front of it."""
+        """Jacobian of the attention's output in each parameter of the norm in front of it."""
         assert self._norm is not None
         return {name: self._norm.jacobian(name) for name in self._norm.places}
 
@@ -195,7 +195,7 @@ class LastBlockHessian(PiecewiseHessian):
         return _term(row, column, matrices.compact())
 
     def _curved(self, row: _Move, column: _Move) -> list[KroneckerTerm]:
-        """Of F_st; none where it is zero."""
+        """List the terms of F_st; none if it is zero."""
         second = self._tail.second(row.site, column.site, self._loss.gradient)
         if not second.any():
             return []
@@ -203,7 +203,7 @@ class LastBlockHessian(PiecewiseHessian):
         return [_term(row, column, TokenMatrices(right=matrices))]
 
     def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
-        """Of X_ts, where the column's piece is a linear layer whose input the row's site moves."""
+        """List the terms of X_ts, if the row's site feeds the column's linear layer."""
         part = self._tail.parts.get(piece.group)
         if part is None or not part.linear or row.site == column.site:
             return []

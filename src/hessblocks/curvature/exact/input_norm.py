@@ -32,7 +32,7 @@ class InputNorm:
         """Hold the wider layer.
 
         Args:
-            wide: of the layer that `widened` gives, with the same loss.
+            wide: Hessian of the layer that `widened` gives, with the same loss.
             places: rows of each parameter's multipliers in the wider weights.
         """
         self._wide = wide
@@ -58,7 +58,7 @@ class InputNorm:
         return total.mT
 
     def _reads(self) -> Iterator[tuple[str, int, Any]]:
-        """Jacobians of the attention's output by each head's wider weights."""
+        """Compute Jacobians of the attention's output in each head's wider weights."""
         for group in READ:
             for piece in self._wide.layer.pieces(group):
                 jacobians = self._wide.jacobians(piece)
@@ -92,12 +92,12 @@ class InputNorm:
         return found
 
     def _weight(self, group: str, head: int) -> Float[Tensor, "rows K"]:
-        """W of one head on all inputs; the identity on its own for the keys of one matrix."""
+        """Return W of one head on all inputs; the identity for the keys of one matrix."""
         weight: Tensor = getattr(self._wide.heads[head], f"w_{group}")
         return weight
 
     def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
-        """The rows of a wider weight as rows of φ."""
+        """Contract the rows of a wider weight to rows of φ."""
         at = self.places[name]
         weight = self._weight(group, head)[: at.stop - at.start]
         whole = term.matrices.whole()
@@ -112,7 +112,7 @@ class InputNorm:
         return replace(term, row=ones, matrices=TokenMatrices(right=matrices), row_swapped=False)
 
     def _restricted(self, term: KroneckerTerm, group: str, head: HeadTokens) -> KroneckerTerm:
-        """The columns of a wider weight that are the weight's own."""
+        """Select the columns of a wider weight that are the weight's own."""
         right = term.matrices.whole()
         if group == "key" and self._wide.layer.joined:
             width = head.w_query.shape[1]

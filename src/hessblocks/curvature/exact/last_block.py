@@ -1,7 +1,7 @@
 """Exact Hessian of the last attention of a real model, in closed form.
 
 Everything after the last attention acts on each token by itself, so that it enters the closed form
-through three quantities a token: g, Λ_o and Λ_f (see `behind_attention`).
+through three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
 
 Letters: B sequences, L tokens.
 """
@@ -44,7 +44,7 @@ def exact_attention_curvature(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> AttentionHessian:
-    """Exact H, H_o and H_f by the last attention's weights, gains and head norms.
+    """Compute H, H_o and H_f exactly in the last attention's weights, gains and head norms.
 
     The weights are those of queries, keys, values and projection.
     H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
@@ -70,7 +70,7 @@ def exact_attention_curvature(
         ArgumentError: a model or parts that the closed form does not cover, half precision, no
             valid token.
 
-    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network behind
+    Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network after
         the attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient
         passes; N C D² multiplications for the vocabulary where C is at least D; then what the block
         itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take
@@ -91,9 +91,9 @@ def exact_last_block(
     *,
     memory_limit: int = MEMORY_LIMIT,
 ) -> LastBlockHessian:
-    """Exact H, H_o and H_f by every parameter from the last attention on.
+    """Compute H, H_o and H_f exactly in every parameter from the last attention on.
 
-    The groups of `exact_attention_curvature`, and behind them each linear layer (by its module's
+    The groups of `exact_attention_curvature`, and after them each linear layer (by its module's
     name, its bias with it), each gain or bias of a norm and each gain of a branch (by their own
     names), and `unembedding`; gain and shift of the norm in front of the attention (by their own
     names); every block between any two of them. What else stands before the last attention has no
@@ -116,10 +116,10 @@ def exact_last_block(
         ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block
             that needs more memory than allowed, when it is asked for, with its count.
 
-    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back a token
+    Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back per token
         for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
 
-    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers behind
+    Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers after
         the attention by the chain rule (`docs/theory.md`).
     """
     model = plain_model(model)
@@ -164,7 +164,7 @@ def exact_last_block(
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
 ) -> Iterator[tuple[last_layer.LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
-    """Take the last attention of a model, undisturbed inside, with targets and where they count."""
+    """Extract the last attention, with targets and the mask of those that count."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
@@ -214,7 +214,7 @@ def _spread(curvature: TokenCurvature, labelled: Tensor) -> TokenCurvature:
 
 
 def _filled(values: Tensor, labelled: Tensor) -> Tensor:
-    """Put zeros between the values of labelled tokens, for the other tokens."""
+    """Scatter the values of labelled tokens; zeros for the other tokens."""
     if labelled.all():
         return values
     out = values.new_zeros(labelled.numel(), *values.shape[1:])
@@ -271,7 +271,7 @@ def behind_cross_entropy(
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Differentiate the mean cross-entropy of labelled tokens by the attention's output.
+    """Differentiate the mean cross-entropy of labelled tokens in the attention's output.
 
     Args:
         found: the last attention.
@@ -283,7 +283,7 @@ def behind_cross_entropy(
         As `token_derivatives`.
 
     Raises:
-        ArgumentError: behind its attention the model does something else than `found` says.
+        ArgumentError: after its attention the model does something else than `found` says.
     """
     labelled = int(valid.sum())
     loss = SeenLoss(

@@ -1,11 +1,12 @@
-"""Derivatives of one token's network by the parameters behind the last attention.
+"""Differentiate the network after the last attention, token by token, in its parameters.
 
-Everything is differentiated in what is added at a *site* of the token's network: the output of the
-attention, the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms,
-gains of branches). With δ_s added at site s, h the final hidden state and u = ∂ℓ/∂h:
+A *site* is a place of a token's network where a vector δ can be added: the output of the attention,
+the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms, gains of
+branches). All derivatives here are derivatives in δ. With δ_s added at site s, h the final hidden
+state and u = ∂ℓ/∂h:
     M_s = ∂h/∂δ_s, F_st = ∂²(u·h)/∂δ_s∂δ_t, X_ts = ∂x_t/∂δ_s (x_t the input of the layer at t).
-A change ΔW of a linear layer adds ΔWᵀ x at its output; what it adds depends on δ_s through x, which
-is why X_ts stands in H_f.
+A change ΔW of a linear layer adds ΔWᵀ x at its output. That depends on δ_s through x, so X_ts
+enters H_f.
 
 Letters: N tokens, Q positions of a sequence, D width, P inputs of a linear layer, S and T
 sizes of two sites.
@@ -29,24 +30,24 @@ from hessblocks.linalg import chunks
 
 ATTENTION = "attention"
 """Name of the site at the output of the attention."""
-HELD = 8
-"""What one derivative of all tokens may take, in units of the memory limit."""
+KEPT_LIMITS = 8
+"""Memory that one derivative of all tokens may take, in memory limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TailPart:
-    """Linear layer behind the attention with its bias, or a single parameter."""
+    """Linear layer after the attention with its bias, or a single parameter."""
 
     name: str
-    """Of the module or of the parameter, in the model; its site has the same name."""
+    """Name of the module or the parameter in the model, and of its site."""
     shape: tuple[int, int]
-    """(inputs, outputs), a bias as one input more; (1, entries) of a parameter."""
+    """(inputs, outputs) of a layer, where a bias is one more input; (1, entries) of a parameter."""
     linear: bool = False
     """Whether it is a linear layer."""
     biased: bool = False
     """Whether the layer has a bias."""
     gain: float = 1.0
-    """What the trained matrix is multiplied by."""
+    """Factor that multiplies the trained matrix."""
 
 
 class TokenTail:
@@ -62,10 +63,11 @@ class TokenTail:
         """Find the parameters; nothing is differentiated yet.
 
         Args:
-            model: holds the parameters.
-            found: its last attention and the network behind.
-            positions: of each sequence's tokens that matter.
-            memory_limit: bytes that one derivative may take an eighth of.
+            model: model that holds the parameters.
+            found: its last attention and the network after it.
+            positions: positions of the tokens that count, the same in every sequence.
+            memory_limit: bytes that intermediate results may take; a derivative that is kept may
+                take `KEPT_LIMITS` times as many.
 
         Raises:
             ArgumentError: a trained parameter that enters in a way that is not covered.
@@ -73,11 +75,11 @@ class TokenTail:
         self._tail = _Tail(model, found.network)
         self._before = found.before - found.multipliers.keys()
         self._model = model
-        given = (found.seen.attended, found.seen.x)
-        self._points = tuple(each[:, positions].flatten(0, 1) for each in given)
+        inputs_of_tail = (found.seen.attended, found.seen.x)
+        self._points = tuple(each[:, positions].flatten(0, 1) for each in inputs_of_tail)
         self._limit = memory_limit
         self._kept: dict[tuple[str, ...], Tensor] = {}
-        self.parts = {part.name: part for part in self._found()}
+        self.parts = {part.name: part for part in self._find_parts()}
         self._linear = {
             name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
         }
@@ -89,17 +91,17 @@ class TokenTail:
         """Final hidden state h of each token."""
 
     def note_state(self) -> None:
-        """Note the model's state, once its owner's settings are back."""
+        """Remember the model's state, after the caller has restored its settings."""
         self._state = _state(self._model)
 
     def size(self, site: str) -> int:
-        """Count the numbers that may be added at a site."""
+        """Count the entries of δ at a site."""
         return self.width if site == ATTENTION else self.parts[site].shape[1]
 
     def inputs(self, name: str) -> Float[Tensor, "N P"]:
-        """Return a linear layer's inputs times its gain; ones for a bias or a parameter.
+        """Return a linear layer's inputs times its gain, with a column of ones for its bias.
 
-        A linear layer with a bias has a last column of ones.
+        A parameter has the column of ones alone.
         """
         part = self.parts[name]
         ones = self.hidden.new_ones(len(self.hidden), 1)
@@ -112,12 +114,12 @@ class TokenTail:
         """Compute M_s, the derivative of the hidden state."""
 
         def of_token(*point: Tensor) -> Any:
-            return jacrev(lambda added: self._run({site: added}, *point)[0])(self._none(site))
+            return jacrev(lambda added: self._run({site: added}, *point)[0])(self._zeros(site))
 
-        return self._made(("first", site), of_token, self.width, self.size(site))
+        return self._of_tokens(("first", site), of_token, self.width, self.size(site))
 
     def second(self, row: str, column: str, along: Float[Tensor, "N D"]) -> Float[Tensor, "N S T"]:
-        """Compute F_st along u; the same u at every call."""
+        """Compute F_st along u, which must be the same at every call, since F_st is kept."""
         if (self.size(row), row) > (self.size(column), column):
             return self.second(column, row, along).mT
 
@@ -127,29 +129,29 @@ class TokenTail:
                 return (u * self._run(both, *point)[0]).sum()
 
             slope = grad(value)
-            return jacrev(lambda there: slope(self._none(row), there))(self._none(column))
+            return jacrev(lambda there: slope(self._zeros(row), there))(self._zeros(column))
 
-        return self._made(
+        return self._of_tokens(
             ("second", row, column), of_token, self.size(row), self.size(column), along
         )
 
     def between(self, layer: str, site: str) -> Float[Tensor, "N P S"]:
-        """Compute X_ts of the inputs; zeros for the ones, and where s does not come before t."""
+        """Compute X_ts; zero for the column of ones, and if s does not come before t."""
         part = self.parts[layer]
 
         def of_token(*point: Tensor) -> Tensor:
             def read(added: Tensor) -> Tensor:
                 return part.gain * self._run({site: added}, *point)[1][layer]
 
-            found: Tensor = jacrev(read)(self._none(site))
+            found: Tensor = jacrev(read)(self._zeros(site))
             return nn.functional.pad(found, (0, 0, 0, int(part.biased)))
 
-        return self._made(("between", layer, site), of_token, part.shape[0], self.size(site))
+        return self._of_tokens(("between", layer, site), of_token, part.shape[0], self.size(site))
 
-    def _none(self, site: str) -> Tensor:
+    def _zeros(self, site: str) -> Tensor:
         return self.hidden.new_zeros(self.size(site))
 
-    def _made(
+    def _of_tokens(
         self,
         key: tuple[str, ...],
         of_token: Callable[..., Any],
@@ -157,10 +159,10 @@ class TokenTail:
         columns: int,
         *more: Tensor,
     ) -> Tensor:
-        """A derivative of every token, some of them at a time; kept."""
+        """Compute a derivative for every token, some tokens at a time, and keep it."""
         if key not in self._kept:
             tokens, size = len(self.hidden), self.hidden.element_size()
-            needed, limit = tokens * rows * columns * size, HELD * self._limit
+            needed, limit = tokens * rows * columns * size, KEPT_LIMITS * self._limit
             if needed > limit:
                 raise ArgumentError(
                     f"model: the blocks of {' and '.join(key[1:])} need {tokens} × {rows} × "
@@ -182,11 +184,11 @@ class TokenTail:
         return self._kept[key]
 
     def _check_weights(self) -> None:
-        """Refuse weights that have changed: held and missing blocks would be of two models."""
+        """Refuse changed weights: kept derivatives and new ones would belong to two models."""
         if self._state != _state(self._model):
             raise ArgumentError(
-                "model: its weights have changed since the closed form was taken, or its parts; "
-                "take it again"
+                "model: its weights or modules have changed since the closed form was made; make "
+                "it again"
             )
 
     def _run(
@@ -205,43 +207,43 @@ class TokenTail:
             hidden: Tensor = functional_call(self._tail, moved, (a, x), tie_weights=False)
         return hidden, seen
 
-    def _found(self) -> Iterator[TailPart]:
-        """Trained parameters that the network behind reads, by module."""
-        known = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+    def _find_parts(self) -> Iterator[TailPart]:
+        """Find the trained parameters that the network after the attention reads, by module."""
+        trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         with undisturbed(self._model), torch.enable_grad():
             hidden = self._tail(*(point[0] for point in self._points))
             if not hidden.requires_grad:
                 return
             slopes = torch.autograd.grad(
-                hidden.sum(), list(known.values()), allow_unused=True, materialize_grads=False
+                hidden.sum(), list(trained.values()), allow_unused=True, materialize_grads=False
             )
-        met = {name for name, slope in zip(known, slopes, strict=True) if slope is not None}
+        used = {name for name, slope in zip(trained, slopes, strict=True) if slope is not None}
         layers: dict[str, Any] = {}
-        for name in met:
+        for name in used:
             stem, _, own = name.rpartition(".")
             module = self._model.get_submodule(stem)
-            if own == "bias":  # alone it is a parameter as any other
+            if own == "bias":  # without a trained weight it is a parameter like any other
                 continue
             if isinstance(module, nn.Linear | Conv1D):
                 check_linear(stem, module)
             if isinstance(module, nn.Linear | Conv1D) or _reparametrised(module):
                 layers[stem] = module
-        for name in known:
+        for name in trained:
             stem, _, own = name.rpartition(".")
-            if name not in met or name in self._before or (stem in layers and own == "bias"):
+            if name not in used or name in self._before or (stem in layers and own == "bias"):
                 continue
             if stem in layers:
-                yield _layer(stem, layers[stem], own)
-            elif known[name].ndim > 1:
+                yield _linear_part(stem, layers[stem], own)
+            elif trained[name].ndim > 1:
                 raise uncovered(
-                    f"does not know how {name!r} enters the network behind the last attention"
+                    f"does not know how {name!r} enters the network after the last attention"
                 )
             else:
-                yield TailPart(name=name, shape=(1, known[name].numel()))
+                yield TailPart(name=name, shape=(1, trained[name].numel()))
 
 
-def _layer(name: str, module: Any, own: str) -> TailPart:
-    """A linear layer; of a reparametrised one the matrix that is trained."""
+def _linear_part(name: str, module: Any, own: str) -> TailPart:
+    """Describe a linear layer; of a reparametrised one, the matrix that is trained."""
     bias = getattr(module, "bias", None)
     biased = bias is not None and bias.requires_grad
     gain = 1.0
@@ -257,17 +259,17 @@ def _layer(name: str, module: Any, own: str) -> TailPart:
 
 
 def _reparametrised(module: nn.Module) -> bool:
-    """Tell whether it is a fixed plus a trained matrix, each with a gain, as ours are."""
+    """Tell whether a weight is a fixed plus a trained matrix, each with a gain."""
     return hasattr(module, "effective_weight")
 
 
 def _state(model: nn.Module) -> tuple[Fingerprint, tuple[float, ...]]:
-    """Changes when a weight gets another value, or the model other parts."""
+    """Summarise weights and modules; the summary differs if one of them has changed."""
     return fingerprint_of(model), checksums([*model.parameters(), *model.buffers()])
 
 
 class _Tail(nn.Module):
-    """The network behind as a module that holds the model, so that parameters can be replaced."""
+    """Network after the attention, as a module: `functional_call` can replace its parameters."""
 
     def __init__(self, model: nn.Module, network: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -282,17 +284,17 @@ class _Tail(nn.Module):
 def _watched(
     modules: Mapping[str, nn.Module], added: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Notes what modules read, and adds to what they give."""
+    """Record the inputs of modules, and add to their outputs."""
     seen: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
             if name in seen:
                 raise ArgumentError(
-                    f"model: {name!r} is used twice behind the last attention; the closed form "
+                    f"model: {name!r} is used twice after the last attention; the closed form "
                     "expects one use; use hessblocks.Hessian for this model"
                 )
-            seen[name] = inputs[0].reshape(-1)  # of one token, whatever axes stand before
+            seen[name] = inputs[0].reshape(-1)  # one token: all axes before the last are 1
             return output + added[name] if name in added else output
 
         return hook

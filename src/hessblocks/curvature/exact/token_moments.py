@@ -31,7 +31,7 @@ def attention_moments(
 ) -> AttentionMoments:
     """Compute the first three attention moments of every head of the last attention.
 
-    The same as `exact_attention_curvature(...).moments`, without the curvature behind the
+    The same as `exact_attention_curvature(...).moments`, without the curvature after the
     attention.
 
     Args:
@@ -47,7 +47,7 @@ def attention_moments(
     Raises:
         ArgumentError: as `exact_attention_curvature`.
 
-    Cost: one forward pass, one pass back through what stands behind the attention; then B H L² D
+    Cost: one forward pass, one pass back through the network after the attention; then B H L² D
         operations for `.second_by_key`, B H L² D² and B H L D² numbers for the others.
     """
     model = plain_model(model)
@@ -72,7 +72,7 @@ def second_moment_figure(
     which is Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
 
     Args:
-        moments: of a layer or of a model (`attention_moments`).
+        moments: moments of a layer or of a model (`attention_moments`).
         tokens: texts of the tokens, shown up to 80; None for their numbers.
         sequence: which one of the batch.
 

@@ -7,7 +7,7 @@ So no derivative passes through the vocabulary. Two steps keep the digits that t
 lose: the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart;
 with q = 1 − p_c summed from the others and v = Σ_{i ≠ c} p_i w_i,
     Λ_h / ω = Σ_{i ≠ c} p_i w_i w_iᵀ + p_c q w_c w_cᵀ − v vᵀ − p_c (v w_cᵀ + w_c vᵀ).
-For W itself, in which the logits are linear (H_f = 0), no matrix of the vocabulary's square is made:
+For W itself, in which the logits are linear (H_f = 0), no vocabulary × vocabulary matrix is made:
     H_o = Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ),
     ⟨diag p − ppᵀ, diag q − qqᵀ⟩ = p·q − Σ p²q − Σ pq² + (p·q)².
 
@@ -119,7 +119,7 @@ class SeenLoss:
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> None:
-        """Hold the tokens; what is derived is computed once, when asked for.
+        """Hold the tokens; derived quantities are computed once, when they are needed.
 
         Args:
             head: the model's output layer, from hidden states to logits, taken as it is now.

@@ -52,7 +52,7 @@ class Rule:
     role: str
     """Role of the whole parameter; empty where `packing` holds several."""
     packing: Packing | None = None
-    """How heads lie along `axis`; None where the parameter has no heads."""
+    """Order of the heads along `axis`; None if the parameter has no heads."""
     axis: int = 0
     """Axis of a weight along which heads lie."""
 
@@ -71,7 +71,7 @@ def rules_of(
         layer: how the names of a layer's parameters begin.
         groups: from group name to a pattern of its modules or parameters. Those of a layer continue
             `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and
-            `projection`; the same behind `cross.` for attention to an encoder. Those outside may
+            `projection`; the same after `cross.` for attention to an encoder. Those outside may
             stand in a base model. Without `head`, any of the usual names is one.
         packing: how heads lie in the fused weight.
         conv1d: whether weights are (inputs, outputs).
@@ -106,7 +106,7 @@ def rules_of(
 
 
 def _letters(module: str, end: str) -> dict[str, str]:
-    """Patterns of a module's weights that are named q, k and v."""
+    """Return patterns of a module's weights that are named q, k and v."""
     return {role: rf"{module}\.{role[0]}{end}" for role in READ}
 
 
@@ -166,7 +166,7 @@ _FUSED = {**_TORCH, "fused": rf"attn\.(c_attn|qkv)|{_TORCH['fused']}"}
 def _two_sides(
     layer: str, own: Mapping[str, str], cross: Mapping[str, str], outside: Mapping[str, str]
 ) -> list[Rule]:
-    """The rules of an encoder-decoder; `layer` names the side as {side}."""
+    """Return the rules of an encoder-decoder; `layer` names the side as {side}."""
     own = {**own, "head": r"lm_head|qa_outputs|classification_head\.\w+"}
     decoder = {**own, **{f"cross.{role}": pattern for role, pattern in cross.items()}}
     return [
@@ -238,9 +238,9 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
     """Guess the rules of an unknown architecture from the names that known ones use.
 
     Args:
-        names: of its parameters; layers are modules with a number in their path. Where there are
-            several lists of layers (an encoder and a decoder, two towers), the groups' names begin
-            with their path.
+        names: names of its parameters; layers are modules with a number in their path. Where there
+            are several lists of layers (an encoder and a decoder, two towers), the groups' names
+            begin with their path.
         conv1d: whether weights are (inputs, outputs).
         registered: whether it is an architecture of a library, whose fused weights may have another
             order (GPT-BigCode's go head by head) and are left whole, but for those of torch's own

@@ -45,7 +45,7 @@ class Piece:
         )
 
     def by_head(self, heads: int) -> list[Piece]:
-        """Cut the same indices into one piece a head, in the order of the heads."""
+        """Cut the same indices into one piece per head, in the order of the heads."""
         width = self.blocks * self.length // heads
         return [
             Piece(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
@@ -74,12 +74,12 @@ def thirds(length: int, heads: Heads) -> list[Piece]:
 
 
 def interleaved(length: int, heads: Heads) -> list[Piece]:
-    """Cut [group][its queries, its key, its value]; one head a group without grouped queries."""
+    """Cut [group][its queries, its key, its value]; one head per group without grouped queries."""
     return _repeated(length, heads, blocks=heads.groups)
 
 
 def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
-    """[block][queries | keys | values]."""
+    """Cut [block][queries | keys | values]."""
     width = length // (heads.count + 2 * heads.groups)
     query, key = heads.count // blocks * width, heads.groups // blocks * width
     starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}

@@ -78,7 +78,7 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
 
 
 def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
-    """Look up rules by architecture, else by usual names; none where no parameter has one."""
+    """Look up rules by architecture, else by usual names; none if no parameter has such a name."""
     if kind in ARCHITECTURES:
         return ARCHITECTURES[kind]
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -209,7 +209,7 @@ def check_disjoint(
 
 
 def overlap(groups: Iterable[ParameterGroup]) -> bool:
-    """Tell whether an entry belongs to two groups; needs a byte an entry of one parameter."""
+    """Tell whether an entry belongs to two groups; needs a byte per entry of one parameter."""
     views: dict[str, list[ParameterView]] = {}
     for view in (view for group in groups for view in group.views):
         views.setdefault(view.parameter, []).append(view)

@@ -26,7 +26,7 @@ class Family:
     layers: str
     """List of the layers, in the model."""
     behind: tuple[str, ...]
-    """Modules behind the last layer, in the model; the last may hold the output layer."""
+    """Modules after the last layer, in the model; the last may hold the output layer."""
     attention: str = "self_attn"
     """In a layer; returns its output first."""
     causal: bool = True
@@ -36,11 +36,11 @@ class Family:
     write: str = "o_proj"
     """Module of the projection, in the attention."""
     apart: bool = False
-    """Whether the projection stands behind the attention, in the layer."""
+    """Whether the layer, not the attention, holds the projection."""
     norms: tuple[str, str] = ("q_norm", "k_norm")
     """Norms of each head's queries and keys in the attention, where it has them."""
     interleaved: bool = False
-    """Whether a fused weight holds query, key and value head by head rather than one behind the
+    """Whether a fused weight holds query, key and value head by head rather than one after the
     other."""
     single: bool = False
     """Whether the attention turns queries and keys in single precision, whatever the weights
@@ -81,7 +81,7 @@ class Family:
         known = {name for name, _ in model.named_modules()}
         if not {self.layers, *self.behind} <= known:
             raise uncovered(
-                f"of {config.model_type} expects {', '.join(self.behind)} behind its layers, which "
+                f"of {config.model_type} expects {', '.join(self.behind)} after its layers, which "
                 f"{type(model).__name__} has not"
             )
         for name, expected in self.expected.items():

@@ -29,7 +29,7 @@ class Seen:
     attended: Float[Tensor, "B L D"]
     """Output of its attention, projected."""
     hidden: Float[Tensor, "B _ D"]
-    """Input of the output layer; zeros behind the first token where it reads that alone."""
+    """Input of the output layer; zeros after the first token if it reads that alone."""
     pooled: bool
     """Whether the output layer reads the first token alone."""
     tried: Int[Tensor, " _"]
@@ -124,7 +124,7 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
 
 
 def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
-    """The first tokens of the first row that are no padding."""
+    """Find the first tokens of the first row, padding left out."""
     if batch.attention_mask is None:
         return torch.arange(min(_TRIED, batch.inputs.shape[1]), device=batch.inputs.device)
     return batch.attention_mask[0].nonzero()[:_TRIED, 0]

@@ -22,7 +22,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """Extract the last attention of a hessblocks model.
 
     Args:
-        model: of any preset or combination of parts that the closed form covers.
+        model: model of any preset or combination of parts that the closed form covers.
         batch: what it is run on, once.
 
     Returns:
@@ -124,7 +124,7 @@ def _check_parts(attention: Any) -> None:
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:
-    """The weight of a slot as (inputs, outputs), a bias as its last row."""
+    """Return the weight of a slot as (inputs, outputs), a bias as its last row."""
     if isinstance(module, nn.Identity):
         return torch.eye(width)
     if isinstance(module, nn.Linear):

@@ -58,7 +58,7 @@ def permitted(
     """Build the mask, True where a query may attend; a padded query attends to itself.
 
     Args:
-        inputs: of the attention.
+        inputs: inputs of the attention.
         attention_mask: zeros at padding.
         causal: whether a token sees those before it alone.
         window: how many tokens it sees, itself among them (to each side where it is not causal).
@@ -66,7 +66,7 @@ def permitted(
             which causal models of transformers keep apart where no mask is given.
 
     Returns:
-        One table for all rows, or one a row.
+        One table for all rows, or one per row.
     """
     tokens = inputs.shape[1]
     own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)

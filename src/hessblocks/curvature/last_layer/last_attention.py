@@ -44,7 +44,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
 
 
 def _from_family(model: Any, batch: Batch) -> LastAttention:
-    """Extract that of a model of one of the kinds in `FAMILIES`."""
+    """Extract the last attention of a model of one of the kinds in `FAMILIES`."""
     config = model.config
     family = FAMILIES[config.model_type]
     family.check(model)

@@ -45,7 +45,7 @@ def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
 
 
 def _normed(held: nn.Module, vector: Tensor, parameters: Tensor) -> Tensor:
-    """Norm as a function of one vector and its trained parameters, as it was when taken."""
+    """Return a norm as a function of one vector and its trained parameters, as they are now."""
     trained = _trained(held)
     pieces = parameters.split([p.numel() for p in trained.values()])
     shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
@@ -60,7 +60,7 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 def norm_multipliers(
     model: nn.Module, stems: set[str], seen: Seen
 ) -> dict[str, Float[Tensor, "B L D"]]:
-    """Compute what each trained parameter of the norm in front is multiplied with.
+    """Compute the factors of each trained parameter of the norm before the attention.
 
     Args:
         model: holds the norm, any module that acts on each token by itself.

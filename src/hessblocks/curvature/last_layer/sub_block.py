@@ -23,16 +23,16 @@ from hessblocks.theory import AttentionLayer
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LastAttention:
-    """Last attention sub-block and the token-wise network behind it."""
+    """Last attention sub-block and the token-wise network after it."""
 
     layer: AttentionLayer
     """Weights, input and mask."""
     seen: Seen
-    """What the model gave in the forward pass."""
+    """Record of the model's forward pass."""
     network: HiddenNetwork
     """From one token's output and layer input to its final hidden state."""
     output_layer: Any
-    """What reads that and gives the logits: a linear layer."""
+    """Linear layer from the final hidden state to the logits."""
     projection_bias: Float[Tensor, " D"] | None = None
     """Bias of the output, where it has one."""
     rounding: float = 0.0
@@ -43,10 +43,10 @@ class LastAttention:
     before: frozenset[str]
     """Parameters of the layer that stand before its attention."""
     multipliers: Mapping[str, Float[Tensor, "B L D"]]
-    """What those of them multiply that enter entry by entry: gain and shift of a norm."""
+    """Factors of those parameters that enter entry by entry: gain and shift of a norm."""
 
     def check(self, valid: Bool[Tensor, "B L"]) -> None:
-        """Hold attention and output layer, computed anew, against what the model gave.
+        """Compare attention and output layer, computed anew, with the model's own.
 
         Args:
             valid: where outputs count.
@@ -80,7 +80,7 @@ class LastAttention:
             )
 
     def check_behind(self, hidden: Float[Tensor, "N D"], valid: Bool[Tensor, "B L"]) -> None:
-        """Hold the network behind, computed anew, against what the model gave.
+        """Compare the network after the attention, computed anew, with the model's own output.
 
         Args:
             hidden: what the network gives.
@@ -91,13 +91,13 @@ class LastAttention:
         """
         if not _close(hidden, self.seen.hidden[valid]):
             raise ArgumentError(
-                "model: behind its last attention it does something else than the closed form "
+                "model: after its last attention it does something else than the closed form "
                 f"supposes, or not token by token; {ELSEWHERE}"
             )
 
 
 def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
-    """Whether they differ by no more than 1e4 roundings of their own, or 100 of a given size."""
+    """Tell whether they differ by at most 1e4 of their own roundings, or 100 of a given size."""
     share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
     tolerance = share * seen.abs().amax()
     return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)

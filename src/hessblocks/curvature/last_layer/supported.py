@@ -18,7 +18,7 @@ from hessblocks.curvature.products import uncompiled
 from hessblocks.errors import ArgumentError
 
 ELSEWHERE = "use hessblocks.Hessian for this model"
-"""What to do about it."""
+"""Advice for models without a closed form."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -76,7 +76,7 @@ def check_linear(name: str, module: nn.Module | None) -> None:
     """Require a layer `x W + b` with its own W, trained as a whole or not at all.
 
     Args:
-        name: of the layer, for the message.
+        name: name of the layer, for the message.
         module: torch's linear layer or GPT-2's, or a subclass with the same forward pass.
 
     Raises:

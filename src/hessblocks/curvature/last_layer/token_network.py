@@ -75,7 +75,7 @@ def feeding(
 
 @contextmanager
 def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Another function in the place of the module's own, which is put back."""
+    """Put another function in the place of the module's own, and restore it afterwards."""
     had = "forward" in vars(module)
     own = module.forward
     module.forward = forward

@@ -1,4 +1,4 @@
-"""Bring batches into one form, and differentiate their losses by the logits."""
+"""Bring batches into one form, and differentiate their losses in the logits."""
 
 from hessblocks.curvature.losses.batch_loss import (
     IDLE,

@@ -70,18 +70,18 @@ class BatchLoss(abc.ABC):
         )
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """Shape of the signs that the root is given: a sign a logit."""
+        """Shape of the signs that the root is given: a sign per logit."""
         return logits.shape
 
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
-    """Loss that autograd differentiates twice, by the logits alone."""
+    """Loss that autograd differentiates twice, in the logits alone."""
 
     losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
     """From the logits to the losses of the valid rows, or to their sum."""
     count: Callable[[], float]
-    """What counts in the mean."""
+    """Weight of the batch in the mean."""
     classes: bool | None = None
     """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
     known."""
@@ -152,7 +152,7 @@ class Differentiated(BatchLoss):
         return times_root
 
     def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
-        """A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a at every f.
+        """Compute A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a.
 
         The first entry of the gradient is A − a_0 where all probability is with the first class,
         and −a_0 where it is with the last.
@@ -171,7 +171,7 @@ class Differentiated(BatchLoss):
 
 
 def _convex(curvature: Tensor) -> Tensor:
-    """Curvatures that are at least 0, rounding forgiven."""
+    """Clamp curvatures at 0, up to rounding."""
     if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
         raise ArgumentError(
             "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
@@ -192,7 +192,7 @@ def callable_loss(
     Args:
         function: from outputs and batch to one loss a valid row.
         batch: what it is given, as it came.
-        outputs: of the model.
+        outputs: outputs of the model.
         logits: those among the outputs.
 
     Returns:
@@ -222,7 +222,7 @@ def callable_loss(
 
 
 def _counts_ignored(number: int, labels: Tensor | None) -> bool:
-    """Tell whether losses, one a label or all but the first of a row, include ignored ones."""
+    """Tell whether losses, one per label or all but the first of a row, include ignored ones."""
     if labels is None or labels.is_floating_point():
         return False
     counted = labels != IGNORED
@@ -232,7 +232,7 @@ def _counts_ignored(number: int, labels: Tensor | None) -> bool:
 
 
 def _with_logits(outputs: Any, logits: Tensor) -> Any:
-    """The same outputs with other logits."""
+    """Return the same outputs with other logits."""
     if isinstance(outputs, Tensor):
         return logits
     if isinstance(outputs, tuple):

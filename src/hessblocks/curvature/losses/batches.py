@@ -76,7 +76,7 @@ class Batch:
         """Digest all tensors of the batch: form, dtype, shape and values.
 
         Args:
-            sampled: of large tensors take some 65,536 values, evenly spread.
+            sampled: take some 65,536 values of large tensors, evenly spread.
 
         Returns:
             32 bytes.
@@ -103,7 +103,7 @@ class Batch:
         return replace(own, first=self.first + start)
 
     def _some(self, part: slice) -> Any:
-        """Some rows: of every tensor that has as many as the batch."""
+        """Take some rows of every tensor that has as many as the batch."""
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
 
     @property
@@ -239,7 +239,7 @@ class Batches:
 
     @property
     def widest_row(self) -> Batch:
-        """Copy one row of the batch with the most inputs a row."""
+        """Copy one row of the batch with the most inputs per row."""
         return unpack(self._widest, self._device)
 
     def __len__(self) -> int:
@@ -315,7 +315,7 @@ class _Order:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """A copy of what was made under `torch.inference_mode()`, which no graph may hold."""
+    """Copy a tensor made under `torch.inference_mode()`, which no graph may hold."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 

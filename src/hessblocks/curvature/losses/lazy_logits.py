@@ -45,7 +45,7 @@ class Readout:
 
     @property
     def classes(self) -> int:
-        """V."""
+        """Number of classes V."""
         return (self.hidden if self.weight is None else self.weight.T).shape[-1]
 
     @property
@@ -115,7 +115,7 @@ _KNOWN_BEFORE = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point),
 }
-"""What is known of logits that are not made."""
+"""Attributes of logits that are known before the logits are computed."""
 
 
 def _made(value: Any) -> Any:
@@ -132,7 +132,7 @@ def _made(value: Any) -> Any:
 
 
 def defer_logits(model: nn.Module, watch: Watch) -> None:
-    """Let a language model's last linear layer return lazy logits; the caller puts it back.
+    """Let a language model's last linear layer return lazy logits; the caller restores it.
 
     Layers with hooks, another form, or another dtype than float32 and float64 are left alone.
     """

@@ -31,7 +31,7 @@ WORDS = 1 << 10
 """Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
-"""Of each input, (K, *shape); None stands for zeros."""
+"""Direction for each input, (K, *shape); None stands for zeros."""
 Sums = Sequence[Sum | None]
 Products = list[Float[Tensor, "K ..."] | None]
 
@@ -40,16 +40,16 @@ class LossNode:
     """Loss φ at one point, by logits that were made, with the products of its second derivative."""
 
     def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
-        """Hold the inputs of φ, with the graph behind them.
+        """Hold the inputs of φ, with the graph that made them.
 
         Args:
             readout: where the logits come from.
-            loss: of the batch.
+            loss: loss of the batch.
             share: what it is multiplied by.
         """
         self.inputs = tuple(t for t in readout.inputs if t is not None)
         self.present: Sequence[bool] = ()
-        """Which of the last products are not zero, and go through the graph."""
+        """For each input, whether its last product is not zero and goes through the graph."""
         self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
 
     def total(self) -> float:
@@ -57,7 +57,7 @@ class LossNode:
         return self._loss.total(self._logits) * self._share
 
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
-        """Compute φ, and ∂φ by the first input; before any product."""
+        """Compute φ and its gradient in the first input; before any product."""
         found = self._loss.derivatives(self._logits, self._share)
         self._curvature = found.curvature
         return found.total, found.gradient
@@ -69,7 +69,7 @@ class LossNode:
 
         Args:
             part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
-            directions: of each input, not all None.
+            directions: directions of each input, not all None.
             wanted: which inputs' rows are computed.
             sums: where rows of some inputs are accumulated; for one direction alone.
 
@@ -99,7 +99,7 @@ def make_loss_node(
 
     Args:
         readout: where the logits come from.
-        loss: of the batch.
+        loss: loss of the batch.
         share: what it is multiplied by.
         keep: whether probabilities and residuals may stay in memory, so that no product makes the
             logits anew.
@@ -128,24 +128,24 @@ class _OfHidden(LossNode):
         self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
-        """The rows that count, (K, N, D)."""
+        """Select the rows that count, (K, N, D)."""
         return hidden.flatten(1, -2)[:, self._rows]
 
     def _spread(self, rows: Tensor) -> Tensor:
-        """Rows that count where they belong, the others zero; (K, *shape of h)."""
+        """Scatter the rows that count, zeros for the others; (K, *shape of h)."""
         hidden = rows.new_zeros(len(rows), *self._shape)
         hidden.flatten(1, -2).index_copy_(1, self._rows, rows)
         return hidden
 
     def _by_rows(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
-        """Some rows, their loss and their logits."""
+        """Yield some rows at a time, with their loss and their logits."""
         for rows in _cut(len(self._rows), rows_together(len(self._weight))):
             shift = None if self._bias is None else self._bias[None]
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
             yield rows, self._counting.some(rows), logits
 
     def _pieces(self) -> Iterator[_Piece]:
-        """Some rows with their derivatives, from memory where they are kept."""
+        """Yield some rows with their derivatives, from memory if they are kept."""
         if self._kept:
             yield from self._kept
             return
@@ -210,7 +210,7 @@ class _OfHidden(LossNode):
         change: Tensor | None = None,
         shift: Tensor | None = None,
     ) -> Tensor:
-        """u, (K, rows, V), some words at a time, which is faster on a CPU."""
+        """Compute u, (K, rows, V), some words at a time, which is faster on a CPU."""
         like = at if to is None else to
         assert like is not None
         words = len(self._weight)
@@ -234,14 +234,14 @@ class _OfHidden(LossNode):
 
 
 def _cut(size: int, most: int) -> Iterator[slice]:
-    """Pieces of nearly equal length, none longer than `most`."""
+    """Cut into pieces of nearly equal length, none longer than `most`."""
     pieces = -(-size // max(1, most))
     step = -(-size // max(1, pieces))
     return (slice(start, start + step) for start in range(0, size, max(1, step)))
 
 
 class _Gradient(Function):
-    """The gradient of φ by its inputs."""
+    """Gradient of φ in its inputs."""
 
     @staticmethod
     def forward(
@@ -272,7 +272,7 @@ class _Products(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no third derivative."""
+        """Save nothing, since there is no third derivative."""
 
     @staticmethod
     def vmap(

@@ -70,7 +70,7 @@ class TextPositions:
         return _counted(batch, mask) if self._needed and mask is not None else batch
 
     def _mask(self, batch: Batch) -> Shaped[Tensor, "rows tokens"] | None:
-        """The mask of padded tokens; none where the batch tells positions itself."""
+        """Find the mask of padded tokens; none if the batch gives positions itself."""
         entries = {**dict(zip(self._names, batch.arguments, strict=False)), **batch.keywords}
         mask = entries.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != batch.rows:
@@ -114,13 +114,13 @@ class TextPositions:
 
 
 def _padding(mask: Shaped[Tensor, "rows tokens"]) -> Int[Tensor, " rows"]:
-    """Zeros in front of each row's first token; 0 for a row without any."""
+    """Count the padding before each row's first token."""
     real = mask != 0
     return (real.cumsum(1) == 0).sum(1) * real.any(1)
 
 
 def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
-    """Add positions from each row's first token, where a row has padding in front."""
+    """Add positions, counted from each row's first token, to rows with padding in front."""
     padding = _padding(mask)
     if not padding.any():
         return batch
@@ -129,7 +129,7 @@ def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
 
 
 def _without(row: Batch, shape: torch.Size, before: int) -> Batch:
-    """A row without its padding: every entry of its tokens is cut, those of a decoder are not."""
+    """Cut the padding out of every entry of a row's tokens; a decoder's entries stay."""
 
     def cut(value: Any) -> Any:
         of_tokens = isinstance(value, Tensor) and value.shape[:2] == shape
@@ -140,7 +140,7 @@ def _without(row: Batch, shape: torch.Size, before: int) -> Batch:
 
 
 def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
-    """The outputs, or None where the model takes no such batch."""
+    """Call the model; None if it takes no such batch."""
     try:
         return outputs(batch)
     except Exception as error:
@@ -150,7 +150,7 @@ def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
 
 
 def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
-    """Distance of the text's logits from those of the text alone, as a share of their norm."""
+    """Compare the text's logits with those of the text alone, as a share of their norm."""
     if found is None or alone is None or found.ndim != alone.ndim:
         return float("inf")
     for axis, (whole, own) in enumerate(zip(found.shape, alone.shape, strict=True)):

@@ -57,7 +57,7 @@ class CrossEntropy(BatchLoss):
         )
 
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """List the rows that count, of all of them in one line.
+        """Flatten all rows, and select those that count.
 
         Args:
             rows: shape of the logits without their last axis.
@@ -70,7 +70,7 @@ class CrossEntropy(BatchLoss):
         return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """Select the loss of some of the rows."""
+        """Select the loss of some rows."""
         return type(self)(self.targets.flatten()[rows])
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
@@ -84,7 +84,7 @@ class CrossEntropy(BatchLoss):
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Compute gradient and curvature alone, written over `logits` and over the directions.
+        """Compute gradient and curvature, written over `logits` and over the directions.
 
         Returns:
             r and u ↦ H_ℓ u, whose directions may have further axes in front.
@@ -152,10 +152,10 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
     Without labels, padding is neither predicted nor predicted from.
 
     Returns:
-        One label a position.
+        One label per position.
 
     Raises:
-        ArgumentError: there is not one token a position, tokens could be of several names, or
+        ArgumentError: there is not one token per position, tokens could be of several names, or
             labels are moved by one place already.
     """
     if batch.labels is None and len(batch.ids) > 1:
@@ -195,7 +195,7 @@ def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
         The batch's own labels, or its tokens without padding.
 
     Raises:
-        ArgumentError: there is not one token a position.
+        ArgumentError: there is not one token per position.
     """
     if "labels" in batch:
         labels: Tensor = batch["labels"]

@@ -153,7 +153,7 @@ def is_convex(loss: Any) -> bool:
 
 
 TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
-"""How classes of transformers end that are made for another loss than the next token's."""
+"""End of a transformers class → its loss, if that is not the next token's."""
 
 
 def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
@@ -187,7 +187,7 @@ def check_task(model: nn.Module, loss: Any) -> None:
     transformers moves the labels of such a model.
 
     Args:
-        model: of transformers, or a wrapper of one that holds most of its parameters.
+        model: model of transformers, or a wrapper of one that holds most of its parameters.
         loss: as `Problem` takes it.
 
     Raises:
@@ -205,7 +205,7 @@ def check_task(model: nn.Module, loss: Any) -> None:
 
 
 def _worker(model: nn.Module) -> nn.Module:
-    """Unwrap to the model of transformers that does the work (DataParallel, one's own wrapper)."""
+    """Unwrap the model of transformers inside (DataParallel, a user's wrapper)."""
 
     def size(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters())

@@ -185,7 +185,7 @@ class _Walk:
             self._globals(function)
 
     def _globals(self, function: types.FunctionType) -> None:
-        """The variables that the code of a function reads, and those of modules that it names."""
+        """Collect the variables that a function reads, and those of modules that it names."""
         names = _names(function.__code__)
         for name in names:
             if name not in function.__globals__:
@@ -230,7 +230,7 @@ _WAYS: tuple[tuple[Any, Any], ...] = (
 
 
 def _state(value: Any) -> Iterator[Any]:
-    """Names and values of an object's attributes."""
+    """List names and values of an object's attributes."""
     for name, held in getattr(value, "__dict__", {}).items():
         yield name
         yield held
@@ -253,7 +253,7 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(name: str | None) -> bool:
-    """Tell whether a module is of Python, of us, or installed; what these read does not change."""
+    """Tell whether a module is Python's, ours or installed: those do not change."""
     root = (name or "builtins").partition(".")[0]
     if root in sys.stdlib_module_names or root == "hessblocks":
         return True
@@ -267,7 +267,7 @@ def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
     """Compute one number for all tensors of a dtype and device; those without values are left out.
 
     Args:
-        tensors: of any shapes, dtypes and devices.
+        tensors: tensors of any shapes, dtypes and devices.
 
     Returns:
         Sums of the entries, each with a weight of its own.
@@ -306,7 +306,7 @@ def _checksum(flats: Sequence[Tensor]) -> float:
 
 
 def _weighted(rows: Tensor) -> Float[Tensor, " rows"]:
-    """The sum of each row; what is neither in single nor in double precision is cast in pieces."""
+    """Sum each row; dtypes that are neither single nor double precision are cast in pieces."""
     if rows.dtype not in (torch.float32, torch.float64):
         wide = torch.float32 if rows.is_floating_point() else torch.float64
         if len(rows) > ROWS:

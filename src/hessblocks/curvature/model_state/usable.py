@@ -31,7 +31,7 @@ def check_contexts(model: nn.Module, device: torch.device) -> None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Require trainable parameters in real numbers, with memory behind them.
+    """Require trainable parameters in real numbers, that hold memory.
 
     Raises:
         ArgumentError: no trainable parameters, complex ones, some without values, or made in

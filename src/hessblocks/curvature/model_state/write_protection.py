@@ -1,7 +1,7 @@
 """Protect a model from its own passes, one thread at a time: writes go into copies, or are undone.
 
 Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
-compared once a model; from then on those that were seen to be written are copied, and the others
+compared once per model; from then on those that were seen to be written are copied, and the others
 are watched by their versions.
 """
 
@@ -40,7 +40,7 @@ def _attributes_of(model: nn.Module) -> Attributes:
 
 
 def _restore(attributes: Attributes) -> None:
-    """Give each module its attributes back; none is missing meanwhile, for other threads."""
+    """Restore each module's attributes; none is ever missing, for the sake of other threads."""
     for module, own, registers in attributes:
         _refill(vars(module), own)
         for name, content in registers.items():
@@ -66,7 +66,7 @@ class Writes:
     """Knowledge about a model: which tensors a pass writes in place, by name."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without knowledge."""
         self.known: dict[str, bool] = {}
         self.inside = 0
         """Passes of it under way; the first of them keeps the values."""
@@ -75,7 +75,7 @@ class Writes:
 
     @property
     def written(self) -> list[str]:
-        """List the names of tensors that are written."""
+        """List the names of the tensors that a pass writes."""
         return [name for name, is_written in self.known.items() if is_written]
 
 
@@ -91,7 +91,7 @@ def writes_of(model: nn.Module) -> Writes:
 
 
 def forget_writes(model: nn.Module) -> None:
-    """Forget what is known, since the model is another."""
+    """Forget what is known, since the model has changed."""
     _WRITES.pop(model, None)
 
 
@@ -127,7 +127,7 @@ class WriteProtection:
                 module.training = False
 
     def copy_in(self) -> None:
-        """Put copies in the place of what a pass may write; the caller puts the attributes back."""
+        """Replace what a pass may write by copies; the caller restores the attributes."""
         for name, holder, key in _places(self._model):
             holder[key] = self._copied(name, holder[key])
 
@@ -146,7 +146,7 @@ class WriteProtection:
                 raise RunError(self._sentence(name))
 
     def _put_back(self) -> list[str]:
-        """Names of those whose values had changed."""
+        """Restore values, and return the names of those that had changed."""
         changed = []
         for name, tensor, kept, version in self._aside.values():
             moved = tensor._version != version
@@ -191,7 +191,7 @@ class WriteProtection:
         return large and not self.writes.known.get(name)
 
     def _copied(self, name: str, value: Any) -> Any:
-        """A copy of a tensor that a pass may write; containers are filled with such copies."""
+        """Copy a tensor that a pass may write, or a container of such tensors."""
         if not isinstance(value, Tensor) and type(value) not in _CONTAINERS:
             return value
         if id(value) not in self._copies:
@@ -204,13 +204,13 @@ class WriteProtection:
         return self._copies[id(value)]
 
     def _is_own(self, name: str, tensor: Tensor) -> bool:
-        """Tell whether a pass gets a copy of its own."""
+        """Tell whether a pass gets its own copy."""
         small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
         written = self.writes.known.get(name, False)
         return type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
 
     def _fill(self, name: str, container: Any) -> None:
-        """Copies in the place of the tensors of a container."""
+        """Put copies in the place of a container's tensors."""
         items = [*(container.items() if isinstance(container, dict) else enumerate(container))]
         if {type(value) for _, value in items} <= PLAIN:  # long lists of numbers stay fast
             return
@@ -241,7 +241,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Where a model holds parameters, buffers and plain attributes: name, dictionary and key."""
+    """List the places of parameters, buffers and plain attributes: name, dictionary and key."""
     for path, module in model.named_modules():
         own: dict[str, Any] = vars(module)
         plain = [name for name in own if name not in INTERNAL]
@@ -252,7 +252,7 @@ def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    """Tell whether no derivative is taken through it, so that a copy stands for it."""
+    """Tell whether no derivative is taken through a tensor, so that a copy can replace it."""
     return not tensor.requires_grad and not tensor.is_inference() and not tensor.is_meta
 
 

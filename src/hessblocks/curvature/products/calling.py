@@ -29,8 +29,8 @@ class Call:
 
         Args:
             model: any module.
-            loss: of the problem. With `seq2seq` a decoder reads the labels one place further on,
-                unless its inputs are given; where the loss is that of the model's task, a part
+            loss: loss of the problem. With `seq2seq` a decoder reads the labels one place further
+                on, unless its inputs are given; where the loss is that of the model's task, a part
                 which is left out is named.
         """
         self._model, self._shift_labels = model, loss == "seq2seq"
@@ -81,7 +81,7 @@ class Call:
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
-    """Move labels one place on, as an encoder-decoder without a method for it (Whisper) does.
+    """Shift labels by one place, as an encoder-decoder without its own method (Whisper) does.
 
     Returns:
         None where the configuration does not say what a text begins with and is padded by.
@@ -124,7 +124,7 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
     """Find the logits: a tensor, a field or key `logits`, or the first of a tuple.
 
     Args:
-        outputs: of the model.
+        outputs: outputs of the model.
 
     Returns:
         (..., classes).

@@ -30,17 +30,17 @@ class Processes:
     rank: int = 0
     """Number of this process."""
     count: int = 1
-    """How many there are."""
+    """Number of processes."""
     sharded: bool = False
     """Whether each holds a part of the model alone."""
 
     @property
     def turns(self) -> slice:
-        """Deal all passes to the processes."""
+        """Slice of the passes that this process takes."""
         return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
     def shares(self, passes: Sequence[int]) -> list[list[int]]:
-        """List the passes of every process, of which `turns` deals out this one's."""
+        """List the passes of every process."""
         if self.shard != "batches":
             return [list(passes)]
         return [list(passes[rank :: self.count]) for rank in range(self.count)]
@@ -54,15 +54,15 @@ class Processes:
         return int(least)
 
     def most(self, number: int, device: torch.device) -> int:
-        """Take the largest of all processes, where the model is sharded and all pass alike."""
+        """Take the largest of all processes, if the model is sharded and all pass alike."""
         return -self.least(-number, device) if self.sharded else number
 
     def idle(self, passes: int, device: torch.device) -> int:
-        """Count the passes that a process lacks, where the model is sharded and all pass alike."""
+        """Count the passes that a process lacks, if the model is sharded and all pass alike."""
         return self.most(passes, device) - passes
 
     def rows_each(self, rows: int) -> int:
-        """Limit the rows a pass, so that every process gets some."""
+        """Limit the rows per pass, so that every process gets some."""
         return math.ceil(rows / self.count) if self.shard == "batches" else rows
 
     def own_vectors(self, count: int) -> slice:
@@ -73,7 +73,7 @@ class Processes:
         return slice(min(count, self.rank * each), min(count, (self.rank + 1) * each))
 
     def summed(self, share: float, device: torch.device, *, of: Sequence[str]) -> float:
-        """Sum a number over the processes where they share in one of these ways."""
+        """Sum a number over the processes, if they share the work."""
         if self.shard not in of:
             return share
         return float(self.total(torch.tensor(share, dtype=torch.float64, device=device)))
@@ -100,7 +100,7 @@ class Processes:
 
 
 def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
-    """Require that processes which share the work were given the same.
+    """Require that processes which share the work got the same arguments.
 
     Args:
         model: as this process has it.

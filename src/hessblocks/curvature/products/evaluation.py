@@ -36,14 +36,14 @@ PAIRING = Differentiated(_weighted, lambda: 1)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
+    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient in some of the parameters."""
 
     problem: Any
     """Model and loss."""
     batches: Iterable[Batch]
     """Read anew at each point."""
     names: Sequence[str]
-    """Of the parameters that are differentiated by."""
+    """Names of the parameters to differentiate in."""
     loss: BatchLoss | None = None
     """In the place of the problem's own, whose share is one over the valid tokens."""
     twice: bool = True
@@ -54,7 +54,7 @@ class Evaluated:
         return self.problem.without_lazy_logits()
 
     def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
-        """Compute φ, and g where it is asked for, zeros where there is none."""
+        """Compute φ and, if asked for, g; zeros if there is no gradient."""
         names = self.names if gradient else ()
         total, sums = 0.0, {name: torch.zeros_like(parameters[name]) for name in names}
         for batch in self.batches:
@@ -76,7 +76,7 @@ class Evaluated:
     def pulled(
         self, batch: Batch, parameters: Tensors, names: Sequence[str], *, create_graph: bool = False
     ) -> tuple[float, Gradient, Gradient]:
-        """Compute φ of a batch, the leaves, and g by each of them."""
+        """Compute φ of a batch, the leaves, and g in each of them."""
         readout, loss, leaves = self.graph(batch, parameters, names)
         share = 1.0 if self.loss else 1 / self.problem.valid
         value, cotangent = make_loss_node(readout, loss, share).start()
@@ -94,7 +94,7 @@ class Evaluated:
 
     @contextmanager
     def backward(self, parameters: Tensors) -> Iterator[None]:
-        """Let recomputed parts meet the parameters of this point."""
+        """Let recomputed parts use the parameters of this point."""
         model = self.problem.model
         with backward_pass(model) if self.twice else differentiable_once(model):
             put_in(model, parameters)

@@ -74,7 +74,7 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[c
 
 @contextmanager
 def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
-    """Enter evaluation mode with the model's own kernels, which are enough for gradients.
+    """Enter evaluation mode with the model's own kernels, which suffice for gradients.
 
     Args:
         model: is used inside.
@@ -88,7 +88,7 @@ def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
 
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
-    """Build a graph inside, where parts of `model` may be recomputed while it is differentiated."""
+    """Build a graph inside; parts of `model` may be recomputed while it is differentiated."""
     with _settled(model), _plain_attention:
         closed.spell_weight_norms(model)
         yield
@@ -109,7 +109,7 @@ def uncompiled() -> AbstractContextManager[Any]:
 
 
 def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
-    """Put tensors in the place of parameters; for use inside `evaluation_mode`.
+    """Put tensors in the place of parameters, inside of `evaluation_mode`.
 
     Every module that holds a parameter gets the tensor, tied ones included.
     A parameter is found by identity, under all its names (tied weights, one module registered
@@ -145,8 +145,8 @@ class Forward:
 
         Args:
             model: is called.
-            loss: of the problem.
-            cuts: of sharded parameters, by name; empty where the model is whole.
+            loss: loss of the problem.
+            cuts: cuts of sharded parameters, by name; empty where the model is whole.
         """
         self._model, self._cuts = model, cuts
         self._call = Call(model, loss)
@@ -160,7 +160,7 @@ class Forward:
         return other
 
     def outputs(self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool) -> Any:
-        """Call the model, again until a mode fits.
+        """Call the model, again until an attention implementation fits.
 
         Args:
             batch: the inputs.
@@ -179,7 +179,7 @@ class Forward:
     def _try(
         self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool
     ) -> tuple[Any] | None:
-        """Call the model once; None where that has to be done again."""
+        """Call the model once; None if it has to be called again."""
         mode, written = self._mode, len(writes_of(self._model).written)
         swap = mode is not Mode.AUTOGRAD
         try:
@@ -206,7 +206,7 @@ class Forward:
     def _state(
         swap: bool, *, twice: bool
     ) -> Callable[[nn.Module], AbstractContextManager[closed.Watch]]:
-        """State of a module in which a pass runs."""
+        """Enter the state in which a module's pass runs."""
         return partial(differentiable, closed_forms=swap) if twice else differentiable_once
 
     def _put_in(self, parameters: Parameters, swap: bool, *, twice: bool) -> None:

@@ -1,4 +1,4 @@
-"""Take a function (params, inputs) for a model, as with `torch.func`: its parameters are handed in."""
+"""Take a function (params, inputs) for a model, as with `torch.func`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> n
 
     Args:
         model: either.
-        params: of the function; None for a module.
+        params: parameters of the function; None for a module.
 
     Returns:
         A module.

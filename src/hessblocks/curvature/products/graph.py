@@ -97,7 +97,7 @@ class BatchGraph:
     def _pull_back(
         self, hidden: Tensor, gradients: Sequence[Tensor]
     ) -> list[tuple[str, GradientEdge]]:
-        """Find the graph's end at each parameter's Jᵀ r; the values are not kept."""
+        """Find the end of the graph of each parameter's Jᵀ r; the values are not kept."""
         if not hidden.requires_grad:
             return []
         leaves = list(self.parameters.values())
@@ -168,7 +168,7 @@ class BatchGraph:
         pushed: bool = False,
         sums: Mapping[str, Sum] = _NOTHING,
     ) -> Tensors:
-        """∂⟨g, z⟩ by the parameters in `rows`, and by the residual where J z is asked for."""
+        """Differentiate ⟨g, z⟩ in the parameters of `rows`, and in the residual for J z."""
         names = list(rows)
         inputs: list[Any] = [self.parameters[name] for name in rows]
         if pushed:
@@ -190,7 +190,7 @@ class BatchGraph:
     def _pull_back_curvature(
         self, pushed: Tensor | None, vectors: Mapping[str, Tensor], rows: Sequence[str]
     ) -> Tensors:
-        """Jᵀ H_ℓ u."""
+        """Compute Jᵀ H_ℓ u."""
         found: Tensors = dict.fromkeys(rows)
         directions = [pushed, *(vectors.get(name or "") for name in self._of_end[1:])]
         if all(direction is None for direction in directions):
@@ -215,7 +215,7 @@ _PUSHED = "J z"
 def _gradients(
     outputs: Sequence[Any], cotangents: Sequence[Tensor], inputs: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Vector-Jacobian products of (K, ...) cotangents; one vector is faster without vmap."""
+    """Compute vector-Jacobian products of (K, ...) cotangents; without vmap for one."""
     used: list[bool] = []
 
     def one(*cotangents: Tensor) -> list[Tensor]:
@@ -237,7 +237,7 @@ def _gradients(
 
 
 def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Run by vmap; in a loop where torch cannot, as a model casts to another dtype inside."""
+    """Run under vmap, or in a loop if the model casts to another dtype, which vmap cannot."""
     try:
         found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
     except RuntimeError as error:

@@ -31,7 +31,7 @@ WAY_OUT = (
 )
 
 WITHOUT = "NotImplemented"
-"""How nodes end that torch puts where an operation has no derivative."""
+"""End of the names of nodes that torch puts in place of a missing derivative."""
 
 FIRST = (
     "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
@@ -54,7 +54,7 @@ class Guard:
     """Derivatives of one row that need a comparison, and parameters that passed it."""
 
     row: Batch
-    """Of the batch with the most tokens a row."""
+    """A row of the batch with the most tokens per row."""
     functions: tuple[str, ...]
     """Functions of others that the logits go through."""
     unreached: frozenset[str]
@@ -62,14 +62,15 @@ class Guard:
     outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
         default_factory=dict
     )
-    """What was compared already (names, and whether twice), and what is wrong with it."""
+    """Fault of each comparison so far, None for none, by names and by whether it was of second
+    derivatives."""
 
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
-        """Refuse derivatives by these parameters that differences contradict; once for each set.
+        """Refuse derivatives in these parameters that differences contradict; once per set.
 
         Args:
             problem: model, batches and loss.
-            names: of parameters that are differentiated by.
+            names: names of the parameters to differentiate in.
             twice: whether second derivatives are taken.
 
         Raises:
@@ -85,7 +86,7 @@ class Guard:
     def _outcome(
         self, problem: Any, names: frozenset[str], *, twice: bool
     ) -> HessblocksError | None:
-        """Find what is wrong with derivatives by these parameters."""
+        """Find what is wrong with derivatives in these parameters."""
         if (names, twice) not in self.outcomes:
             try:
                 self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
@@ -98,7 +99,7 @@ class Guard:
         return self.outcomes[names, twice]
 
     def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
-        """Refuse parameters without a derivative that the logits change with nevertheless."""
+        """Refuse parameters without a derivative if the logits change with them nevertheless."""
         if not names:
             return
         parameters = problem.parameters
@@ -144,7 +145,8 @@ class Guard:
             raise ArgumentError(
                 f"model: {what} stands for an operation that torch has no derivative of (int8 "
                 "layers, an operator of an extension), which counts as 0 in every derivative; "
-                "use the model in floating point, or freeze what lies below by requires_grad_(False)"
+                "use the model in floating point, or freeze what lies below by "
+                "requires_grad_(False)"
             )
         with named_in_errors(functions):
             verdict, message = _compare(problem, self.row, names, twice=twice)
@@ -185,7 +187,7 @@ def _second(
 
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
-    """A verdict on g, and on H z tensor by tensor; with a message where it is `wrong`."""
+    """Compare g, and H z tensor by tensor; return a message for each that is `wrong`."""
     parameters = problem.parameters
     along = witness.direction(parameters, dict.fromkeys(names), seed=1)
     function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
@@ -223,7 +225,7 @@ def _check_finite(tensors: Iterable[Tensor]) -> None:
 
 @contextmanager
 def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
-    """Say which foreign Functions an error may come from that a derivative ends in.
+    """Name the foreign Functions that an error of a derivative may come from.
 
     Args:
         functions: their names; without any, errors pass as they are.

@@ -134,7 +134,7 @@ class Hessian(CurvatureOperator):
 
 @operator_of.register
 def _of_a_problem(problem: Problem) -> LinearOperator:
-    """H of all trainable parameters, where an estimator is given the problem alone."""
+    """Return H of all trainable parameters, for an estimator that was given a problem."""
     return Hessian(problem)
 
 
@@ -174,7 +174,7 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
     Args:
         problem: model, batches and loss.
         group: what was given.
-        name: of the argument.
+        name: name of the argument.
 
     Raises:
         ArgumentError: no problem, no group, a group of another model, or one that names an entry

@@ -41,7 +41,7 @@ LOGITS_SHARE = 4
 """Probabilities and residuals that need not be kept get at most one in so many of the bytes."""
 
 SAMPLES_SHARE = 4
-"""Where gradients are kept beside the passes, these get at most one in so many of the bytes."""
+"""Gradients that are kept beside the passes get at most one in so many of the bytes."""
 
 VECTORS = 4
 """Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
@@ -52,11 +52,11 @@ class Passes:
     """Pieces of batches that come to the model's device one at a time, again and again."""
 
     batches: Batches
-    """What they are cut from."""
+    """Batches that the passes are cut from."""
     most: Callable[[int], int]
-    """Rows a piece may have, from the rows of its batch."""
+    """Rows per piece may have, from the rows of its batch."""
     turns: slice
-    """Which of them fall to this process."""
+    """Passes that fall to this process."""
     idle: int = 0
     """Passes besides that count nothing, so that all processes pass alike."""
 
@@ -69,7 +69,7 @@ class Passes:
         return found
 
     def __len__(self) -> int:
-        """Count those of this process."""
+        """Count the passes of this process."""
         return len(self.sizes()[self.turns]) + self.idle
 
     def __iter__(self) -> Iterator[Batch]:
@@ -81,7 +81,7 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rows a pass and vectors together."""
+    """Rows per pass and vectors together."""
 
     passes: Sequence[Batch] | Passes
     """Pieces of the batches, passed through the model one at a time."""
@@ -94,7 +94,7 @@ class Plan:
     peak: int = 0
     """Bytes at the worst moment besides model and data, as far as was counted."""
     narrower: torch.dtype | None = None
-    """What parts of a float64 model compute in, where it is less."""
+    """Dtype that parts of a float64 model compute in, if it is a narrower one."""
     guard: Guard | None = None
     """Asked before anything is differentiated; None where the graph shows all there is."""
 
@@ -114,7 +114,7 @@ class RowCost:
     bare: int
     """Bytes at the worst moment of its forward pass without a graph, roughly."""
     narrowest: torch.dtype
-    """What parts of the model compute in at least."""
+    """Narrowest dtype that parts of the model compute in."""
     guard: Guard | None
     """See `Plan`."""
 
@@ -122,14 +122,14 @@ class RowCost:
 def make_plan(
     problem: Any, *, twice: bool = True, spare: int = 0, most_rows: int | None = None
 ) -> Plan:
-    """Choose rows a pass and vectors together.
+    """Choose rows per pass and vectors together.
 
     Args:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
             quarter of the machine's memory does, and a callable loss's batches are left whole.
         twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
         spare: bytes that the caller needs beside the passes.
-        most_rows: rows a pass at most, where batches can be cut.
+        most_rows: rows per pass at most, where batches can be cut.
 
     Returns:
         The passes that fall to this process, and how they are worked on.
@@ -140,7 +140,7 @@ def make_plan(
             parameters.
         RunError: the model is random even in evaluation mode.
     """
-    batches, processes, device = problem.batches, problem.processes, problem.device
+    processes, device = problem.processes, problem.device
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
     wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
@@ -157,25 +157,9 @@ def make_plan(
         rows = max(1, rows // SAMPLES_SHARE)
     if device.type == "cpu":
         rows = min(rows, max(1, LARGE // cost.work))
-    rows = min(rows, most_rows or rows)
-    # a callable may tie its rows together; a limit is the user's word that it does not
-    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
-    passes = Passes(
-        batches=batches,
-        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
-        turns=processes.turns,
-    )
+    passes = _cut(problem, min(rows, most_rows or rows), rest // cost.bare, cost, twice=twice)
     sizes = passes.sizes()
-    most = max(sizes)
-    cut = len(sizes) > len(batches) and rows not in batches.compared
-    if processes.least(-int(cut), device):  # in any of them, so that all pass alike
-        fitting, dtype = rest // cost.bare, cost.narrowest
-        check_rows(
-            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
-        )
-        batches.compared.add(rows)
-    own_rows = max(sum(share) for share in processes.shares(sizes))
+    most, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
     spent = held + most * (cost.peak - cost.graph)
     hold = spent <= rest
@@ -191,8 +175,40 @@ def make_plan(
     )
 
 
+def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -> Passes:
+    """Cut the batches into passes of at most `rows`; check first that their rows are independent.
+
+    Args:
+        problem: its batches are cut.
+        rows: rows per pass at most.
+        fitting: rows that fit the memory together without a graph.
+        cost: cost of a row.
+        twice: whether second derivatives will be asked for.
+
+    Returns:
+        The passes of this process.
+    """
+    batches, processes = problem.batches, problem.processes
+    # a callable may tie its rows together; a limit is the user's word that it does not
+    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
+    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
+    passes = Passes(
+        batches=batches,
+        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
+        turns=processes.turns,
+    )
+    cut = len(passes.sizes()) > len(batches) and rows not in batches.compared
+    if processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
+        dtype = cost.narrowest
+        check_rows(
+            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
+        )
+        batches.compared.add(rows)
+    return passes
+
+
 def _rows_are_tied(problem: Any) -> bool:
-    """Tell whether batches must stay whole, since a norm takes its statistics from them."""
+    """Tell whether batches must stay whole, since a norm uses their statistics."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
@@ -205,14 +221,14 @@ def _rows_are_tied(problem: Any) -> bool:
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
-    """Vectors at once: many where a pass is small, one where it fills the processor anyway."""
+    """Count the vectors at once: many if a pass is small, one if it fills the processor anyway."""
     worth = max(1, SMALL // (rows * cost.work))
     fitting = rest // (rows * cost.peak + VECTORS * parameters)
     return max(1, min(worth, fitting))
 
 
 def _row_cost(problem: Any, *, twice: bool) -> RowCost:
-    """Measure one row of the batch with the most tokens a row."""
+    """Measure one row of the batch with the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}

@@ -67,9 +67,9 @@ class Problem(Operand):
                 entries); a loss module of torch such as `nn.CrossEntropyLoss(weight=...)` or its
                 function, with its own options; or a callable (outputs, batch) that returns the
                 losses of the valid tokens or rows. Labels of −100 are ignored.
-            params: of a function: tensors by name (`hidden.weight`) or in a list (`0`, `1`, …), in
-                the form in which it takes them. Groups are those of `problem.model`, a module
-                that shares their memory.
+            params: parameters of a function: tensors by name (`hidden.weight`) or in a list (`0`,
+                `1`, …), in the form in which it takes them. Groups are those of `problem.model`, a
+                module that shares their memory.
             memory_limit: bytes to use besides model and data; batches are cut and vectors taken
                 together accordingly. None: a quarter of the machine's memory. With a callable loss
                 a limit says that its rows do not depend on each other. It also bounds what is kept
@@ -88,18 +88,11 @@ class Problem(Operand):
                 without values, no batches, an iterator that gives more than may be kept, batches of
                 an unknown form, an unknown loss or that of another task than the model's, a bad
                 limit, parameters sharded in another way than by rows, or without layers, `shard`
-                without a process group, or processes that were given different weights, or different
-                batches where they should be the same.
+                without a process group, or processes that were given different weights, or
+                different batches where they should be the same.
         """
         loss, self._loss_of = losses.loss_of(loss)
-        if isinstance(model, str | os.PathLike):
-            loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
-            raise ArgumentError(f"model: expected a module, got a name; {loads}")
-        model = as_module(model, params)
-        if isinstance(model, torch.jit.ScriptModule):
-            raise ArgumentError(
-                "model: compiled by torch.jit, which hides its operations; give the module itself"
-            )
+        model = _module_of(model, params)
         self.model = plain_model(model, sharded=True)
         losses.check_task(self.model, loss)
         self.cuts: Mapping[str, Cut] = cuts_of(self.model)
@@ -135,7 +128,7 @@ class Problem(Operand):
 
     @property
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
-        """Trainable parameters by name, without gradient history; tied ones once.
+        """Trainable parameters by name, without gradient history; tied ones appear once.
 
         Of a sharded model these are the rows that this process holds.
         """
@@ -172,7 +165,7 @@ class Problem(Operand):
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow(self) -> None:
-        """Count N anew where a batch was changed in place; forget all where the model is another.
+        """Count N anew if a batch was changed in place; forget everything if the model is another.
 
         Raises:
             ArgumentError: what is switched on around would change the numbers.
@@ -193,7 +186,7 @@ class Problem(Operand):
         )
 
     def _forget(self) -> None:
-        """Nothing is known of the model: neither how it is called, nor what its passes need."""
+        """Forget how the model is called and what its passes need."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
         model_state.forget_writes(self.model)
@@ -328,7 +321,7 @@ class Problem(Operand):
     def _forward(
         self, batch: losses.Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
     ) -> tuple[losses.Readout, losses.BatchLoss]:
-        """As `forward`, with the batch as it is."""
+        """Do as `forward`, with the batch as it is given."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
@@ -352,7 +345,7 @@ class Problem(Operand):
         return self._run.backward()
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
-        """Require a finite loss; where processes wait for each other, on all of them.
+        """Require a finite loss; if processes wait for each other, on all of them.
 
         Returns:
             The loss as it came.
@@ -372,3 +365,16 @@ class Problem(Operand):
         if self._loss_of is not None:
             return 0 if batch.idle else self._loss_of(batch).valid
         return self.forward(batch, self.parameters)[1].valid
+
+
+def _module_of(model: Any, params: Params | None) -> nn.Module:
+    """Return the module of a model or a function; refuse names and modules of torch.jit."""
+    if isinstance(model, str | os.PathLike):
+        loads = f"`model, tokenizer = hb.load({os.fspath(model)!r})` loads it"
+        raise ArgumentError(f"model: expected a module, got a name; {loads}")
+    module = as_module(model, params)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ArgumentError(
+            "model: compiled by torch.jit, which hides its operations; give the module itself"
+        )
+    return module

@@ -39,7 +39,7 @@ class RepeatabilityWarning(UserWarning):
 
 
 def notice_randomness(model: nn.Module, batches: Any) -> None:
-    """Warn of what is set aside, so that a result can be understood and repeated.
+    """Warn of what is switched off, so that a result can be understood and repeated.
 
     Args:
         model: as it was given; its modules may be in training mode.
@@ -116,7 +116,7 @@ class Comparison:
     twice: bool
     """Whether passes are those of second derivatives."""
     most: Callable[[int], int]
-    """Rows a piece may have, from the rows of its batch."""
+    """Rows per piece may have, from the rows of its batch."""
     fitting: int
     """Rows that fit the memory together without a graph; where a batch has more, so many stand for
     it."""
@@ -124,7 +124,7 @@ class Comparison:
     """The narrowest that the model computes in."""
 
     def outputs(self, batch: Batch, point: Parameters) -> Float[Tensor, "..."]:
-        """Compute logits at some parameters, or the hidden states that the last layer multiplies."""
+        """Compute logits at some parameters, or the hidden states that the last layer reads."""
         with torch.no_grad():
             readout: Readout = self.problem.forward(batch, point, twice=self.twice)[0]
         return readout.hidden
@@ -168,19 +168,19 @@ class Comparison:
 
     @property
     def _bound(self) -> float:
-        """Largest share of change that kernels for other shapes explain: 3e-4 in float32."""
+        """Largest relative change that kernels of other shapes explain: 3e-4 in float32."""
         return math.sqrt(torch.finfo(self.dtype).eps)
 
     def _piece(self, rows: int) -> int:
         return max(1, self.most(rows))
 
     def _company(self, rows: int) -> int:
-        """Rows of what stands for the whole: whole pieces, and two of them at least."""
+        """Count the rows that stand for the whole: whole pieces, at least two of them."""
         piece = self._piece(rows)
         return max(2, self.fitting // piece) * piece
 
     def _change(self, batch: Batch, points: Sequence[Parameters]) -> float:
-        """Root mean square of the rows' changes, as a share of the row's or the median norm."""
+        """Compute the root mean square of the rows' relative changes."""
         squares = 0.0
         pieces = iter(batch.split(self._piece(batch.rows)))
         for whole in batch.split(self._company(batch.rows)):
@@ -192,7 +192,7 @@ class Comparison:
     def _changes(
         self, whole: Batch, pieces: Sequence[Batch], point: Parameters
     ) -> Float[Tensor, "rows entries"]:
-        """Change of each output, as a share of its row's norm; NaN where another number comes."""
+        """Compute each output's change relative to its row's norm; NaN for another count."""
         together = self.outputs(whole, point).flatten()
         other_number = together.new_full((whole.rows, 1), math.nan)
         if together.numel() % whole.rows:
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def _finite(outputs: Tensor) -> Tensor:
-    """Zeros for what is not finite: masked classes have logits of -inf, and no norm."""
+    """Replace values that are not finite by zeros: masked classes have logits of -inf."""
     return outputs.to(working_dtype(outputs.dtype)).nan_to_num(nan=0, posinf=0, neginf=0)
 
 

@@ -44,11 +44,11 @@ class Block:
     """Block of the Hessian that vectors are multiplied with."""
 
     rows: ParameterGroup
-    """Whose rows of the products are wanted."""
+    """Group whose rows of the products are wanted."""
     columns: ParameterGroup
     """That the vectors lie in."""
     parts: Sequence[Part]
-    """Which of H_o, H_f and H."""
+    """Parts H_o, H_f and H to compute."""
     later: Sequence[str] = ()
     """Parameters that further products will involve; where graphs are held, they are built once for
     all."""
@@ -85,7 +85,7 @@ def squared_products(
     groups: Sequence[ParameterGroup],
     block: Block,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
-    """Compute ‖·‖² of what `total_products` gives, group by group; no process holds them whole.
+    """Compute ‖·‖² of the result of `total_products` by group; no process holds it whole.
 
     The squares are in float64.
 
@@ -115,7 +115,7 @@ def squared_products(
 
 
 def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
-    """‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
+    """Compute ‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
     pieces = products.split(list(sizes), dim=1)
     if products.dtype == torch.float64 and min(map(unit_of, pieces)) < SQUARED:
         warnings.warn(
@@ -130,7 +130,7 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
 def own_products(
     problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Multiply as `total_products` does, in this process's entries of a sharded model.
+    """Multiply as `total_products`, but return this process's entries of a sharded model.
 
     Groups, vectors and products are this process's entries.
 
@@ -195,7 +195,7 @@ def say_precision(problem: Problem, *, twice: bool = True) -> None:
 
 
 def _gap(problem: Problem) -> float:
-    """Difference between H and H_o + H_f on the first pass, as a share of a product."""
+    """Compare H with H_o + H_f on the first pass, as a share of a product."""
     first, names = next(iter(problem.plan.passes)), tuple(problem.parameters)
     draw = torch.Generator().manual_seed(0)
     vectors = {
@@ -240,13 +240,13 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
 def _graphs(
     problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
 ) -> Iterable[BatchGraph]:
-    """The graph of each pass for these parts.
+    """Yield the graph of each pass for these parts.
 
     Where the plan allows it they are held until others are asked for or the weights change, so that
     a sequence of products (Lanczos) builds them once; else there is one at a time.
 
     Returns:
-        One graph a pass; a list where they are held.
+        One graph per pass; a list where they are held.
     """
     split = list(parts) != ["full"]  # H alone needs no fixed r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
@@ -282,7 +282,7 @@ def check_products(
     rows: ParameterGroup,
     products: Mapping[Part, Float[Tensor, "K rows"]],
 ) -> None:
-    """Refuse products that are not finite though the loss and the vectors are.
+    """Refuse products that are not finite although the loss and the vectors are.
 
     Args:
         vectors: that were multiplied.

@@ -8,7 +8,7 @@ the datum's own term of the sum,
 - Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F
   = H_o.
 
-g_n = Jᵀ r_n with r_n the gradient by the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
+g_n = Jᵀ r_n with r_n the gradient in the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
 of the loss's curvature, and its products are made as those of H_o are.
 
 Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
@@ -89,7 +89,7 @@ class MonteCarloFisher(CurvatureOperator):
     list of batches, whatever the memory limit, as long as the weights are. Given labels only say
     what is ignored.
 
-    Cost: as `OuterProduct`, and for each product `samples` numbers a label for cross-entropy,
+    Cost: as `OuterProduct`, and for each product `samples` numbers per label for cross-entropy,
         `samples` times the
     logits for the other losses, which the memory limit does not count.
     """
@@ -110,11 +110,11 @@ class MonteCarloFisher(CurvatureOperator):
 
         Args:
             problem: model, batches and loss: cross-entropy (by name, or `nn.CrossEntropyLoss` of
-                one class a row), squared error or `nn.BCEWithLogitsLoss`, without weights or label
-                smoothing.
+                one class per row), squared error or `nn.BCEWithLogitsLoss`, without weights or
+                label smoothing.
             group: see `Hessian`.
             samples: labels drawn for each datum.
-            seed: of the draws.
+            seed: seed of the draws.
             rows: see `Hessian`.
             columns: see `Hessian`.
 
@@ -146,7 +146,7 @@ class MonteCarloFisher(CurvatureOperator):
 
 
 def _given(loss: BatchLoss, batch: Batch) -> BatchLoss:
-    """The loss whose curvature is that of the labels given."""
+    """Return the loss whose curvature is that of the given labels."""
     return _Classes(loss) if isinstance(loss, CrossEntropy) else _Entries(loss)
 
 
@@ -179,7 +179,7 @@ class _Classes(CrossEntropy):
         return super().at(logits, share)[0], curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
-        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign a label."""
+        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign per label."""
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
         weight = math.sqrt(share / labels.shape[-1]) * (targets != IGNORED).to(logits.dtype)
@@ -192,12 +192,12 @@ class _Classes(CrossEntropy):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "... V"]) -> torch.Size:
-        """See `BatchLoss`; a sign a label."""
+        """See `BatchLoss`; a sign per label."""
         labels = 1 if self._uniform is None else self._uniform.shape[-1]
         return torch.Size((*logits.shape[:-1], labels))
 
     def _labels(self, probabilities: Tensor) -> Tensor:
-        """The classes in which the numbers lie when probabilities are laid end to end."""
+        """Find the classes in which the numbers fall if probabilities are laid end to end."""
         assert self._uniform is not None
         ends = probabilities.cumsum(-1, dtype=torch.float64)
         found = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
@@ -213,7 +213,7 @@ class _Entries(BatchLoss):
         sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None,
         count: int = 1,
     ) -> None:
-        """Hold what makes gradients r of the logits, and how many; None: the loss's own."""
+        """Hold a function for gradients r of the logits, and their number; None: the loss's own."""
         self._loss, self._sets, self._count = loss, sets, count
 
     @property
@@ -238,7 +238,7 @@ class _Entries(BatchLoss):
         return replace(found, curvature=curvature)
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """Return ε ↦ Σ r ε of each datum: a sign a set of labels."""
+        """Return ε ↦ Σ r ε of each datum: a sign per set of labels."""
         own = self._loss.derivatives(logits, share).gradient / share
         sets = [own] if self._sets is None else self._sets(logits)
 
@@ -249,7 +249,7 @@ class _Entries(BatchLoss):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """See `BatchLoss`; a sign a datum and set of labels, these on the last axis."""
+        """See `BatchLoss`; a sign per datum and set of labels, these on the last axis."""
         axis, single = self._axis(logits)
         rows = list(logits.shape)
         if not single:
@@ -257,14 +257,14 @@ class _Entries(BatchLoss):
         return torch.Size((*rows, self._count))
 
     def _axis(self, logits: Tensor) -> tuple[int, bool]:
-        """Axis along which the entries of a datum stand, and whether each entry is a datum."""
+        """Find the axis of a datum's entries, and whether each entry is a datum."""
         classes = isinstance(self._loss, Differentiated) and self._loss.classes
         axis = min(1, logits.ndim - 1) if classes else -1
         return axis, logits.ndim == 1 and not classes
 
 
 def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
-    """Distribution that labels are drawn from, and the gradient by the logits that they give.
+    """Choose the distribution of the labels, and their gradient in the logits.
 
     Returns:
         What draws the numbers, and what makes gradients of them.

@@ -3,7 +3,7 @@
 Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε
 random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The
 samples of a batch are held together, in the dtype of the parameters or float32; what remains of
-them are S × S inner products a group. Where even a small batch does not fit the memory, the same
+them are S × S inner products per group. Where even a small batch does not fit the memory, the same
 samples are drawn again for one piece of the groups after the other.
 """
 
@@ -37,7 +37,7 @@ MILD = (1e-9, 1e9)
 """Sizes of samples between which products are in the range of float32 as they are, and no scaled
 copy is made."""
 Step = Callable[[int], object]
-"""Told how many samples are drawn."""
+"""Called with the number of samples drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,8 @@ def plan_samples(
             held.
         groups: whose entries are held.
         samples: at least so many are drawn, the same number in each batch.
-        batches: of an earlier plan, so that the same samples are drawn; None: the fewest that fit.
+        batches: batches of an earlier plan, so that the same samples are drawn; None: the fewest
+            that fit.
 
     Returns:
         The passes, the pieces of the groups, and the batches of samples.
@@ -117,7 +118,7 @@ def plan_samples(
 
 
 def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
-    """Plan the passes beside so many samples of the first size that fits."""
+    """Plan the passes beside `count` samples of the first size that fits."""
     for size in held:
         spare = count * size
         try:
@@ -158,8 +159,8 @@ def gram_matrices(
         problem: model, batches and loss.
         groups: by name.
         sampling: how many, from `plan_samples`.
-        seed: of the signs.
-        step: told after each sample how many are drawn.
+        seed: seed of the signs.
+        step: called after each sample with the number drawn.
 
     Returns:
         The inner products; `norms_from_pairs` reads the norms of all blocks from them.
@@ -168,7 +169,7 @@ def gram_matrices(
         ArgumentError: autograd's derivatives are not those of the logits; see `Guard`.
         RunError: a loss or a gradient is not finite, or the memory is full.
 
-    Cost: for each piece, a forward pass a batch of samples, and a backward pass a sample.
+    Cost: for each piece, a forward pass per batch of samples, and a backward pass per sample.
     """
     say_precision(problem, twice=False)
     if guard := sampling.plan.guard:
@@ -199,7 +200,7 @@ def _of_piece(
     step: Step | None,
     drawn: int,
 ) -> Float[Tensor, "G B S S"]:
-    """Inner products for a piece of the groups."""
+    """Compute inner products for a piece of the groups."""
     if problem.cuts:
         groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
     whole = merge("samples", groups)
@@ -223,7 +224,7 @@ def _samples(
     seed: int,
     step: Step | None,
 ) -> Tensor:
-    """One batch of samples, (S, entries of all groups)."""
+    """Draw one batch of samples, (S, entries of all groups)."""
     shape = sampling.size, whole.size
     vectors = torch.zeros(shape, dtype=_dtype(problem), device=problem.device)
     own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
@@ -248,7 +249,7 @@ def _add_pass(
     seed: int,
     step: Step | None,
 ) -> None:
-    """Add what one pass over the data gives to each of this process's samples."""
+    """Add one pass's share to each of this process's samples."""
     passed = SampledPass(problem, rows, whole.parameters)
     for sample in range(own.start, own.stop):
         # the last sample frees the graph
@@ -260,7 +261,7 @@ def _add_pass(
 
 
 def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
-    """(groups, S, S) in float64 from (S, entries of all groups)."""
+    """Compute inner products (groups, S, S) in float64 from (S, entries of all groups)."""
     found = []
     for piece in vectors.split(list(sizes), dim=1):
         total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)

@@ -36,7 +36,7 @@ class SampledPass:
         Args:
             problem: model and loss.
             rows: a piece of its batches.
-            names: of the parameters that are differentiated by.
+            names: names of the parameters to differentiate in.
 
         Raises:
             ArgumentError: the loss has no root that is known.
@@ -59,8 +59,8 @@ class SampledPass:
         """Draw g = Jᵀ L ε of these rows.
 
         Args:
-            number: of the sample; another one has other signs.
-            seed: of the run.
+            number: number of the sample; another one has other signs.
+            seed: seed of the run.
             keep: whether the graph is needed again.
             of: factors of the logits, 0 for those that are left out; None: all count.
 
@@ -101,9 +101,9 @@ def plan_passes(
 
     Args:
         problem: model, batches and loss.
-        names: of the parameters that are differentiated by.
+        names: names of the parameters to differentiate in.
         spare: bytes that the caller needs.
-        most_rows: rows a pass at most, where batches can be cut.
+        most_rows: rows per pass at most, where batches can be cut.
 
     Returns:
         The passes.
@@ -123,7 +123,7 @@ def plan_passes(
 
 
 def sampled_passes(problem: Problem, plan: Plan, names: Iterable[str]) -> Iterator[SampledPass]:
-    """Pass the data through the model piece by piece, each to be sampled before the next one."""
+    """Pass the data through the model piece by piece; sample each before the next one."""
     names = [*names]
     problem.follow()
     with exclusive(problem.model):

@@ -19,9 +19,9 @@ def signs(
 
     Args:
         batch: the pass; its number and first row tell it from all others.
-        shape: of its logits.
+        shape: shape of its logits.
         device: where the logits are.
-        seed: of the run.
+        seed: seed of the run.
         sample: number of the sample.
         data: which of several sets of batches this is; processes with data of their own have one
             each.
@@ -49,7 +49,7 @@ def draws(
     Args:
         of: torch.rand or torch.randn.
         batch: see `signs`.
-        shape: of what is drawn, rows first.
+        shape: shape of what is drawn, rows first.
         seed: see `signs`.
         data: see `signs`.
 
@@ -66,12 +66,12 @@ def draws(
 
 
 def _rows(batch: Batch, shape: torch.Size) -> int:
-    """Rows that are drawn for one by one."""
+    """Find the rows that get their own random numbers."""
     return batch.rows if shape[0] == batch.rows else 1
 
 
 def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
-    """A generator for each row of a pass."""
+    """Make a generator for each row of a pass."""
     for row in range(batch.first, batch.first + rows):
         said = f"{what} {batch.number} {row}".encode()
         # hashed, since seeds next to each other would give related streams

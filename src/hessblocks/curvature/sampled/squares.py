@@ -22,7 +22,7 @@ from hessblocks.linalg import factor_samples
 def _samples(
     op: CurvatureOperator, count: int, seed: int
 ) -> Iterator[Iterator[Float[Tensor, " N"]]]:
-    """Pass by pass, whose signs are independent: the passes' matrices add up to the whole."""
+    """Sample pass by pass; signs are independent, so the passes' matrices add up to the whole."""
     if op.rows != op.columns:
         raise ArgumentError(
             "diagonal: method='sampled' needs a group's own block, got rows "

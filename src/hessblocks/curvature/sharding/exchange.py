@@ -25,11 +25,11 @@ class Cut:
     """Rows of one parameter that a process holds: equal pieces, as FSDP2 cuts them."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter; a number counts as one row."""
+    """Shape of the whole parameter; a scalar counts as one row."""
     rank: int
     """Number of this process."""
     count: int
-    """How many there are."""
+    """Number of processes."""
 
     @property
     def rows(self) -> int:
@@ -91,7 +91,7 @@ class Gather(torch.autograd.Function):
     def forward(
         ctx: Any, cuts: Sequence[Cut], sums: Sums, *shards: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """All-gather each of them."""
+        """All-gather each parameter."""
         ctx.cuts, ctx.sums = cuts, sums
         return tuple(_gathered(cuts, shards))
 
@@ -99,7 +99,7 @@ class Gather(torch.autograd.Function):
     def backward(
         ctx: Any, *gradients: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
-        """Reduce-scatter the gradients of those parameters whose own is asked for."""
+        """Reduce-scatter the gradients that are needed."""
         wanted = [number for number, asked in enumerate(ctx.needs_input_grad[2:]) if asked]
         found: list[Tensor | None] = [None] * len(gradients)
         cuts = [ctx.cuts[number] for number in wanted]
@@ -116,7 +116,7 @@ class Scatter(torch.autograd.Function):
     def forward(
         ctx: Any, cuts: Sequence[Cut], read: bool, *wholes: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Reduce-scatter each of them; half precision is added up in float32."""
+        """Reduce-scatter each gradient; half precision is added up in float32."""
         ctx.cuts = cuts
         if not read:
             pairs = zip(cuts, wholes, strict=True)
@@ -136,9 +136,9 @@ def check_alike(name: str, what: str, digest: str, advice: str) -> None:
     """Require that all processes give the same digest.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
         what: was digested ("weights").
-        digest: of it, as this process has it.
+        digest: digest of it on this process.
         advice: what to do.
 
     Raises:
@@ -153,10 +153,10 @@ def check_alike(name: str, what: str, digest: str, advice: str) -> None:
 
 @contextmanager
 def all_or_none(device: torch.device) -> Iterator[None]:
-    """Let all processes fail together, where the others would wait for one that failed.
+    """Let all processes fail together; else the others would wait for the one that failed.
 
     Args:
-        device: of the tensors that are exchanged.
+        device: device of the tensors that are exchanged.
 
     Raises:
         RunError: another process failed.
@@ -185,7 +185,7 @@ def _gathered(cuts: Sequence[Cut], shards: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _taken_apart(wholes: Tensor, cuts: Sequence[Cut]) -> list[Tensor]:
-    """Whole parameters from (P, entries of a process); one alone is not copied."""
+    """Split (P, entries of a process) into whole parameters; a single one is not copied."""
     pieces = wholes.split([cut.each * cut.width for cut in cuts], dim=1)
     return [
         piece.reshape(-1, cut.width)[: cut.rows].reshape(cut.shape)
@@ -208,7 +208,7 @@ def _summed(cuts: Sequence[Cut], wholes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _by_process(cut: Cut, whole: Tensor) -> Tensor:
-    """(P, entries of a process), in at least float32."""
+    """Stack as (P, entries of a process), in at least float32."""
     wide = whole.to(working_dtype(whole.dtype)).reshape(cut.rows, cut.width)
     return _padded(wide, cut.count * cut.each).view(cut.count, -1)
 
@@ -229,7 +229,7 @@ def _together(cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Iterator[list[i
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    """With zeros below, so that all processes send as much."""
+    """Pad with zero rows, so that all processes send equally many."""
     if tensor.shape[0] == rows:
         return tensor.contiguous()
     padded = tensor.new_zeros(rows, *tensor.shape[1:])

@@ -122,7 +122,7 @@ class WeightsFolder:
         return seen.hexdigest()
 
     def _stored(self, names: Sequence[str]) -> str:
-        """The name in the files of a tensor with these names in the model."""
+        """Find the stored name of a tensor that has these names in the model."""
         for name in names:
             for other in (name, name.removeprefix(self._prefix), self._prefix + name):
                 if other in self._files:
@@ -134,7 +134,7 @@ class WeightsFolder:
 
 
 def _class_of(config: Any) -> Any:
-    """The class that a configuration names, of transformers or registered with its Auto classes."""
+    """Find the class of a configuration: of transformers, or of an Auto class."""
     import transformers
 
     (name,) = (config.architectures or ["none"])[:1]

@@ -41,7 +41,7 @@ class Way:
     shards: Mapping[int, Float[Tensor, "own ..."]]
     """This process's rows by the identity of the parameter."""
     cuts: Mapping[int, Cut]
-    """How each parameter is cut, likewise."""
+    """Cut of each parameter, by the same key."""
     settled: State
     """State in which a part is evaluated and differentiated; it puts back what modules held."""
     again: State
@@ -109,7 +109,7 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _beside(module: nn.Module, layers: set[nn.Module]) -> Iterator[nn.Module]:
-    """Modules with parameters that are layers, or that hold none."""
+    """List modules with parameters that are layers, or that hold none."""
     for child in module.children():
         if child in layers or not any(inner in layers for inner in child.modules()):
             if next(child.parameters(), None) is not None:
@@ -123,7 +123,7 @@ def _size(module: nn.Module) -> int:
 
 
 def without_hooks_of_fsdp(model: nn.Module) -> None:
-    """Leave FSDP2's hooks out: they gather in a way that has one derivative."""
+    """Leave FSDP2's hooks out: their all-gather has one derivative only."""
     for module in model.modules():
         for register in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(register.items()):
@@ -195,7 +195,7 @@ def _floats(leaf: Any) -> bool:
 def _whole_part(
     module: nn.Module, forward: Callable[..., Any], way: Way, *arguments: Any, **keywords: Any
 ) -> Any:
-    """Run a module with whole weights, which are gone afterwards."""
+    """Run a module with whole weights, which are freed afterwards."""
     part = _Part(module, forward, way, (arguments, keywords))
     shards = [one.shard for one in part.held]
     with all_or_none(shards[0].device):
@@ -219,7 +219,7 @@ class _Rows:
         return nullcontext()
 
     def gathered(self, *shards: Tensor) -> tuple[Tensor, ...]:
-        """(P, some rows, ...) of each."""
+        """All-gather some rows of each as (P, rows, ...)."""
         step = self.stop - self.start
         wholes, cuts = [], []
         for shard in shards:
@@ -294,7 +294,7 @@ def _pieces(cut: Cut, pieces: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows_of(module: nn.Module) -> Callable[..., Tensor] | None:
-    """Find how a module runs some rows at a time, where it can."""
+    """Find how a module can run on some rows at a time, if it can."""
     if "weight" not in module._parameters:  # it may be made of others
         return None
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:

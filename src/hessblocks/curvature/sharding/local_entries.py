@@ -36,7 +36,7 @@ class OwnEntries:
         """Cut a group down to this process's rows.
 
         Args:
-            group: of the whole model.
+            group: group of the whole model.
             cuts: how each parameter is cut, by name.
 
         Returns:
@@ -74,7 +74,7 @@ class OwnEntries:
         return vectors
 
     def _pairs(self, own: Tensor, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same entries on both sides, where there are any."""
+        """Pair equal entries of both sides, if there are any."""
         wholes = vectors.split([view.size for view in self.whole.views], dim=1)
         pieces = own.split([view.size for view in self.group.views], dim=1)
         for piece, (number, box) in zip(pieces, self.boxes, strict=True):
@@ -85,7 +85,7 @@ class OwnEntries:
 
 
 def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Box]:
-    """Boxes within `box` of the entries from `start` to `stop` of the flattened parameter."""
+    """List boxes within `box` of the entries `start` to `stop` of a parameter."""
     steps = [(s.stop - 1 - s.start) * step for s, step in zip(box, view.stride, strict=True)]
     first = _first(view, box)
     last = first + sum(steps)
@@ -108,7 +108,7 @@ def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Bo
 
 
 def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:
-    """The entries of a box, counted from entry `start` of the parameter."""
+    """Return the entries of a box, counted from entry `start` of the parameter."""
     return ParameterView(
         parameter=view.parameter,
         shape=tuple(s.stop - s.start for s in box),

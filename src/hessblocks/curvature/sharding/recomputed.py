@@ -1,8 +1,8 @@
-"""Checkpoint a part for two derivatives: forward, backward and double backward recompute it.
+"""Checkpoint a part of a model for two derivatives: the double backward pass recomputes it too.
 
-Non-reentrant checkpointing drops what the forward pass saves, but what a backward pass with
-`create_graph` saves, whole weights among it, stays. Here neither stays: the backward pass is one
-node of the graph too.
+torch's non-reentrant checkpointing drops the tensors that a forward pass saves. It keeps those that
+a backward pass with `create_graph` saves, whole weights among them. Here both are dropped, since
+the backward pass is a single node of the graph, which recomputes the part.
 """
 
 from collections.abc import Sequence
@@ -20,25 +20,25 @@ class Part(Protocol):
     """Function of tensors that can be evaluated again."""
 
     sums: Sums
-    """Of the gradients by its sharded parameters."""
+    """Collector of the gradients of its sharded parameters, summed over processes."""
 
     def settled(self) -> AbstractContextManager[object]:
-        """Enter the state in which it is evaluated and differentiated; undo it afterwards."""
+        """Enter the state in which the part is evaluated and differentiated; leave it on exit."""
 
     def __call__(
         self, *tensors: Shaped[Tensor, "..."], again: bool = False
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Compute its results, all of floating point; `again` after the model's forward pass."""
+        """Compute the results, in floating point; `again`: not for the first time."""
 
 
 class Recomputed(torch.autograd.Function):
-    """Autograd Function of `part(*tensors)` that keeps nothing but the tensors."""
+    """Autograd Function of `part(*tensors)` that saves nothing but its inputs."""
 
     @staticmethod
     def forward(
         ctx: Any, part: Part, *tensors: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Evaluate it without a graph."""
+        """Evaluate the part without a graph."""
         ctx.part = part
         ctx.save_for_backward(*tensors)
         with part.settled():
@@ -48,49 +48,49 @@ class Recomputed(torch.autograd.Function):
     def backward(
         ctx: Any, *cotangents: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."] | None, ...]:
-        """Multiply by Jᵀ of the part."""
+        """Multiply the cotangents by Jᵀ, J the Jacobian of the part."""
         wanted = ctx.needs_input_grad[1:]
         return None, *_Pullback.apply(ctx.part, wanted, *ctx.saved_tensors, *cotangents)
 
 
 class _Pullback(torch.autograd.Function):
-    """(tensors, cotangents) ↦ Jᵀ cotangents, as one node."""
+    """Vector-Jacobian product, (tensors, cotangents) ↦ Jᵀ cotangents, as one node of the graph."""
 
     @staticmethod
     def forward(
         ctx: Any, part: Part, wanted: Sequence[bool], *given: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Evaluate the part again, and its backward pass."""
+        """Evaluate the part again, and its backward pass, without a graph outside."""
         ctx.part, ctx.wanted = part, wanted
         ctx.save_for_backward(*given)
         with part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(given, wanted)
-            return _pulled_back(part(*tensors, again=True), cotangents, tensors, wanted)
+            return _vjp(part(*tensors, again=True), cotangents, tensors, wanted)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The derivative of ⟨Jᵀ cotangents, directions⟩ by tensors and cotangents."""
-        asked = ctx.needs_input_grad[2:]
+        """Differentiate ⟨Jᵀ cotangents, directions⟩ in the tensors and the cotangents."""
+        wanted = ctx.needs_input_grad[2:]
         with ctx.part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
-            # the backward pass has sent these sums already: here they are differentiated, not read
+            # only the derivative of these sums is needed: `forward` has sent their values already
             with ctx.part.sums.only_differentiated():
                 results = ctx.part(*tensors, again=True)
-                pulled = _pulled_back(results, cotangents, tensors, ctx.wanted, create_graph=True)
-            found = _pulled_back(pulled, directions, [*tensors, *cotangents], asked)
+                pulled = _vjp(results, cotangents, tensors, ctx.wanted, create_graph=True)
+            found = _vjp(pulled, directions, [*tensors, *cotangents], wanted)
         return None, None, *found
 
 
 def _leaves(given: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
-    """Tensors and cotangents without their history."""
-    fresh = [tensor.detach() for tensor in given]
-    tensors, cotangents = fresh[: len(wanted)], fresh[len(wanted) :]
-    for tensor, one in zip(tensors, wanted, strict=True):
-        tensor.requires_grad_(one)
+    """Split into tensors and cotangents, cut off from the graph that made them."""
+    detached = [tensor.detach() for tensor in given]
+    tensors, cotangents = detached[: len(wanted)], detached[len(wanted) :]
+    for tensor, differentiated in zip(tensors, wanted, strict=True):
+        tensor.requires_grad_(differentiated)
     return tensors, [cotangent.requires_grad_() for cotangent in cotangents]
 
 
-def _pulled_back(
+def _vjp(
     results: Sequence[Tensor | None],
     cotangents: Sequence[Tensor | None],
     tensors: Sequence[Tensor],
@@ -98,14 +98,14 @@ def _pulled_back(
     *,
     create_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Jᵀ cotangents by the tensors that are wanted."""
-    inputs = [tensor for tensor, one in zip(tensors, wanted, strict=True) if one]
+    """Compute Jᵀ cotangents, J the Jacobian of results in the wanted tensors; None for others."""
+    inputs = [tensor for tensor, asked in zip(tensors, wanted, strict=True) if asked]
     pairs = [
         (result, cotangent)
         for result, cotangent in zip(results, cotangents, strict=True)
         if result is not None and cotangent is not None and result.requires_grad
     ]
-    found = iter(
+    products = iter(
         torch.autograd.grad(
             [result for result, _ in pairs],
             inputs,
@@ -116,4 +116,4 @@ def _pulled_back(
         if pairs
         else [None] * len(inputs)
     )
-    return tuple(next(found) if one else None for one in wanted)
+    return tuple(next(products) if asked else None for asked in wanted)

@@ -34,7 +34,7 @@ def sharded(
     Args:
         model: a module, whose parameters are replaced in place; or a folder with `config.json` and
             safetensors, of which every process reads its own rows alone.
-        dtype: of the parameters of a folder; None: as they are stored.
+        dtype: dtype of the parameters of a folder; None: as they are stored.
         device: where a folder is read to; None: this process's GPU under nccl, else the CPU.
 
     Returns:
@@ -157,7 +157,7 @@ def own_rows(parameter: Shaped[Tensor, "..."], cut: Cut) -> Shaped[Tensor, "own 
 
 
 def is_whole(parameter: Shaped[Tensor, "..."]) -> bool:
-    """Tell whether every process holds all of it."""
+    """Tell whether every process holds the whole model."""
     return not isinstance(parameter, DTensor)
 
 

@@ -43,13 +43,13 @@ def verify_last_blocks(
 
     Args:
         models: what is particular about each, and how it is made; weights are drawn anew.
-        seed: of weights and inputs.
+        seed: seed of weights and inputs.
         progress: called with the name of each model before it runs.
 
     Returns:
         One row for each model, block on or above the diagonal, and part.
 
-    Cost: a few seconds a model.
+    Cost: a few seconds per model.
     """
     rows: list[Check] = []
     for name, make in models.items():
@@ -68,7 +68,7 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
     """Compare all blocks of one model.
 
     Args:
-        name: of the case.
+        name: name of the case.
         model: in double precision, with a closed form.
         batch: with labels.
         loss: causal-lm, masked-lm or classification.
@@ -152,7 +152,7 @@ def dense_hessian(
 
 
 def _targets(labels: Int[Tensor, "..."], loss: str) -> tuple[Tensor, Any]:
-    """Labels (R,), and where the logits stand that they judge."""
+    """Return labels (R,), and the positions of the logits that they judge."""
     if loss == "classification":
         return labels, slice(None)
     if loss == "causal-lm":
@@ -165,12 +165,12 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
     """Number a group's entries, in the order in which the closed form flattens them.
 
     Args:
-        model: of a kind with a closed form.
+        model: model of a kind with a closed form.
         group: a name in `LastBlockHessian.groups`.
-        numbers: of all parameters.
+        numbers: numbers of all parameters.
 
     Returns:
-        One number an entry.
+        One number per entry.
     """
     kind = getattr(model, "config").model_type  # noqa: B009 - nn.Module hides its type
     if group == UNEMBEDDING:
@@ -185,7 +185,7 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
 
 
 def _of_layer(module: Any, numbers: Numbers) -> Tensor:
-    """(inputs, outputs), a bias as the last row."""
+    """Return a layer's weight as (inputs, outputs), a bias as the last row."""
     weight = getattr(module, "update", None)
     found: Tensor = numbers[id(module.weight if weight is None else weight)]
     found = found if isinstance(module, Conv1D) else found.T

@@ -76,7 +76,7 @@ FAMILY_MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
-    """Turn a model into float64, and move its weights away from special points such as zero."""
+    """Convert a model to float64, and move its weights away from special points such as zero."""
     model = model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -44,9 +44,9 @@ class Comparison:
     """One derivative against its differences."""
 
     found: float
-    """What autograd gives: ⟨g, z⟩, or ‖H z‖."""
+    """Value by autograd: ⟨g, z⟩, or ‖H z‖."""
     expected: float
-    """What differences give."""
+    """Value by differences."""
     gap: float
     """Length of what lies between."""
     error: float
@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def settled(self) -> bool:
-        """True where it is right, and the difference sharp enough to hold against other steps."""
+        """True if it is right, and the difference sharp enough to decide against other steps."""
         return self.verdict == "right" and self.error <= max(self.tolerance, SHARP) * self.scale
 
 
@@ -145,7 +145,7 @@ def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gr
     Args:
         parameters: θ by name.
         names: those that move.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Returns:
         z by name, shaped as the parameters.
@@ -191,7 +191,7 @@ def compare_at_steps(
     Returns:
         Of each derivative the comparison that decides.
 
-    Cost: four gradients a step that is tried, or four values.
+    Cost: four gradients per step that is tried, or four values.
     """
     seen: list[Sequence[Comparison]] = []
     eps = epsilon(parameters)
@@ -205,7 +205,7 @@ def compare_at_steps(
 
 
 def _best(history: Sequence[Comparison]) -> Comparison:
-    """The first that is settled, else that of the least error, which another step must bear out."""
+    """Choose the first settled comparison, else the best one, if another step agrees."""
     for one in history:
         if one.settled:
             return one
@@ -234,7 +234,7 @@ def _at_step(
 def _one(
     at: At, parameters: Tensors, along: Tensors, step: float, *, gradients: bool
 ) -> tuple[tuple[float, Gradient], float]:
-    """D(step) of φ and of g, and the largest |φ|."""
+    """Compute the central differences of φ and of g, and the largest |φ|."""
     right, ahead = at(moved(parameters, along, step), gradients)
     left, behind = at(moved(parameters, along, -step), gradients)
     rows = {n: (g.double() - behind[n].double()) / (2 * step) for n, g in ahead.items()}

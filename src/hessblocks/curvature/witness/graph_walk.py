@@ -51,7 +51,7 @@ def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
 
 
 def _foreign(node: Node) -> str | None:
-    """Name of somebody else's Function, in Python or in C++; None for torch's own."""
+    """Name somebody else's Function, in Python or in C++; None for torch's own."""
     if isinstance(node, BackwardCFunction):
         kind = node._forward_cls
         return None if kind.__module__.startswith(TRUSTED) else kind.__qualname__

@@ -59,7 +59,7 @@ def frobenius_norm(
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance: probes of
             one block.
-        seed: of the probes.
+        seed: seed of the probes.
         tolerance: draw blocks until the standard error is at most this share of the value at two
             looks in a row.
         max_probes: where a run with a tolerance ends at the latest, with a warning.
@@ -173,12 +173,12 @@ class EntryMoments:
         self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
-        """Return these moments, or those of Gaussian probes where the signs agree by chance.
+        """Return these moments, or those of Gaussian probes if the signs agree by chance.
 
         That is so where no entry has any spread although A is no diagonal matrix.
 
         Args:
-            seed: of the Gaussian probes.
+            seed: seed of the Gaussian probes.
 
         Returns:
             Moments of as many probes.
@@ -220,7 +220,7 @@ def factor_samples(
     Args:
         op: a Gauss-Newton or Fisher matrix.
         count: vectors of each part.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         ArgumentError: another operator than those whose package registers here how its vectors are
@@ -233,7 +233,7 @@ def factor_samples(
 
 
 def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
-    """Σ over parts of the mean of g ⊙ g; what one sample of a part adds has its own spread."""
+    """Sum over parts the mean of g ⊙ g, with the spread of each part's samples."""
     values = torch.zeros(op.shape[0], dtype=operators.working_dtype(op.dtype), device=op.device)
     errors = torch.zeros_like(values)
     for part in factor_samples(op, probes, seed):
@@ -265,7 +265,7 @@ def diagonal(
     Args:
         op: square operator; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bars are tested for 16 and more.
-        seed: of the probes.
+        seed: seed of the probes.
         probe_chunk: probes multiplied at once; bounds memory, changes no probe.
         method: `probes`, or `sampled` for `OuterProduct`, `EmpiricalFisher` and `MonteCarloFisher`:
             the mean of g ⊙ g over sampled gradients g with E g gᵀ = A, never negative, with labels

@@ -147,7 +147,7 @@ def _root(squares: Tensor) -> Tensor:
 
 
 def _error_of_root(squares: Tensor, errors: Tensor) -> Tensor:
-    """Measure from the root to the roots of both ends of a bar; return the longer way."""
+    """Compare a root with the roots of both ends of its bar; return the larger distance."""
     low, high = ((squares + side * errors).clamp(min=0).sqrt() for side in (-1, 1))
     root = _root(squares)
     return torch.maximum(root - low, high - root)

@@ -1,7 +1,7 @@
-"""Random probe vectors, the products (matvecs) that estimators ask for, and when they stop.
+"""Draw random probe vectors, multiply them (matvecs), and decide when an estimator stops.
 
-The standard error is looked at after whole blocks of probes only. It has to be small enough at two
-looks in a row, so that one lucky block does not end the run.
+The standard error is compared with the tolerance after each block of probes. It has to be small
+enough twice in a row, so that one lucky block does not end the run.
 
 Letters: M rows, N columns, K probes.
 """
@@ -22,16 +22,16 @@ from hessblocks.linalg.operators import LinearOperator, chunks, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
-"""Two products differ by more than so many roundings of their largest entry, or not at all."""
-LOOKS_IN_A_ROW = 2
+"""Two products count as equal up to this many roundings of their largest entry."""
+PASSES_IN_A_ROW = 2
+"""Blocks of probes after which the standard error has to meet the tolerance, one after another."""
 
 
 class Probes:
-    """Stream of probe vectors for one operator, the same however it is cut into blocks.
+    """Stream of probe vectors for one operator; the size of the blocks does not change them.
 
-    Each vector is drawn on its own and on the CPU. So the k-th one depends on the seed and on k
-    alone, whatever the device. It costs about 4 ns an entry there, and a byte of each sign is
-    moved.
+    Each vector is drawn by itself, on the CPU. So the k-th depends on the seed and k alone,
+    whatever the device. Drawing costs about 4 ns per entry; one byte per sign moves to the device.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Probes:
         """Start the stream.
 
         Args:
-            operator: what the probes are multiplied by; fixes length, dtype and device.
-            seed: of the generator.
+            operator: operator that multiplies the probes; sets their length, dtype and device.
+            seed: seed of the generator.
             distribution: `rademacher` (±1) or `gaussian` (standard normal).
         """
         self._operator = operator
@@ -55,7 +55,7 @@ class Probes:
         return torch.stack([self._draw_one() for _ in range(count)]).T
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
-        """Yield the next `count` probes, at most `at_once` together; None: all of them."""
+        """Yield the next `count` probes, at most `at_once` together; None: all together."""
         for some in chunks(count, at_once or count):
             yield self.draw(some.stop - some.start)
 
@@ -63,7 +63,7 @@ class Probes:
         size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device
         if self._distribution == "gaussian":
             return torch.randn(size, generator=self._generator, dtype=dtype).to(device)
-        # a byte an entry goes to the device, not the four or eight of a sign
+        # one byte per entry moves to the device, not the four or eight of a float
         bits = torch.randint(2, (size,), generator=self._generator, dtype=torch.int8)
         return bits.to(device).to(dtype).mul_(2).sub_(1)
 
@@ -71,13 +71,13 @@ class Probes:
 def multiply(
     operator: LinearOperator, columns: Float[Tensor, "size count"], probe_chunk: int | None = None
 ) -> Float[Tensor, "rows count"]:
-    """Multiply columns by the operator, `probe_chunk` at a time, and refuse what is not finite.
+    """Multiply columns, `probe_chunk` at a time, and refuse products that are not finite.
 
     Returns:
         The products, one column for each of the given ones.
 
     Raises:
-        RunError: the product is not finite, or its squares are not.
+        RunError: a product, or the sum of its squares, is not finite.
     """
     pieces = [operator @ piece for piece in columns.split(probe_chunk or columns.shape[1], dim=1)]
     products = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
@@ -88,21 +88,21 @@ def multiply(
 def missed_by_signs(
     operator: LinearOperator, diagonal: Float[Tensor, " size"] | None = None, *, seed: int
 ) -> bool:
-    """Tell whether A differs from what the signs have seen: zero, or a diagonal.
+    """Tell whether A differs from the zero or diagonal matrix that Rademacher probes have shown.
 
-    A row (1, 1) sends every second vector of signs to 0. So a few vectors of signs can all agree on
-    zero, or on a diagonal, although A is something else. One Gaussian vector tells: two different
-    matrices send it to the same place with probability 0.
+    A row (1, 1) maps every second Rademacher vector to 0. So a few of them can all agree on zero,
+    or on a diagonal, although A is neither. One Gaussian vector settles it: two different matrices
+    map it to the same vector with probability 0.
 
     Args:
-        operator: A.
-        diagonal: diagonal of the matrix that was seen; None: the zero matrix.
-        seed: of the Gaussian vector.
+        operator: operator A.
+        diagonal: diagonal of the matrix that was shown; None: the zero matrix.
+        seed: seed of the Gaussian vector.
 
     Returns:
         Whether they differ beyond rounding.
 
-    Cost: a product.
+    Cost: one product.
     """
     probe = Probes(operator, seed=seed, distribution="gaussian").draw(1)
     found = multiply(operator, probe)[:, 0]
@@ -114,7 +114,7 @@ def missed_by_signs(
 
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
-    """Refuse products or squares of them that are not finite; warn where digits are lost."""
+    """Refuse products that are not finite, or whose squares are not; warn of lost digits."""
     if not products.numel():
         return
     low, high = products.aminmax()
@@ -148,7 +148,7 @@ def assemble(
 
 
 def check_probes(name: str, probes: int, *, at_least: int, probe_chunk: int | None = None) -> None:
-    """Refuse a count of probes or a chunk that cannot be used.
+    """Refuse a number of probes, or of probes at a time, that is too small.
 
     Raises:
         ArgumentError: too few probes for an error bar, or an empty chunk.
@@ -162,10 +162,10 @@ def check_probes(name: str, probes: int, *, at_least: int, probe_chunk: int | No
 
 
 def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False) -> None:
-    """Refuse an operator that is not square, or not declared symmetric where that is needed.
+    """Refuse an operator that is not square, or not declared symmetric though it has to be.
 
     Raises:
-        ArgumentError: the operator does not fit.
+        ArgumentError: the operator is not square, or not symmetric.
     """
     if operator.shape[0] != operator.shape[1]:
         raise ArgumentError(f"{name}: expected a square operator, got shape {operator.shape}")
@@ -178,41 +178,41 @@ def check_square(name: str, operator: LinearOperator, *, symmetric: bool = False
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """Number of probes to draw: one block, or blocks until a tolerance is met."""
+    """Stopping rule of an estimator: one block of probes, or blocks until a tolerance is met."""
 
     block: int
-    """Probes of one block; without a tolerance, all there are."""
+    """Probes per block."""
     tolerance: float | None = None
     """Largest standard error wanted, as a share of |value|; None draws one block."""
     max_probes: int = 1024
-    """Probes after which a run ends whether or not the tolerance is met."""
+    """Largest number of probes, whether or not the tolerance is met."""
 
     def __post_init__(self) -> None:
         if self.tolerance is None:
             return
         if not self.tolerance > 0:
             raise ArgumentError(f"tolerance: expected a share above 0, got {self.tolerance}")
-        if self.max_probes < LOOKS_IN_A_ROW * self.block:
+        if self.max_probes < PASSES_IN_A_ROW * self.block:
             raise ArgumentError(
-                f"max_probes: expected at least {LOOKS_IN_A_ROW} blocks of probes "
-                f"({LOOKS_IN_A_ROW * self.block}), got {self.max_probes}"
+                f"max_probes: expected at least {PASSES_IN_A_ROW} blocks of probes "
+                f"({PASSES_IN_A_ROW * self.block}), got {self.max_probes}"
             )
 
     def run(self, name: str, add_block: Callable[[int], Estimate]) -> Estimate:
-        """Draw blocks until it is time to stop.
+        """Draw blocks until the tolerance is met or the next block would be too many.
 
         Args:
-            name: the estimator, for the warning.
+            name: name of the estimator, for the warning.
             add_block: draws that many further probes and returns the estimate from all so far.
 
         Returns:
-            The last estimate, with what stopped it.
+            The last estimate, with the reason of the stop.
         """
         estimate = add_block(self.block)
         if self.tolerance is None:
             return estimate
-        drawn, good_looks = self.block, int(estimate.relative_error <= self.tolerance)
-        while good_looks < LOOKS_IN_A_ROW:
+        drawn, passes = self.block, int(estimate.relative_error <= self.tolerance)
+        while passes < PASSES_IN_A_ROW:
             if drawn + self.block > self.max_probes:
                 warnings.warn(
                     f"{name}: relative standard error {estimate.relative_error:.2g} after {drawn} "
@@ -223,5 +223,5 @@ class Stopping:
                 return replace(estimate, stopped_by="limit")
             estimate = add_block(self.block)
             drawn += self.block
-            good_looks = good_looks + 1 if estimate.relative_error <= self.tolerance else 0
+            passes = passes + 1 if estimate.relative_error <= self.tolerance else 0
         return replace(estimate, stopped_by="tolerance")

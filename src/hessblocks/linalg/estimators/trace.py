@@ -110,11 +110,11 @@ def trace(
         op: square operator, symmetric or not; a `Problem` stands for its Hessian.
         probes: products to spend in all; the error bars are tested from 16 (`hutchinson`), 48
             (`hutch++`) and 32 (`xtrace`) on. With a tolerance: of the first block.
-        seed: of the probes.
+        seed: seed of the probes.
         method: see above.
-        tolerance: draw further blocks until the standard error is at most this share of |value| at
-            two looks in a row; not for `xtrace`, which cannot go on.
-        max_probes: where a run with a tolerance ends at the latest, with a warning.
+        tolerance: draw further blocks until the standard error is at most this share of |value|
+            twice in a row; not for `xtrace`, which cannot go on.
+        max_probes: most probes of a run with a tolerance, which ends there with a warning.
         probe_chunk: vectors multiplied at once; bounds the operator's memory, changes no probe.
 
     Returns:
@@ -159,13 +159,8 @@ def trace(
         block=probes - 2 * sketched, tolerance=tolerance, max_probes=max_probes - 2 * sketched
     )
     source, captured, rest = Probes(op, seed=seed), 0.0, op
-    if sketched:  # tr(QᵀA Q), then Hutchinson on (I − QQᵀ) A (I − QQᵀ)
-        columns = multiply(op, source.draw(sketched), probe_chunk)
-        wide = columns.to(operators.working_dtype(columns.dtype))
-        basis: Tensor = torch.linalg.qr(wide / operators.unit_of(wide))[0]
-        products = multiply(op, basis.to(op.dtype), probe_chunk)
-        captured = float(operators.column_products(basis, products).sum())
-        rest = DeflatedOperator(op, basis)
+    if sketched:
+        captured, rest = _deflated(op, source.draw(sketched), probe_chunk)
     moments = EntryMoments(rest, source, probe_chunk)
 
     def add_block(count: int) -> Estimate:
@@ -178,6 +173,22 @@ def trace(
         )
 
     return stopping.run("trace", add_block)
+
+
+def _deflated(
+    op: operators.LinearOperator, signs: Float[Tensor, "N k"], probe_chunk: int | None
+) -> tuple[float, operators.LinearOperator]:
+    """Sketch the range of A: an orthonormal basis Q of A S, S the signs.
+
+    Returns:
+        tr(QᵀA Q), and the rest (I − QQᵀ) A (I − QQᵀ).
+    """
+    columns = multiply(op, signs, probe_chunk)
+    wide = columns.to(operators.working_dtype(columns.dtype))
+    basis: Tensor = torch.linalg.qr(wide / operators.unit_of(wide))[0]
+    products = multiply(op, basis.to(op.dtype), probe_chunk)
+    captured = float(operators.column_products(basis, products).sum())
+    return captured, DeflatedOperator(op, basis)
 
 
 def _xtrace(
@@ -253,7 +264,7 @@ def _leave_one_out(columns: Tensor, rounding: float) -> tuple[Tensor, Tensor, Te
     nothing when it is left out: s_i = 0.
 
     Returns:
-        The directions, the s_i and the r_i, one column a set.
+        The directions, the s_i and the r_i, one column per set.
     """
     left, singular, right = torch.linalg.svd(columns, full_matrices=False)
     kept = (singular > rounding * columns.shape[-1] * singular[:, :1]).double()

@@ -287,7 +287,7 @@ def _fingerprints(vectors: Tensor) -> Tensor:
     Equal vectors share it. Others hardly ever do; the caller compares the vectors themselves.
 
     Returns:
-        One float64 number a vector.
+        One float64 number per vector.
     """
     generic = torch.arange(1, vectors.shape[1] + 1, device=vectors.device).double().sqrt().sin()
     return (vectors.double() * generic).sum(1)

@@ -62,6 +62,6 @@ def chunks(length: int, step: int) -> Iterator[slice]:
 
 
 def slices(lengths: Iterable[int]) -> list[slice]:
-    """Build slices of these lengths, one behind the other."""
+    """Build slices of these lengths, one after the other."""
     ends = accumulate(lengths, initial=0)
     return [slice(start, end) for start, end in pairwise(ends)]

@@ -65,7 +65,7 @@ def inner_products(
 def column_products(
     left: Float[Tensor, "rows count"], right: Float[Tensor, "rows count"]
 ) -> Float[Tensor, " count"]:
-    """Multiply each column with its partner in float64: one inner product a column."""
+    """Multiply each column with its partner in float64: one inner product per column."""
     total = torch.zeros(left.shape[1], dtype=torch.float64, device=left.device)
     for a, b in zip(left.split(ROWS_AT_ONCE), right.split(ROWS_AT_ONCE), strict=True):
         total += (a.double() * b.double()).sum(0)

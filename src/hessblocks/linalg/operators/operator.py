@@ -44,8 +44,8 @@ class LinearOperator(abc.ABC):
 
         Args:
             shape: (M, N).
-            dtype: of the vectors it takes and returns.
-            device: of the vectors it takes and returns.
+            dtype: dtype of the vectors it takes and returns.
+            device: device of the vectors it takes and returns.
             symmetric: whether it equals its adjoint; then M = N.
             positive_semidefinite: whether no eigenvalue is negative; implies `symmetric`.
         """

@@ -90,9 +90,9 @@ def solve(
             or preconditioner that does not fit, or a preconditioner that is not positive definite.
         RunError: numbers that are not finite.
 
-    Cost: a product an iteration and column, at most about the root of the condition number times
-        ln(2 / tolerance), that of P (A + damping · I) with a preconditioner; four vectors a column,
-        and as many products with P.
+    Cost: a product per iteration and column, at most about the root of the condition number times
+        ln(2 / tolerance), that of P (A + damping · I) with a preconditioner; four vectors per
+        column, and as many products with P.
 
     Source: Hestenes and Stiefel (1952).
     """
@@ -145,7 +145,7 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
 def _preconditioning(
     operator: LinearOperator, given: LinearOperator | Tensor | None
 ) -> Callable[[Tensor], Tensor]:
-    """The product with P of columns."""
+    """Return the product with P of columns."""
     if given is None:
         return lambda columns: columns
     if isinstance(given, LinearOperator):
@@ -204,7 +204,7 @@ def _conjugate_gradients(
 
 
 def _unconverged(square: Tensor, goal: Tensor, reasons: list[Reason], going: Tensor) -> Tensor:
-    """Mark converged ones of the columns `going`, and return those that go on."""
+    """Mark the converged columns of `going`, and return the others."""
     done = (square <= goal[going]).cpu()
     for column in going[done].tolist():
         reasons[column] = "converged"
@@ -217,7 +217,7 @@ class InverseOperator(LinearOperator):
     def __init__(
         self, operator: LinearOperator, solver: Callable[[Float[Tensor, "N K"]], Solution]
     ) -> None:
-        """Hold A and what solves for columns; nothing is computed."""
+        """Hold A and a solver for columns; nothing is computed."""
         super().__init__(
             operator.shape,
             dtype=operator.dtype,

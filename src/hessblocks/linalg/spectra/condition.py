@@ -44,7 +44,7 @@ def condition_number(
         basis_size: vectors held at most.
         memory_limit: bytes that the vectors may take, a product of the operator included. None: a
             quarter of the device's memory.
-        seed: of the random start.
+        seed: seed of the random start.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
 
     Returns:

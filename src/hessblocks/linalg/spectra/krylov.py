@@ -73,7 +73,7 @@ class KrylovBasis:
         Args:
             operator: symmetric operator.
             room: vectors to hold at most.
-            seed: of the random vectors.
+            seed: seed of the random vectors.
             results: vectors that `combine` will be asked for.
             start: vector of length 1 to begin with.
         """
@@ -103,7 +103,7 @@ class KrylovBasis:
 
     @property
     def full(self) -> bool:
-        """True where the next vector but one finds no room."""
+        """True if there is room for one more vector only."""
         return self.size + 1 == sum(map(len, self._stacks))
 
     @property
@@ -112,7 +112,7 @@ class KrylovBasis:
         return self.size == self.length
 
     def extend(self) -> None:
-        """Take the next vector in and multiply it; what is new in the product comes next."""
+        """Add the next vector and multiply it; the new part of the product becomes the next one."""
         taken = self._row(self.size)
         self.size += 1
         self.products += 1
@@ -134,7 +134,7 @@ class KrylovBasis:
             self._draw()
 
     def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
-        """Compute ‖A v − θ v‖ of the Ritz vectors V · rotation; no product is made for it."""
+        """Compute ‖A v − θ v‖ of the Ritz vectors V · rotation, without a product."""
         coupled = (self.coupling @ rotation).abs()
         lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0).sqrt()
         # what was put aside need not be orthogonal to the next vector
@@ -151,7 +151,7 @@ class KrylovBasis:
         self._lost = rotation.T @ self._lost @ rotation
 
     def renew(self) -> None:
-        """Put a random vector, orthogonal to the basis, in the place of the next one.
+        """Replace the next vector by a random one that is orthogonal to the basis.
 
         The basis' coupling to that one stays in the residuals.
         """
@@ -161,14 +161,14 @@ class KrylovBasis:
         self._draw()
 
     def combine(self, rotation: Float[Tensor, "k results"]) -> Float[Tensor, "N results"]:
-        """Compute V · rotation in the memory of the basis, which ends here."""
+        """Compute V · rotation in the memory of the basis, which is then lost."""
         rotate(self._filled(), rotation)
         head = self._stacks[0]
         self._stacks = []
         return head[: rotation.shape[1]].T
 
     def _to_units(self, product: Float[Tensor, " N"]) -> None:
-        """Divide a product by the unit in place; a larger one than before makes the unit grow."""
+        """Divide a product by the unit in place; a larger product makes the unit grow."""
         unit = unit_of(product) if product.any() else 0.0
         if unit > self.unit:
             share = self.unit / unit
@@ -179,7 +179,7 @@ class KrylovBasis:
         product /= self.unit or 1.0
 
     def _grow(self, inner: Float[Tensor, " k"]) -> None:
-        """Border T with VᵀA v; note what the symmetric T leaves out where A is not."""
+        """Border T with VᵀA v; note what the symmetric T leaves out if A is not symmetric."""
         self._lost = F.pad(self._lost, (0, 1, 0, 1))
         if not self._renewed:  # else T has something of what was put aside
             uneven = F.pad(self.coupling - inner[:-1], (0, 1))
@@ -188,7 +188,7 @@ class KrylovBasis:
         self.projection[-1] = self.projection[:, -1] = inner
 
     def _draw(self, start: Float[Tensor, " N"] | None = None) -> None:
-        """Make a random vector the next one, or a start with a little of one."""
+        """Take a random vector as the next one, or add a little of one to a given start."""
         row = self._row(self.size)
         row.copy_(self._source.draw(1)[:, 0])
         if start is not None:

@@ -3,7 +3,7 @@
 Letters: A the symmetric matrix (N, N), V the basis, T = VᵀA V, θ its eigenvalues (Ritz values),
 k vectors of the basis.
 
-The idea: V is an orthonormal basis of v, A v, A²v, … One matvec a step extends it. T is a small
+The idea: V is an orthonormal basis of v, A v, A²v, … One matvec per step extends it. T is a small
 tridiagonal matrix, and its outermost eigenvalues approach those of A within few steps:
 
 >>> def lanczos(matvec, start, steps):
@@ -84,7 +84,7 @@ def extreme_eigenvalues(
         basis_size: vectors held at most.
         memory_limit: bytes that the vectors may take, a product of the operator included; fewer are
             held where it is less than `basis_size` vectors. None: a quarter of the device's memory.
-        seed: of the random vectors.
+        seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: False: no random vector follows, which spares up to half of the products; further
             copies of an eigenvalue then are missed.
@@ -161,8 +161,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
         shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
         raise ArgumentError(
             f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) "
-            "or "
-            f"({op.shape[0]}, some), got {shape}"
+            f"or ({op.shape[0]}, some), got {shape}"
         )
     columns = given.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
     lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)

@@ -1,7 +1,7 @@
 """Proof by a random vector that no eigenvalue beyond those found was missed.
 
-Let u be a unit eigenvector of A that the basis has no part in, with eigenvalue λ: another copy of an
-eigenvalue, say. A random unit vector r, orthogonal to the basis, has a part τ = uᵀr in it. From
+Let u be a unit eigenvector of A that the basis has no part in, with eigenvalue λ: another copy of
+an eigenvalue, say. A random unit vector r, orthogonal to the basis, has a part τ = uᵀr in it. From
 uᵀA v = λ uᵀv follows uᵀv of every vector v of the chain that r begins, as a multiple of τ. It grows
 with each product, the faster the farther λ lies outside of the other eigenvalues. No part of a unit
 vector is above 1. So once the multiple is √N / ε at λ = x, all |τ| with eigenvalues from x on are
@@ -56,16 +56,16 @@ class Lookout:
 
     @property
     def over(self) -> bool:
-        """True where something was missed, or surely nothing."""
+        """True if an eigenvalue was missed, or surely none."""
         return self._missed or self._sure
 
     @property
     def clear(self) -> bool:
-        """True where surely nothing was missed."""
+        """True if surely no eigenvalue was missed."""
         return self._sure and not self._missed
 
     def follow(self, basis: KrylovBasis, values: Float[Tensor, " k"], *, settled: bool) -> None:
-        """Follow a step of the basis, which has these values; `settled`: so has the next pair."""
+        """Follow a step of the basis; `settled`: the next pair has converged too."""
         self._missed = self._beyond(values * basis.unit) > self._known
         self._within = torch.cat([self._within, self._next[None]])
         rest = self._edges / (basis.unit or 1.0) * self._next - basis.projection[-1] @ self._within

@@ -35,7 +35,7 @@ def orthogonalise(
     *,
     tolerance: float = 0.0,
 ) -> tuple[Float[Tensor, " k"], float]:
-    """Take a vector's part in the span of orthonormal rows out of it, in place.
+    """Project a vector onto the complement of orthonormal rows, in place.
 
     The first pass is over the rows that the vector is expected to have a part in. The second is
     over all rows and removes what rounding has left. Further ones follow as long as a pass takes
@@ -44,7 +44,7 @@ def orthogonalise(
     Args:
         vector: is changed.
         stacks: the k rows, in one or several tensors.
-        near: of the k rows the first one that `vector` is expected to have a part in.
+        near: number of the first row that `vector` is expected to have a part in.
         tolerance: parts in all rows that may stay, in lengths of the vector.
 
     Returns:
@@ -74,11 +74,11 @@ def length(vector: Float[Tensor, " N"]) -> float:
 
 
 def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k kept"]) -> None:
-    """Put the combinations `rotation` of the rows in the place of the first of them.
+    """Replace the first rows by the combinations `rotation` of all rows.
 
     Args:
         stacks: k rows in one or several tensors; are changed.
-        rotation: of the k rows.
+        rotation: rotation of the k rows.
     """
     turn = rotation.T.to(stacks[0].device)
     for some in _pieces(*stacks, at_once=TURNED_AT_ONCE):
@@ -89,7 +89,7 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
 
 
 def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
-    """Take the rows from number `start` on."""
+    """Return the rows from number `start` on."""
     found = []
     for stack in stacks:
         found.append(stack[min(start, len(stack)) :])
@@ -98,7 +98,7 @@ def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
 
 
 def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.0) -> Tensor:
-    """Project the rows' part out of the vector in place, in one pass; return the coefficients.
+    """Subtract the vector's projection on the rows in place, in one pass; return the coefficients.
 
     Where all of them are tolerated the vector stays, and they are zero.
 

@@ -37,13 +37,13 @@ def spectral_density(
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
-        steps: S, products a probe.
+        steps: S, products per probe.
         probes: K; the error bars are tested for 10 and more.
-        seed: of the probes.
+        seed: seed of the probes.
         broadening: standard deviation of the normal density put on each eigenvalue, in the unit of
             the eigenvalues; None: 2 % of the distance between the outermost nodes. Steps resolve
             about that distance over S, so that finer broadening shows nodes, not eigenvalues.
-        points: of the grid the density is given on.
+        points: points of the grid the density is given on.
         probe_chunk: probes advanced together; bounds memory, changes no probe.
 
     Returns:

@@ -50,7 +50,7 @@ class Wanted:
         return torch.tensor(sides, dtype=torch.float64)
 
     def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
-        """Find the wanted ones among rising values, with up to `more` further ones at each end."""
+        """Find the wanted values among rising ones, with up to `more` further ones at each end."""
         size, count = len(values), self.count + more
         if self.which == "magnitude":
             return values.abs().sort(stable=True).indices[-count:].sort().values
@@ -59,7 +59,7 @@ class Wanted:
         return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
 
     def edges(self, chosen: Float[Tensor, " wanted"], slack: float) -> Float[Tensor, " sides"]:
-        """Find the number on each side beyond which there may be no eigenvalue but the chosen."""
+        """Find the number on each side beyond which only chosen eigenvalues may lie."""
         if self.which == "magnitude":
             inmost = chosen.abs().min().expand(2)
         else:
@@ -82,7 +82,7 @@ def find_extremes(
     memory_limit: int | None = None,
     start: Float[Tensor, " N"] | None = None,
 ) -> Eigenvalues:
-    """Run Lanczos until the residuals are allowed, without a warning where they are not.
+    """Run Lanczos until the residuals are small enough; do not warn if they are not.
 
     Args:
         op: symmetric operator.
@@ -90,7 +90,7 @@ def find_extremes(
         allowed: the largest residual of each value, from the values and the largest |θ|.
         max_products: products with single vectors after which the search ends.
         basis_size: vectors held at most.
-        seed: of the random vectors.
+        seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
         copies: whether a random vector looks for what was missed, where several are wanted.
         memory_limit: bytes that vectors may take; None: a quarter of the device's memory.
@@ -131,7 +131,7 @@ def find_extremes(
 
 
 def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
-    """Count the vectors that may be held, and refuse fewer than a search needs."""
+    """Count the vectors that fit, and refuse fewer than a search needs."""
     least = min(total + 2, op.shape[0] + 1)  # one that is new, and one that comes next
     if basis_size < least:
         raise ArgumentError(
@@ -244,7 +244,7 @@ class _Search:
         return _Ritz(values, rotation, self._wanted.among(values), late, limits)
 
     def _send_lookout(self, found: _Ritz) -> None:
-        """Keep what has converged, and let a random vector look for what was missed."""
+        """Keep what has converged, and let a random vector search for missed eigenvalues."""
         self._keep(found, found.chosen)
         values = found.values[found.chosen]
         edges = self._wanted.edges(values, float(found.limits.max()))

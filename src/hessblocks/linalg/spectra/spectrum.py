@@ -73,12 +73,12 @@ class Spectrum(Tabular):
         """Build a spectrum from quadratures.
 
         Args:
-            nodes: of each probe, float64.
-            weights: of each node; rows sum to 1.
+            nodes: nodes of each probe, float64.
+            weights: weights of each node; rows sum to 1.
             size: number of eigenvalues.
             method: where the nodes come from.
             broadening: see `spectral_density`.
-            points: of the grid, over all nodes and four standard deviations more.
+            points: points of the grid, over all nodes and four standard deviations more.
 
         Returns:
             The spectrum with its density on a grid over all nodes.
@@ -213,7 +213,7 @@ class Spectrum(Tabular):
     def _averages(
         self, values: Float[Tensor, "probes steps points"]
     ) -> tuple[Float[Tensor, " points"], Float[Tensor, " points"]]:
-        """Average over the eigenvalues what has these values at the nodes, with errors."""
+        """Average a function over the eigenvalues from its values at the nodes, with errors."""
         count = self.nodes.shape[0]
         weights, unit = self.weights / count, unit_of(values)
         mean = torch.einsum("ks,ksp->p", weights, values)
@@ -253,7 +253,7 @@ def jensen_shannon_distance(
         b: the other.
         broadening: standard deviation of the normal density on each eigenvalue of both; None: 2 %
             of the range of the two together.
-        points: of the common grid.
+        points: points of the common grid.
 
     Returns:
         The distance, in [0, 1].

@@ -3,8 +3,8 @@
 A norm is over the entries of each head's queries or keys. Rotary positions turn them pair by pair,
 by an angle of the token: the score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021).
 
-Letters: N vectors, K entries of a vector, P parameters of a norm, S = K + P; B sequences, L tokens, I
-tokens that something is asked for.
+Letters: N vectors, K entries of a vector, P parameters of a norm, S = K + P; B sequences, L tokens,
+I tokens that something is asked for.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class HeadNorm:
         return vmap(self.function, in_dims=(0, None))(flat, self.parameters).view_as(vectors)
 
     def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
-        """Differentiate the output in the vector, and behind it in the parameters."""
+        """Differentiate the output in the vector and then in the parameters, side by side."""
         found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
         return torch.cat(found(vectors, self.parameters), dim=-1)
 
@@ -125,7 +125,7 @@ class Rotation:
         """Pair entries (i, i + half) of the first `turned` ones, as GPT-NeoX and Llama do.
 
         Args:
-            cosines: of the angles, the same for both of a pair.
+            cosines: cosines of the angles, the same for both of a pair.
             sines: the same.
             width: K, at least as many as are turned.
 
@@ -154,7 +154,7 @@ class Rotation:
         return vectors * self.cosines + (vectors @ self.quarter) * self.sines
 
     def turn_back(self, vectors: Float[Tensor, "I *rows K"]) -> Float[Tensor, "I *rows K"]:
-        """Turn back, R_jᵀ v_j, any number of vectors a token (sequence by sequence)."""
+        """Turn back, R_jᵀ v_j, any number of vectors per token (sequence by sequence)."""
         shape = (-1, *(1,) * (vectors.ndim - 2), vectors.shape[-1])
         sequences = vectors.shape[0] // self.cosines.shape[1]
         cosines, sines = (

@@ -83,7 +83,7 @@ class HeadTokens(HeadVectors):
         The slope is that in W_K or in the norm's parameters, by `group`.
 
         Returns:
-            One matrix a query.
+            One matrix per query.
         """
         sequences, tokens, _ = self.x.shape
         width = self.w_query.shape[1]
@@ -176,7 +176,7 @@ class HeadTokens(HeadVectors):
         For linear scores Σ_j left_j right_jᵀ over the permitted keys.
 
         Returns:
-            One matrix a token.
+            One matrix per token.
         """
 
         def weighted(queries: slice) -> Tensor:
@@ -194,14 +194,14 @@ class HeadTokens(HeadVectors):
               = Σ_j (ρ_j (left_j − mean) − p_j Σ_i ρ_i left_i) right_jᵀ, zero for linear scores.
 
         Returns:
-            One matrix a token.
+            One matrix per token.
         """
         assert self.softmax
         first = _of_queries(left, slice(1))
         return self._gathered(first.shape[3], lambda some: self._third(left, some), right)
 
     def third_total(self, left: Carried, right: Carried) -> Float[Tensor, "E U"]:
-        """Sum `third_moment` over the tokens, (E, U), without one matrix a token."""
+        """Sum `third_moment` over the tokens, (E, U), without one matrix per token."""
         assert self.softmax
         widths = [_of_queries(each, slice(1)).shape[3] for each in (left, right)]
         total = self.x.new_zeros(*widths)
@@ -238,7 +238,7 @@ class HeadTokens(HeadVectors):
         The weightings (B, q, count, L) are made chunk by chunk.
 
         Returns:
-            The sums, one a query.
+            The sums, one per query.
         """
         sequences, queries = self.attention.shape[:2]
         if not isinstance(carried, Tensor):

@@ -32,7 +32,7 @@ class Case:
     value: int | None = 3
     """Value width of a head; None for identity values."""
     out: int | None = None
-    """Width behind the output projection; None without projection."""
+    """Width after the output projection; None without a projection."""
     mask: Literal["none", "causal", "random", "random by sequence"] = "none"
     """Keys that a query may attend to."""
     scores: Literal["softmax", "linear"] = "softmax"
@@ -120,9 +120,9 @@ def arguments(
 
     Args:
         case: the layer.
-        dtype: of all tensors.
-        device: of all tensors.
-        seed: of the random numbers, the same on every device.
+        dtype: dtype of all tensors.
+        device: device of all tensors.
+        seed: seed of the random numbers, the same on every device.
 
     Returns:
         Keyword arguments, the weights stacked by head.
@@ -174,7 +174,7 @@ def _on_sphere(vector: Tensor, none: Tensor) -> Tensor:
 
 
 def _rotary(case: Case, draw: Any) -> tuple[Tensor, Tensor]:
-    """Draw an angle a pair for each sequence and token, freely: no frequency, no order."""
+    """Draw an angle per pair for each sequence and token, without frequency or order."""
     angles = draw(case.batch, case.tokens, case.turned // 2)
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()

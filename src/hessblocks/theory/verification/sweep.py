@@ -61,10 +61,10 @@ def verify_closed_forms(
     """Compare closed form and autodiff on this machine.
 
     Args:
-        dtype: of the closed form, float64 or float32.
+        dtype: dtype of the closed form, float64 or float32.
         device: where the closed form runs; autodiff runs there too.
         cases: which layers.
-        seed: of the random inputs.
+        seed: seed of the random inputs.
         progress: called with the name of each case before it runs.
 
     Returns:
@@ -89,7 +89,7 @@ def compare(
     """Compare every block of one layer.
 
     Args:
-        name: of the case.
+        name: name of the case.
         hessian: the closed form.
         reference: {part: dense matrix} with the groups in the same order.
         bound: largest accepted error.
