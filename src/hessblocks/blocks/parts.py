@@ -141,6 +141,9 @@ def above_zero(default: float | str | None, *others: str) -> Any:
     """Declare a field that must be a finite number above zero; the words and None given pass too.
 
     A default that is a word or None is one of them.
+
+    Returns:
+        The field.
     """
     words = ((default,) if isinstance(default, str) else ()) + others
     metadata = {"above": 0, "optional": default is None, "words": words}

@@ -10,7 +10,7 @@ from hessblocks.blocks.block_fields import BlockFields
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
-from hessblocks.blocks.weights import Dense, FIXED, Shared, TIED, Weight
+from hessblocks.blocks.weights import FIXED, TIED, Dense, Shared, Weight
 
 Rule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"

@@ -116,7 +116,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
-        bias = self.position.bias(places, self._key_places(given, past, places), heads, x.dtype)
+        seen = self._key_places(given, past, places)
+        bias = self.position.bias(places, seen, self._heads, x.dtype)
         self._refuse_bias(bias)
         biased = partial(attention_functions.with_bias, bias=bias, causal=self.config.causal)
         windows = {window: self._mask_of(window, past, given) for window in self.windows}
