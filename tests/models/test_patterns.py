@@ -124,11 +124,6 @@ def test_the_openers_take_the_joined_names() -> None:
         ("pre-ln+", {}, "preset: '' is unknown"),
         (["pre-ln", "post-ln"], {}, "final_norm: a model has one, but blocks 0 and 1 differ"),
         (["pre-ln", hb.preset("pre-ln", head_width=6)], {}, "head_width: a model has one"),
-        (
-            [hb.preset("pre-ln", position=ALiBiPosition(), heads=n, head_width=6) for n in (2, 1)],
-            {},
-            "heads: a model has one",
-        ),
         ("pre-ln", {"sub_blocks": "mlp"}, "sub_blocks: no layer has attention"),
     ],
 )
@@ -138,6 +133,13 @@ def test_what_does_not_fit_into_one_model_is_refused(given, fields, message) -> 
     hb.build(["pre-ln", "post-ln"], **SIZES, final_norm=RMSNorm())
     with pytest.raises(hb.ArgumentError, match="block_config: the layers have several blocks"):
         _ = hb.build("pre-ln+sas-p", **SIZES).config.block_config
+
+
+def test_heads_with_alibi_are_those_of_the_model() -> None:
+    sizes = {name: size for name, size in SIZES.items() if name != "heads"}
+    blocks = [hb.preset("pre-ln", position=ALiBiPosition(), heads=n, head_width=4) for n in (2, 1)]
+    with pytest.raises(hb.ArgumentError, match="heads: a model has one"):
+        hb.build(blocks, **sizes)
 
 
 def test_equal_blocks_are_no_pattern_and_names_may_be_joined_inside_a_list() -> None:

@@ -5,6 +5,7 @@ Letters: B sequences, H heads, T tokens, S keys, K head width, R entries of it t
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -29,10 +30,13 @@ class Position(BlockPart, abc.ABC):
         """Compute cosines and sines, each (B, 1, T, R), that turn queries and keys, or None."""
         return None
 
+    biased: ClassVar[bool] = False
+    """Whether something is added to the scores, by the positions of queries and keys."""
+
     def bias(
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
-        """Compute what is added to the scores, from the positions of queries and keys, or None."""
+        """Compute what is added to the scores, or None."""
         return None
 
 
@@ -90,6 +94,8 @@ class ALiBiPosition(Position, kind="alibi-position"):
     The slope m of head h of H is 2^(−8h/H), h from 1. Where H is no power of two, the heads behind
     the last power P have every other slope of 2P heads. Source: Press et al. (2022), section 3.
     """
+
+    biased: ClassVar[bool] = True
 
     def bias(
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype

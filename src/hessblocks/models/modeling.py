@@ -116,9 +116,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"{self.config.context}",
             )
             x = x + embedded.to(x.dtype)
-        seen = self._key_places(given, past, places)
-        bias = self.position.bias(places, seen, self._heads, x.dtype)
-        self._refuse_bias(bias)
+        bias = self._bias(given, past, places)
         biased = partial(attention_functions.with_bias, bias=bias, causal=self.config.causal)
         windows = {window: self._mask_of(window, past, given) for window in self.windows}
         own_mask = attention_functions.has_own_mask(attention_mask, position_ids)
@@ -226,13 +224,18 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 )
         return found
 
-    def _refuse_bias(self, bias: Tensor | None) -> None:
+    def _bias(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor | None:
+        """Make what is added to the scores, or None."""
+        if not self.position.biased:
+            return None
         name = self.config._attn_implementation
-        if bias is not None and name not in attention_functions.WITH_EXTRAS:
+        if name not in attention_functions.WITH_EXTRAS:
             raise ArgumentError(
                 f"attn_implementation: {name} is not used with {self.position.kind}; use "
                 f"{' or '.join(attention_functions.WITH_EXTRAS)}"
             )
+        keys = self._key_places(given, past, places)
+        return self.position.bias(places, keys, self._heads, given[0].dtype)
 
     def _mask(self, given: _Given) -> Tensor | None:
         x, mask, positions, cache = given
