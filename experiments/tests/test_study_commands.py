@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hessblocks.cli.commands.demo import RATE, START
+from hessblocks.blocks import preset
+from hessblocks.cli.commands.demo import RATE
 from hessblocks_studies import reproduce
 from hessblocks_studies.fair_trial.trial_plan import BEST, NARROW
 from hessblocks_studies.shared.variants import best_start
@@ -59,7 +60,7 @@ def test_bad_input_is_a_sentence(
 
 def test_the_demo_trains_at_the_rate_that_a_study_found() -> None:
     assert {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")} == {RATE}
-    assert best_start("pre-ln", 64) == START
+    assert best_start("pre-ln", 64) == preset("pre-ln-zero", width=64).resolved_embedding_std
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ from .errors import (
     RunError as RunError,
 )
 from .inspection import (
+    compare as compare,
     measure_curvature as measure_curvature,
     measure_signal as measure_signal,
     read as read,

@@ -8,20 +8,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
+from transformers import AutoModelForMaskedLM
 
 import hessblocks as hb
 from hessblocks.data.cache import CacheWarning
 from hessblocks.data.corpus import Corpus
 from hessblocks.training.cost import peak_bytes
-from hessblocks.training.trainer import GuardedTrainer, quiet_arguments
+from hessblocks.training.trainer import (
+    GuardedTrainer,
+    masked_once,
+    masking,
+    quiet_arguments,
+    tokenizer_of,
+)
 from hessblocks_studies.data import run_of_size
 from hessblocks_studies.data.tasks import Task
 from hessblocks_studies.masked import pretrain
 from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, classifier, encoded, finetune
-from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
-from hessblocks_studies.masked.pretrain import masked_once, pretrained
+from hessblocks_studies.masked.masked_settings import Pretraining
+from hessblocks_studies.masked.pretrain import pretrained
 
 SETTINGS = Pretraining(
     preset="sas-p", depth=2, width=16, heads=2, mlp_width=32, context=16, vocab_size=400, steps=30,
@@ -89,7 +95,7 @@ def test_a_diverging_run_ends_with_an_empty_loss(
 
 
 def test_held_out_masks_are_the_same_for_everyone_and_a_quarter(corpus: Corpus) -> None:
-    collator = DataCollatorForLanguageModeling(tokenizer_of(corpus, 16), mlm_probability=0.25)
+    collator = masking(corpus, 16, 0.25)
     windows = torch.utils.data.Subset(corpus.windows("validation", 16), list(range(60)))
     torch.manual_seed(3)
     first = masked_once(windows, collator)

@@ -33,12 +33,14 @@ from hessblocks.blocks.presets import (
     JOIN,
     PRESETS,
     STARTS,
+    parted,
     pattern_names,
     preset,
     summary,
     with_start,
 )
 from hessblocks.blocks.shaped import centre
+from hessblocks.blocks.variants import read_blocks
 from hessblocks.blocks.weights import (
     Dense,
     Identity,

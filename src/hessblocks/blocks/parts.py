@@ -138,9 +138,7 @@ def finite(default: float, *, optional: bool = False) -> Any:
 
 
 def above_zero(default: float | str | None, *others: str) -> Any:
-    """Declare a field that must be a finite number above zero; the words and None given pass too.
-
-    A default that is a word or None is one of them.
+    """Declare a field that must be a finite number above zero, a word given here, or its default.
 
     Returns:
         The field.

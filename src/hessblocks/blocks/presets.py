@@ -4,11 +4,12 @@ Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 240
 """
 
 import dataclasses
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hessblocks.blocks.attention import Attention
-from hessblocks.blocks.block_config import BlockConfig
+from hessblocks.blocks.block_config import SIZES, BlockConfig, Slots, slot_pairs, with_slots
 from hessblocks.blocks.block_fields import OVER_WIDTH
 from hessblocks.blocks.gains import Branch, Shaping
 from hessblocks.blocks.mlp import MLP
@@ -16,7 +17,7 @@ from hessblocks.blocks.norms import NoNorm, RMSNorm
 from hessblocks.blocks.parts import BlockPart
 from hessblocks.blocks.positions import RotaryPosition
 from hessblocks.blocks.weights import FAN_IN, FIXED, GAIN, Dense, Identity, Reparametrised
-from hessblocks.errors import check_name
+from hessblocks.errors import ArgumentError, check_name
 
 
 def _mlp_gain(block: BlockConfig) -> float:
@@ -112,12 +113,23 @@ STARTS = ("scaled", "fixed")
 """How matrices and embeddings are drawn; see `with_start`."""
 
 
-def preset(name: str, *, start: str = "scaled", **fields: Any) -> BlockConfig:
-    """Build the block of a preset.
+def preset(
+    name: str,
+    *,
+    start: str = "scaled",
+    slots: Slots = (),
+    given: Mapping[str, BlockConfig] | None = None,
+    **fields: Any,
+) -> BlockConfig:
+    """Build the block of a preset, or of a variant of it.
 
     Args:
-        name: one of `PRESETS`.
+        name: one of `PRESETS`, or one with slots of its own in brackets: sas[mlp.gated=true]. Of
+            sizes these may be heads and mlp_width.
         start: scaled or fixed; see `with_start`.
+        slots: further slots by path, as `with_slots` takes them.
+        given: blocks that a name may mean too; each has heads and mlp_width of its own, and must
+            have the width that is asked for.
         **fields: fields of `BlockConfig`. Sizes and position are set before the preset's edits,
             which may depend on them; every field but sizes is set after them.
 
@@ -130,13 +142,62 @@ def preset(name: str, *, start: str = "scaled", **fields: Any) -> BlockConfig:
 
     >>> preset("sas-p", width=64, heads=4).layout
     'parallel'
+    >>> preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
+    512
     """
-    check_name("preset", name, PRESETS)
-    sizes = {key: fields.pop(key) for key in ("width", "heads", "mlp_width") if key in fields}
-    place = {"position": fields["position"]} if "position" in fields else {}
-    base = BlockConfig().replace(**sizes, **place)
-    _, edit = _PRESETS[name]
-    return with_start(edit(base).replace(**fields), start)
+    base, own = parted(name)
+    others = given or {}
+    check_name("preset", base, [*PRESETS, *others])
+    sizes = {key: fields.pop(key) for key in SIZES if key in fields}
+    if base in others:
+        _check_width(base, others[base], sizes)
+        sizes = {}
+    changed = {path: value for path, value in own if path in SIZES[1:]}
+    sizes |= {path: int(one) if one.isdigit() else one for path, one in changed.items()}
+    if base in others:
+        block = others[base].replace(**sizes, **fields)
+    else:
+        place = {"position": fields["position"]} if "position" in fields else {}
+        _, edit = _PRESETS[base]
+        block = edit(BlockConfig().replace(**sizes, **place)).replace(**fields)
+    rest = [pair for pair in own if pair[0] not in changed]
+    try:
+        return with_slots(with_start(block, start), [*slot_pairs(slots), *rest])
+    except ArgumentError as error:
+        if not own:
+            raise
+        raise ArgumentError(f"{name}: {error}") from error
+
+
+def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Split a variant into the name of its block and the slots in its brackets.
+
+    Returns:
+        The name, and slots with their values as words.
+
+    Raises:
+        ArgumentError: brackets that are not closed, or without slots.
+
+    >>> parted("sas[mlp.gated=true]")
+    ('sas', [('mlp.gated', 'true')])
+    """
+    base, bracket, rest = name.partition("[")
+    if not bracket:
+        return base, []
+    pairs = [tuple(map(str.strip, one.partition("=")[::2])) for one in rest[:-1].split(",")]
+    if not rest.endswith("]") or not all(map(all, pairs)):
+        raise ArgumentError(
+            f"preset: expected NAME[SLOT=VALUE,...], such as sas[mlp.gated=true], got {name!r}"
+        )
+    return base, pairs
+
+
+def _check_width(name: str, block: BlockConfig, sizes: Mapping[str, Any]) -> None:
+    """Refuse a block that was made for another width."""
+    if sizes.get("width", block.width) != block.width:
+        raise ArgumentError(
+            f"width: {name} has a width of {block.width}, got {sizes['width']}; give all blocks one"
+        )
 
 
 def with_start(block: BlockConfig, start: str) -> BlockConfig:
@@ -178,10 +239,10 @@ def pattern_names(name: str) -> list[str]:
     Returns:
         Their names.
 
-    >>> pattern_names("pre-ln+sas-p")
-    ['pre-ln', 'sas-p']
+    >>> pattern_names("pre-ln+sas-p[mlp.gated=true]")
+    ['pre-ln', 'sas-p[mlp.gated=true]']
     """
-    return name.split(JOIN)
+    return re.split(r"\+(?![^\[\]]*\])", name)
 
 
 def summary(name: str) -> str:

@@ -21,8 +21,8 @@ from hessblocks.errors import ArgumentError
 TIED = "tied-orthogonal"
 """The initial value of a projection that undoes the values: W_P = W_Vᵀ, W_V orthogonal."""
 
-FAN_IN, GAIN = "fan-in", 0.16
-"""The standard deviation gain / sqrt(inputs), and its gain; with 64 inputs it is 0.02."""
+FAN_IN, GAIN = "fan-in", 0.32
+"""The standard deviation gain / sqrt(inputs), and its gain; with 256 inputs it is 0.02."""
 
 FIXED = 0.02
 """The standard deviation of GPT-2's matrices and embeddings, meant for width 768."""

@@ -1,8 +1,12 @@
 """Text corpora and their tokenisers."""
 
+from hessblocks.data.bigrams import BIGRAMS, BigramTable
 from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached
 from hessblocks.data.corpus import (
     END_OF_TEXT,
+    MASK,
+    PADDING,
+    SPECIAL,
     Corpus,
     Example,
     Windows,

@@ -23,6 +23,9 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
+MASK, PADDING = "<|mask|>", "<|padding|>"
+SPECIAL = {"causal-lm": (END_OF_TEXT,), "masked-lm": (END_OF_TEXT, MASK, PADDING)}
+"""Task → tokens that no text is made of, the first ones of its vocabulary."""
 """Ends each document; token 0."""
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end of text."""

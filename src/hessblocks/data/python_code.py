@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data.corpus import Corpus, cached_corpus, check_vocabulary, write_corpus
+from hessblocks.data.corpus import (
+    SPECIAL,
+    Corpus,
+    cached_corpus,
+    check_vocabulary,
+    write_corpus,
+)
 from hessblocks.data.texts import TextFile, text_file
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
@@ -36,13 +42,18 @@ class CorpusWarning(UserWarning):
     """Warning that a corpus is not quite what was asked for."""
 
 
-def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
+def load_corpus(
+    path: AnyPath | None = None,
+    vocabulary: int = DEFAULT_VOCABULARY,
+    task: str = "causal-lm",
+) -> Corpus:
     """Load Python code of the standard library, or text of the user's; built once, then cached.
 
     Args:
         path: file or folder of UTF-8 text; None means the standard library.
         vocabulary: entries of the vocabulary to learn; a text that supports fewer gets a smaller
             one, with a warning.
+        task: causal-lm, or masked-lm, whose vocabulary has a token for what is masked.
 
     Returns:
         The corpus, its files verified.
@@ -57,11 +68,11 @@ def load_corpus(path: AnyPath | None = None, vocabulary: int = DEFAULT_VOCABULAR
     check_vocabulary(vocabulary)
     if path is None:
         source = standard_library()
-        return _load(source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary)
+        return _load(source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary, task)
     source = user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
-    return _load(source, f"{name}-{place[:8]}", vocabulary)
+    return _load(source, f"{name}-{place[:8]}", vocabulary, task)
 
 
 def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
@@ -85,7 +96,7 @@ def load_package_corpus(name: str, vocabulary: int = DEFAULT_VOCABULARY) -> Corp
     return _load(package_files(name), f"package-{name}", vocabulary)
 
 
-def _load(source: Source, entry: str, vocabulary: int) -> Corpus:
+def _load(source: Source, entry: str, vocabulary: int, task: str = "causal-lm") -> Corpus:
     """Open the cache entry, or build it; warn where the corpus is not quite what was asked for."""
     key = {
         "data version": DATA_VERSION,
@@ -93,7 +104,11 @@ def _load(source: Source, entry: str, vocabulary: int) -> Corpus:
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    corpus = cached_corpus(source.name, entry, key, partial(_build, source, vocabulary))
+    special = SPECIAL[task]
+    if len(special) > 1:
+        entry, key = f"{entry}-{task}", key | {"special": [*special]}
+    build = partial(_build, source, vocabulary, special)
+    corpus = cached_corpus(source.name, entry, key, build)
     if corpus.vocab_size < vocabulary:
         _warn(
             f"--vocab-size: the text of {corpus.name} supports {corpus.vocab_size} entries, not "
@@ -111,7 +126,9 @@ def _warn(message: str) -> None:
     warnings.warn(message, CorpusWarning, stacklevel=4)
 
 
-def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
+def _build(
+    source: Source, vocabulary: int, special: Sequence[str], folder: Path
+) -> Mapping[str, Any]:
     """Learn the encoding from the training split, write every split, and say what was made."""
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
     found = {split: len(texts[split]) for split in texts}
@@ -126,7 +143,9 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
     made = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
-        **write_corpus(folder, {split: own for split, own in texts.items() if own}, vocabulary),
+        **write_corpus(
+            folder, {split: own for split, own in texts.items() if own}, vocabulary, special
+        ),
     }
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")

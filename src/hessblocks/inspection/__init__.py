@@ -1,7 +1,8 @@
 """Curvature and signal of any saved, fresh or given model: what the commands do; results again."""
 
+from hessblocks.inspection.comparing import compare
 from hessblocks.inspection.measure import measure_curvature, measure_signal
 from hessblocks.inspection.pricing import measure_price
 from hessblocks.inspection.reading import read
 
-__all__ = ["measure_curvature", "measure_signal", "read"]
+__all__ = ["compare", "measure_curvature", "measure_signal", "read"]

@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
+from hessblocks.blocks import (
+    PRESETS,
+    BlockConfig,
+    Dense,
+    pattern_names,
+    preset,
+    read_blocks,
+)
 from hessblocks.conventions import IGNORED
 from hessblocks.data import (
     DEFAULT_VOCABULARY,
@@ -29,6 +36,7 @@ from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build
 from hessblocks.settings import InspectionSettings
+from hessblocks.storage import parse_json
 
 RANDOM = "random"
 PYTHON_CODE = "python-code"
@@ -103,7 +111,8 @@ def opened(
 def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
     """Make a preset at initialisation, with the vocabulary of its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    made = [block(one, **sizes) for one in pattern_names(name)]
+    (name,), own = _read([name])
+    made = [block(one, own, **sizes) for one in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
         corpus = _corpus(settings, settings.vocab_size)
@@ -116,6 +125,7 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
         position=settings.position,
         slots=settings.slots,
         start=settings.start,
+        name=name,
     )
     subject = Subject(name=name, model=model.eval())
     if corpus:
@@ -249,9 +259,15 @@ def check_sources(sources: Sequence[Source]) -> None:
     for source, count in Counter(named).items():
         if count > 1:
             raise ArgumentError(f"MODEL: {source} was given twice; give each model once.")
-        if source.startswith(PREFIX):
-            for one in pattern_names(source.removeprefix(PREFIX)):
-                block(one)
+    fresh = [one.removeprefix(PREFIX) for one in named if one.startswith(PREFIX)]
+    if fresh:
+        _read(fresh)
+
+
+def _read(words: Sequence[str]) -> tuple[Sequence[str], dict[str, BlockConfig]]:
+    """Read names of blocks, and the blocks of those that are files."""
+    names, blocks = read_blocks(words, "MODEL", [*PRESETS, *plain_names()])
+    return names, {name: BlockConfig.from_dict(parse_json(text)) for name, text in blocks}
 
 
 def plain_names() -> list[str]:
@@ -259,12 +275,13 @@ def plain_names() -> list[str]:
     return [name + PLAIN for name in PRESETS if preset(name).attention.shaping is not None]
 
 
-def block(name: str, **sizes: Any) -> BlockConfig:
+def block(name: str, given: Mapping[str, BlockConfig] | None = None, **sizes: Any) -> BlockConfig:
     """Make the block of a preset, or the same with plain softmax attention (`skipless-plain`).
 
     Args:
         name: name of a preset, perhaps with `-plain`: A in the place of αI + βA − γC, and queries
             drawn like the keys, since zero queries are the start of shaped attention.
+        given: blocks that a name may mean too.
         **sizes: fields of `BlockConfig`.
 
     Returns:
@@ -273,9 +290,9 @@ def block(name: str, **sizes: Any) -> BlockConfig:
     Raises:
         ArgumentError: an unknown name, or sizes that do not fit.
     """
-    known = [*PRESETS, *plain_names()]
-    check_name("MODEL", name, known)
-    found = preset(name.removesuffix(PLAIN), **sizes)
-    if name in PRESETS:
+    base, bracket, slots = name.partition("[")
+    check_name("MODEL", base, [*PRESETS, *plain_names(), *(given or {})])
+    found = preset(base.removesuffix(PLAIN) + bracket + slots, given=given, **sizes)
+    if base not in plain_names():
         return found
     return found.replace(attention=found.attention.replace(shaping=None, query=Dense()))

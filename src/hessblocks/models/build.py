@@ -34,6 +34,7 @@ def build(
     embedding_std: float | str | None = None,
     position: blocks.Position | str | None = None,
     slots: blocks.Slots = (),
+    name: str | None = None,
     **block_fields: Any,
 ) -> PreTrainedModel:
     """Build a Hugging Face model made of `depth` blocks.
@@ -55,6 +56,7 @@ def build(
             own.
         slots: other fields of each block by path, `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
+        name: of the block, for tables and the model's card; by default that of the preset.
         **block_fields: fields of `BlockConfig` that differ from each preset's (`width=256,
             heads=4`).
 
@@ -71,8 +73,8 @@ def build(
     6384
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
-    for name, size in sizes.items():
-        blocks.check_positive(name, size)
+    for what, size in sizes.items():
+        blocks.check_positive(what, size)
     check_name("task", task, TASKS)
     chosen = {}
     if position is not None:
@@ -86,8 +88,7 @@ def build(
     several = [blocks.pattern_names(one) if isinstance(one, str) else [one] for one in given]
     given = [part for parts in several for part in parts]
     changes = [*chosen.items(), *blocks.slot_pairs(slots)]
-    made = [blocks.with_start(_block(one, block_fields), start) for one in given]
-    layers = [blocks.with_slots(one, changes) for one in made]
+    layers = [_block(one, start, changes, block_fields) for one in given]
     check_pattern(layers, depth)
     alike = all(one == layers[0] for one in layers)
     pattern = [one.to_dict() for one in (layers[:1] if alike else layers)]
@@ -97,7 +98,7 @@ def build(
         depth=depth,
         context=context,
         causal=task == "causal-lm",
-        preset=blocks.JOIN.join(named) if len(named) == len(layers) else None,
+        preset=name or (blocks.JOIN.join(named) if len(named) == len(layers) else None),
         block=pattern if pattern[1:] else pattern[0],
         tie_word_embeddings=tie_word_embeddings,
         embedding_std=layers[0].resolved_embedding_std,
@@ -106,9 +107,11 @@ def build(
     return TASKS[task](config)
 
 
-def _block(given: object, fields: dict[str, Any]) -> blocks.BlockConfig:
+def _block(
+    given: object, start: str, slots: blocks.Slots, fields: dict[str, Any]
+) -> blocks.BlockConfig:
     if isinstance(given, str):
-        return blocks.preset(given, **fields)
+        return blocks.preset(given, start=start, slots=slots, **fields)
     if isinstance(given, blocks.BlockConfig):
-        return given.replace(**fields)
+        return blocks.with_slots(blocks.with_start(given.replace(**fields), start), slots)
     raise ArgumentError(f"block: expected a preset's name or a BlockConfig, got {given!r}")

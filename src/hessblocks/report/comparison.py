@@ -68,8 +68,17 @@ class ComparisonRow:
     """Optimiser updates."""
     cost: Average | None = None
     """Floating-point operations of an update."""
+    rate: float | None = None
+    """Peak learning rate."""
+    tokens: int | None = None
+    """Training tokens so far."""
     budget: tuple[str, ...] = ()
     """Steps and what it used of what was matched, as text; empty at equal steps."""
+
+    @property
+    def tokens_a_parameter(self) -> float | None:
+        """Training tokens over parameters; None where either is unknown."""
+        return self.tokens / self.parameters if self.tokens and self.parameters else None
 
     @property
     def ratios(self) -> dict[str, Heterogeneity[Average]]:
@@ -129,6 +138,23 @@ class Comparison:
         return tuple(row.preset for row in self.rows)
 
     @property
+    def rate_words(self) -> str:
+        """How the rates of several blocks were chosen; empty of one block."""
+        if len(self.rows) < 2:
+            return ""
+        if self.results.tried:
+            return (
+                "Learning rates: the best of each block in half decades, searched with one seed "
+                "that no run has (tuning.json)."
+            )
+        rate = self.rows[0].rate
+        return (
+            f"Learning rates are not tuned: {'' if rate is None else f'{rate:g} '}for all blocks, "
+            "whose best rates were up to a factor of 10 apart where they were searched (4 layers "
+            "of width 64); --tune searches them."
+        )
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds with any value."""
         return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
@@ -186,8 +212,9 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
     measured = {row.seed for row in results.measurements if row.preset == preset}
     parameters, steps = over_seeds("parameters"), max((row.step for row in metrics), default=None)
     time, cost = over_seeds("training_time"), over_seeds("flops")
+    tokens = max((row.tokens for row in metrics if row.tokens is not None), default=None)
     used: dict[str, float | None] = {
-        "tokens": max((row.tokens for row in metrics if row.tokens is not None), default=None),
+        "tokens": tokens,
         "time": None if time is None else time.value,
         "flops": None if cost is None or steps is None else steps * cost.value,
     }
@@ -206,6 +233,8 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
         end=min((row.step for row in lost), default=math.inf),
         steps=steps,
         cost=cost,
+        rate=results.rates.get(preset),
+        tokens=tokens,
         budget=(_text(steps, "{:,}".format), _text(used[match], number)) if match in used else (),
     )
 

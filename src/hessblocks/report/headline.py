@@ -38,6 +38,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
         *_losses(rows, base, of_steps=found.match == "steps"),
+        *_below_pairs(rows, found.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
         *_diverged(rows),
@@ -69,6 +70,20 @@ def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow, *, of_steps: boo
     others = f"; {', '.join(told)}{' (one seed)' if alone else ''}" if told else ""
     loss = f"the held-out loss of {first.preset} is {with_error(own)} nats per token"
     yield f"{after} {loss}{others}."
+
+
+def _below_pairs(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
+    """Name the blocks that end above the table of pairs, and so have learnt little of context."""
+    lost = [
+        row.preset
+        for row in rows
+        if table is not None and row.final_loss is not None and row.final_loss.value > table
+    ]
+    if lost:
+        yield (
+            f"{_listed(lost)} {'ends' if len(lost) == 1 else 'end'} above the bigram table "
+            f"({table:.3f}), which knows pairs of tokens alone: no more was learnt than that."
+        )
 
 
 def _gap(loss: Average, base: Average) -> str:

@@ -1,5 +1,6 @@
 """Write the report: figures, and one HTML file that needs nothing else and no network."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from markupsafe import Markup
 from hessblocks import settings
 from hessblocks.conventions import AnyPath
 from hessblocks.escape import shell_line
-from hessblocks.figures import Figure, page_text
+from hessblocks.figures import Figure, number, page_text
 from hessblocks.report.captions import ratio_text, with_error, zero_groups
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.report.curve_figures import along_figures, loss_figure
@@ -26,18 +27,21 @@ from hessblocks.report.templates import (
 from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
 
-FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json")
+FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json", "tuning.json")
 """Numbers behind the page, linked where they are."""
 OWN_DATA = "PATH"
 """Stands for the user's data in a command: config.json does not keep its place."""
 STANDARD_DATA = "python-code"
+FINAL = "Final loss (nats per token)"
 COLUMNS = (
     "Preset",
     "Parameters",
     "Tokens per second",
     "Peak memory (MB)",
     "Initial loss (nats per token)",
-    "Final loss (nats per token)",
+    FINAL,
+    "Learning rate",
+    "Tokens a parameter",
     "Heterogeneity before",
     "Heterogeneity after",
 )
@@ -60,6 +64,7 @@ def write_report(folder: AnyPath) -> Path:
     results = load_results(folder)
     found = compare_results(results)
     blocks = folder / "blocks.svg"
+    shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
     return write_page(
         folder,
         "comparison.html",
@@ -68,12 +73,13 @@ def write_report(folder: AnyPath) -> Path:
         headline=headline(found),
         missing=results.missing,
         columns=(*COLUMNS, *map(str.capitalize, found.budget_columns)),
-        rows=list(map(comparison_cells, found.rows)),
+        rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
+        rates=found.rate_words,
         zero_groups=zero_groups(found.rows),
         blocks=inlined(blocks.read_bytes()) if blocks.is_file() else "",
         figures=[_shown(figure, folder) for figure in all_figures(found)],
         command=command_line(results.settings),
-        settings=list(setting_rows(results.settings.values)),
+        settings=list(setting_rows(shown)),
         environment=list(environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
     )
@@ -112,10 +118,21 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         _mean(row.peak_memory, 1e-6),
         _mean(row.initial_loss),
         final,
+        ABSENT if row.rate is None else f"{row.rate:g}",
+        ABSENT if row.tokens_a_parameter is None else number(row.tokens_a_parameter),
         ratio_text(row.before) if row.before else ABSENT,
         ratio_text(row.after) if row.after else ABSENT,
         *row.budget,
     )
+
+
+def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
+    """The row of what any block must beat, where it was computed."""
+    if found.results.reference is not None:
+        width = len(COLUMNS) + len(found.budget_columns)
+        cells = dict.fromkeys(range(width), ABSENT)
+        cells |= {0: "bigram table", COLUMNS.index(FINAL): f"{found.results.reference:.3f}"}
+        yield tuple(cells.values())
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
@@ -138,19 +155,30 @@ def _shown(figure: Figure, folder: Path) -> dict[str, str]:
 
 def command_line(config: Settings) -> str:
     """Write the command with every option that is not the default, quoted for a POSIX shell."""
-    names = list(config.presets if config.command == "train" else ())
+    names = list(_words(config) if config.command == "train" else ())
     options = [*_options(config), "--out", "DIR"]
     if any(name.startswith("-") for name in names):  # no options of ours: another's config.json
         options, names = [], [*options, "--", *names]
     return shell_line(["hessblocks", config.command, *names, *options])
 
 
+def _words(config: Settings) -> list[str]:
+    """Write the blocks as they are typed: one of the user's is a file of its name."""
+    own = {str(name) for name in config.values.get("own", [])}
+    parts = (re.split(r"(\+(?![^\[\]]*\]))", name) for name in config.presets)
+    return ["".join(_word(part, own) for part in one) for one in parts]
+
+
+def _word(part: str, own: set[str]) -> str:
+    name, bracket, rest = part.partition("[")
+    return f"{name}{'.json' if name in own else ''}{bracket}{rest}"
+
+
 def _options(config: Settings) -> Iterator[str]:
     if config.command not in ("train", "demo"):
-        yield from ("--presets", ",".join(config.presets), "--seeds", str(len(config.seeds)))
-        yield from settings.said_again(
-            settings.ComparisonSettings, {"match": config.values.get("match")}
-        )
+        yield from ("--presets", ",".join(_words(config)), "--seeds", str(len(config.seeds)))
+        chosen = {name: config.values.get(name) for name in ("match", "tune")}
+        yield from settings.said_again(settings.ComparisonSettings, chosen)
     if config.command != "demo":
         yield from _chosen(config)
     if config.seeds:

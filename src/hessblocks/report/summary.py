@@ -25,8 +25,8 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         seconds: what the whole command took; training time of all runs when None.
 
     Returns:
-        `command`, `out`, `seconds`, `match`, `missing` and `presets`: for each block its
-        parameters, steps, speed, memory, losses, `standard_errors` of those, heterogeneity and
+        `command`, `out`, `seconds`, `match`, `bigram_loss`, `tuned`, `missing` and `presets`: for
+        each block its parameters, steps, rate, tokens a parameter, speed, memory, losses, `standard_errors` of those, heterogeneity and
         curvature (before and after training: group → part → value, standard_error).
     """
     found = compare_results(results)
@@ -37,6 +37,8 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         "out": str(found.results.folder),
         "seconds": trained if seconds is None else seconds,
         "match": found.match,
+        "bigram_loss": found.results.reference,
+        "tuned": bool(found.results.tried),
         "missing": list(found.results.missing),
         "presets": {
             row.preset: _preset(row, [one for one in found.norms if one.preset == row.preset])
@@ -55,6 +57,8 @@ def _preset(row: ComparisonRow, norms: Iterable[ResultRow]) -> dict[str, Any]:
         "diverged": list(row.diverged),
         "parameters": row.parameters,
         "steps": row.steps,
+        "learning_rate": row.rate,
+        "tokens_a_parameter": row.tokens_a_parameter,
         **{name: mean["value"] for name, mean in averages.items()},
         "standard_errors": {name: mean["standard_error"] for name, mean in averages.items()},
         "heterogeneity": {moment: _ratio(getattr(row, moment)) for moment in MOMENTS},

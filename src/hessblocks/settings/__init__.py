@@ -29,7 +29,7 @@ from hessblocks.settings.observation import (
     chooses,
     is_due,
 )
-from hessblocks.settings.optimisation import TrainingSettings
+from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
 from hessblocks.settings.priced import PricingSettings
 from hessblocks.settings.run_settings import (
     MATCHES,

@@ -1,6 +1,7 @@
 """Mark what a field of settings may be, beside its type, and hold values to it."""
 
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -140,8 +141,9 @@ def _listed(value: Any, kind: Kind) -> Any:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split words that were given with commas."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """Split words that were given with commas; those in brackets belong to a word."""
+    found = re.split(r",(?![^\[\]]*\])", text)
+    return tuple(word.strip() for word in found if word.strip())
 
 
 def check_ranges(settings: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError, check_name
@@ -137,3 +137,38 @@ class TrainingSettings:
         if self.optimiser == "sgd":
             return chosen | {"optim": "sgd", "optim_args": f"momentum={self.momentum}"}
         return chosen | {"adam_beta1": self.betas[0], "adam_beta2": self.betas[1]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedSettings(TrainingSettings):
+    """Rates of a comparison."""
+
+    tune: bool = False
+    """Search each block's best rate first, in half decades with one seed, then run at these."""
+
+    @classmethod
+    def chosen(cls, *, tune: bool = False, **others: Any) -> TunedSettings:
+        """Make settings; see `TrainingSettings.chosen`.
+
+        Args:
+            tune: whether rates are searched.
+            **others: further fields.
+
+        Returns:
+            The settings.
+
+        Raises:
+            ArgumentError: a value outside its range, or a rate where rates are searched.
+        """
+        if tune and others.get("learning_rate") is not None:
+            raise ArgumentError("--tune: it searches the rates; leave --learning-rate out.")
+        made = super().chosen(tune=tune, **others)
+        assert isinstance(made, TunedSettings)
+        return made
+
+    @property
+    def of_each(self) -> TrainingSettings:
+        """The settings of a run, which searches nothing."""
+        return TrainingSettings(
+            **{one.name: getattr(self, one.name) for one in fields(TrainingSettings)}
+        )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from hessblocks.errors import ArgumentError
 from hessblocks.settings.field_marks import (
+    NoOption,
     OneOf,
     Repeated,
     Seed,
@@ -61,8 +62,12 @@ class ModelSettings(BlockSizes):
 
     context: Annotated[int, at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
+    task: Annotated[str, OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
+    """What is learnt: causal-lm, the next token, or masked-lm, 15 % of the tokens from the rest."""
     start: Annotated[str, OneOf(STARTS)] = "scaled"
     """How weights are drawn: scaled by the widths, or fixed (0.02 each, as in GPT-2)."""
+    blocks: Annotated[tuple[tuple[str, str], ...], NoOption()] = ()
+    """Blocks of the user's: name, and the block as JSON."""
     embedding_std: Annotated[float | None, above_0("a number")] = None
     """Standard deviation of the entries of embeddings at the start; that of the block by default."""
 
@@ -97,6 +102,11 @@ class SharedSettings:
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
         check_ranges(self)
+        if self.model.task == "masked-lm" and self.samples:
+            raise ArgumentError(
+                "--task: masked-lm is for train, without --signal-every and --curvature-every, "
+                "which measure the loss of the next token."
+            )
         for sample in self.samples:
             if sample.tokens > self.model.context:
                 raise ArgumentError(
@@ -133,6 +143,8 @@ class ComparisonSettings(SharedSettings):
     """What every block gets as much of as the first; --steps are those of the first."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Curvature of every model before and after training."""
+    tune: bool = False
+    """Whether each block's best rate is searched first."""
 
     def __post_init__(self) -> None:
         """Check names and numbers."""
@@ -142,18 +154,28 @@ class ComparisonSettings(SharedSettings):
                 got = ", ".join(map(str, values)) or "none"
                 raise ArgumentError(f"--{name}: expected one or more, each once, got {got}.")
 
-    def runs(self, steps: Mapping[str, int] | None = None) -> list[RunSettings]:
+    def runs(
+        self,
+        steps: Mapping[str, int] | None = None,
+        rates: Mapping[str, float] | None = None,
+    ) -> list[RunSettings]:
         """List every run, seed by seed.
 
         Args:
             steps: steps of each preset; those of the settings by default.
+            rates: learning rate of each preset; that of the settings by default.
 
         Returns:
             The settings of each run, in the order in which they are carried out.
         """
         shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
+        usual = self.training
         own = {
-            preset: replace(self.training, steps=(steps or {}).get(preset, self.training.steps))
+            preset: replace(
+                usual,
+                steps=(steps or {}).get(preset, usual.steps),
+                learning_rate=(rates or {}).get(preset, usual.learning_rate),
+            )
             for preset in self.presets
         }
         return [

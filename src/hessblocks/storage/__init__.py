@@ -34,7 +34,13 @@ from hessblocks.storage.files import (
     write_json,
     write_text,
 )
-from hessblocks.storage.folder_results import FolderResults, load_results
+from hessblocks.storage.folder_results import (
+    REFERENCE,
+    FolderResults,
+    load_results,
+    read_tuning,
+    write_tuning,
+)
 from hessblocks.storage.lines import (
     Metric,
     Observation,

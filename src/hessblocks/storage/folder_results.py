@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.config import Settings, read_settings, run_path
 from hessblocks.storage.environment import read_environment
-from hessblocks.storage.files import refuse_links
+from hessblocks.storage.files import read_object, refuse_links, write_json
 from hessblocks.storage.lines import Metric, Observation, read_typed
 from hessblocks.storage.rows import NORM, STAGES, ResultRow, is_trained, read_results
 
+TUNING, REFERENCE = "tuning.json", "reference.json"
+Tried = Mapping[str, Mapping[float, float]]
+"""Block → rate → last validation loss, infinite where the run diverged."""
 Measured = TypeVar("Measured", Metric, ResultRow, Observation)
 
 
@@ -33,8 +36,21 @@ class FolderResults:
     """Measured values."""
     observations: tuple[Observation, ...] = ()
     """Values measured along training, besides losses."""
+    reference: float | None = None
+    """Loss of the table of pairs on the same windows, in nats per token."""
+    tried: Tried = field(default_factory=dict)
+    """What a search of rates found; empty where there was none."""
     missing: tuple[str, ...]
     """Results that were asked for and are missing, one sentence each."""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Peak learning rate of each block: its best where it was searched."""
+        shared = self.settings.section("training").get("learning_rate")
+        usual = {} if shared is None else dict.fromkeys(self.settings.presets, float(shared))
+        return usual | {
+            name: min(own, key=lambda rate: own[rate]) for name, own in self.tried.items() if own
+        }
 
     @property
     def presets(self) -> tuple[str, ...]:
@@ -93,6 +109,8 @@ def load_results(folder: AnyPath) -> FolderResults:
         metrics=tuple(metrics.values()),
         measurements=measurements,
         observations=tuple(observed),
+        reference=read_reference(folder),
+        tried=read_tuning(folder),
         missing=tuple(_missing(settings, environment, metrics.values(), measurements)),
     )
 
@@ -133,3 +151,81 @@ def _missing(
             for stage, words in zip(STAGES, ("before", "after"), strict=True):
                 if asked and (preset, seed, stage) not in mapped:
                     yield f"{run}: no curvature {words} training."
+
+
+def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
+    """Write every loss of a search of rates.
+
+    Args:
+        folder: of the comparison.
+        seed: of the runs.
+        tried: losses by block and rate.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    losses = {
+        name: {
+            "best": min(own, key=lambda rate: own[rate]),
+            "losses": [[rate, own[rate] if math.isfinite(own[rate]) else None] for rate in own],
+        }
+        for name, own in tried.items()
+        if own
+    }
+    write_json(folder / TUNING, {"seed": seed, "blocks": losses})
+
+
+def read_tuning(folder: Path) -> dict[str, dict[float, float]]:
+    """Read the losses of a search of rates; empty where there was none.
+
+    Args:
+        folder: of a comparison.
+
+    Returns:
+        Block → rate → loss, infinite where the run diverged.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not (path := folder / TUNING).exists():
+        return {}
+    try:
+        return {
+            str(name): {
+                _above_0(rate): math.inf if loss is None else float(loss)
+                for rate, loss in own["losses"]
+            }
+            for name, own in read_object(path)["blocks"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+
+
+def read_reference(folder: Path) -> float | None:
+    """Read the loss of the table of pairs, in nats per token; None where it was not computed.
+
+    Args:
+        folder: of a run or a comparison.
+
+    Returns:
+        The loss.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not (path := folder / REFERENCE).exists():
+        return None
+    try:
+        return _above_0(read_object(path)["loss"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path) from error
+
+
+def _above_0(value: Any) -> float:
+    if 0 < (found := float(value)) < math.inf:
+        return found
+    raise ValueError
+
+
+def _damaged(path: Path) -> RunError:
+    return RunError(f"{path}: damaged; remove it and run the command again.")

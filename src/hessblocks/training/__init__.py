@@ -27,11 +27,15 @@ from hessblocks.training.run import Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     GuardedTrainer,
+    MaskedTrainer,
     RunTrainer,
     held_out,
     make_trainer,
+    masked_once,
+    masking,
     quiet_arguments,
     run_arguments,
+    tokenizer_of,
 )
 
 __all__ = [

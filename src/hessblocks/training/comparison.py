@@ -10,10 +10,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hessblocks import storage
 from hessblocks.blocks import BlockConfig
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Corpus
+from hessblocks.data import BIGRAMS, BigramTable, Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
@@ -23,6 +25,8 @@ from hessblocks.training.execution import agree, together
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.preparation import config_of, line_files, model_without_weights
 from hessblocks.training.run import Run
+from hessblocks.training.trainer import held_out, masked_once, masking
+from hessblocks.training.tuning import tuned_rates
 
 
 def compare(
@@ -50,7 +54,8 @@ def compare(
     with _opened(settings, settings.presets, corpus, out, command) as folder:
         if not folder:
             return
-        runs = settings.runs(steps_of(settings, corpus, folder, progress))
+        rates = tuned_rates(settings, corpus, folder, progress) if settings.tune else None
+        runs = settings.runs(steps_of(settings, corpus, folder, progress), rates)
         for run in runs:
             own = folder.run(run.preset, run.seed)
             own.prepare(config_of(run, command, corpus))
@@ -74,9 +79,10 @@ def _opened(
             yield None
             return
         config = config_of(settings, command, corpus)
-        growing = ("presets", "seeds") if isinstance(settings, ComparisonSettings) else ()
+        growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
         with claimed(Path(out), config, growing) as folder:
             _draw(folder.path, settings, presets, corpus.vocab_size)
+            _refer(folder.path, settings, corpus)
             yield folder
 
 
@@ -88,6 +94,21 @@ def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_siz
         several = len(own) > 1
         blocks |= {f"{k} of {name}" if several else name: one for k, one in enumerate(own, start=1)}
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
+
+
+def _refer(out: Path, settings: SharedSettings, corpus: Corpus) -> None:
+    """Compute what a table of pairs loses on the windows that the blocks are judged by."""
+    if (path := out / storage.REFERENCE).exists():
+        return
+    table = BigramTable(corpus.splits["train"], corpus.vocab_size)
+    windows: Any = held_out(corpus, settings)
+    whole = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    if settings.model.task == "masked-lm":
+        asked = masked_once(windows, masking(corpus, settings.model.context))
+        loss = table.masked_loss(whole, torch.stack([one["labels"] for one in asked]) >= 0)
+    else:
+        loss = table.loss(whole)
+    storage.write_json(path, {"what": BIGRAMS, "loss": loss})
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:

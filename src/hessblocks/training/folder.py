@@ -102,6 +102,10 @@ class RunFolder:
         try:
             old = storage.read_object(self.config)
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            if "blocks" not in old:  # of an earlier version, which other settings tell apart
+                new.pop("blocks", None)
+            elif more:
+                more["blocks"] = new["blocks"] | old["blocks"]
             command = new.get("command")
             other = old.get("command") != command
             found = storage.differences(old | more, new)

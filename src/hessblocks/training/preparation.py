@@ -11,11 +11,14 @@ from transformers import PreTrainedModel
 from transformers.integrations import get_available_reporting_integrations
 from transformers.modeling_utils import local_torch_dtype
 
+from hessblocks.blocks import BlockConfig, Position, part_of, pattern_names, slot_pairs
+from hessblocks.blocks import preset as block_of
 from hessblocks.curvature import parameter_groups
-from hessblocks.data import Corpus
+from hessblocks.data import MASK, Corpus
 from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
 from hessblocks.models import build
 from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
+from hessblocks.storage import parse_json
 from hessblocks.training import ranks
 from hessblocks.training.trained_gains import has_gains
 
@@ -79,8 +82,8 @@ def build_model(
     """Build the causal language model of a preset in float32; sets torch's random state.
 
     Args:
-        sizes: sizes of the model.
-        preset: name of the block.
+        sizes: sizes of the model, and blocks of the user.
+        preset: name of the block, or of those that the layers have in turn.
         vocab_size: entries of the vocabulary.
         seed: seed of the weights.
 
@@ -90,8 +93,42 @@ def build_model(
     Raises:
         ArgumentError: an unknown preset, or sizes that do not fit.
     """
+    blocks = blocks_of(sizes, preset)
     torch.manual_seed(seed)
-    return build(preset, vocab_size=vocab_size, **asdict(sizes))
+    return build(
+        blocks,
+        depth=sizes.depth,
+        vocab_size=vocab_size,
+        context=sizes.context,
+        task=sizes.task,
+        embedding_std=sizes.embedding_std,
+        name=preset,
+    )
+
+
+def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
+    """Make the blocks that the layers have in turn.
+
+    Args:
+        sizes: of the model, and blocks of the user's.
+        preset: name of the block, or of several.
+
+    Returns:
+        One, or one for each name in a pattern.
+
+    Raises:
+        ArgumentError: an unknown name, or parts that exclude each other.
+    """
+    given = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
+    fields = {size: getattr(sizes, size) for size in ("width", "heads", "mlp_width")}
+    slots = slot_pairs(sizes.slots)
+    if sizes.position is not None:
+        fields["position"] = part_of(sizes.position, Position, "position")
+        slots = [("position", sizes.position), *slots]
+    return [
+        block_of(one, given=given, start=sizes.start, slots=slots, **fields)
+        for one in pattern_names(preset)
+    ]
 
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
@@ -133,6 +170,10 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
         ArgumentError: names the option.
     """
     check_tracker(settings.report_to)
+    if settings.model.task == "masked-lm" and corpus.tokenizer.token_to_id(MASK) is None:
+        raise ArgumentError(
+            "--task: the corpus has no token for what is masked; load it with task='masked-lm'."
+        )
     models = [model_without_weights(settings.model, name, corpus.vocab_size) for name in presets]
     for split in ("train", "validation"):
         corpus.windows(split, settings.model.context)
@@ -173,11 +214,22 @@ def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
 def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
     """Describe all that the numbers depend on, as config.json holds it."""
     single = isinstance(settings, RunSettings)
-    names = ("preset", "seed") if single else ("presets", "seeds", "match")
+    names = ("preset", "seed") if single else ("presets", "seeds", "match", "tune")
+    model = {name: one for name, one in asdict(settings.model).items() if name != "blocks"}
+    presets = [settings.preset] if isinstance(settings, RunSettings) else settings.presets
+    blocks = {
+        name: {
+            f"{place}": block.to_dict()
+            for place, block in enumerate(blocks_of(settings.model, name), start=1)
+        }
+        for name in presets
+    }
     return {
         "command": command,
         **{name: getattr(settings, name) for name in names},
-        "model": {**asdict(settings.model), "vocab_size": corpus.vocab_size},
+        "own": [name for name, _ in settings.model.blocks],
+        "blocks": blocks,
+        "model": {**model, "vocab_size": corpus.vocab_size},
         "data": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "training": asdict(settings.training),
         "curvature": asdict(settings.curvature) if settings.curvature else None,

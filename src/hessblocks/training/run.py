@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hessblocks import storage
-from hessblocks.data import END_OF_TEXT, Corpus
+from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
@@ -21,6 +21,7 @@ from hessblocks.training.execution import agree, carry_out
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import map_rows
 from hessblocks.training.preparation import build_model, line_files, model_without_weights
+from hessblocks.training.trainer import tokenizer_of
 
 Rows = list[storage.ResultRow]
 
@@ -161,11 +162,7 @@ class Run:
             model, recorder = order(self.corpus, self.progress)
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
-                tokenizer = PreTrainedTokenizerFast(
-                    tokenizer_object=self.corpus.tokenizer,
-                    eos_token=END_OF_TEXT,
-                    model_max_length=settings.model.context,
-                )
+                tokenizer = tokenizer_of(self.corpus, settings.model.context)
                 save_model(model, tokenizer, self.folder, self._card(), **measured)
         return self._training_rows(measured, diverged=recorder.divergence is not None)
 

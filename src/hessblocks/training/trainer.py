@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,17 +11,30 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler, Subset
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainingArguments
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from transformers import (
+    DataCollatorForLanguageModeling,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Corpus, Example, Windows
+from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
 from hessblocks.errors import RunError
-from hessblocks.settings import RunSettings
+from hessblocks.settings import RunSettings, SharedSettings
 from hessblocks.training import ranks
 from hessblocks.training.divergence import Batch, Divergence, locate
 from hessblocks.training.folder import writing
 from hessblocks.training.optimisers import optimiser_of
+
+MASK_SHARE = 0.15
+"""Share of the tokens that a masked language model is asked for (Devlin et al., 2019)."""
+Masking = Callable[[Iterable[Example]], dict[str, Any]]
+"""From windows of tokens to a batch with some of them masked."""
 
 
 class GuardedTrainer(Trainer):
@@ -157,6 +171,86 @@ class RunTrainer(GuardedTrainer):
         return ShuffledPasses(windows, count, arguments.seed)
 
 
+class MaskedTrainer(GuardedTrainer):
+    """Trainer that masks training windows; held-out windows are masked beforehand."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Put the held-out windows together as they are."""
+        own, self.data_collator = self.data_collator, default_data_collator
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = own
+
+
+class MaskedRunTrainer(MaskedTrainer, RunTrainer):
+    """Trainer of a run whose tokens are masked."""
+
+
+def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
+    """Make the corpus' encoding what Hugging Face's collators and models want.
+
+    Args:
+        corpus: of any task.
+        context: longest sequence, in tokens.
+
+    Returns:
+        The tokeniser, with a mask where the corpus has one.
+    """
+    known = {"mask_token": MASK, "pad_token": PADDING}
+    own = {
+        name: one for name, one in known.items() if corpus.tokenizer.token_to_id(one) is not None
+    }
+    return PreTrainedTokenizerFast(
+        tokenizer_object=corpus.tokenizer,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        **own,
+    )
+
+
+def masking(corpus: Corpus, context: int, share: float = MASK_SHARE) -> Masking:
+    """Make the collator of a masked language model.
+
+    Of the tokens that are to be told 80 % are masked, 10 % replaced and 10 % left (Devlin et al.,
+    2019).
+
+    Args:
+        corpus: with a token for what is masked.
+        context: longest sequence, in tokens.
+        share: of the tokens that are to be told.
+
+    Returns:
+        From windows to a batch, masked anew each time from torch's random state.
+    """
+    masks = DataCollatorForLanguageModeling(tokenizer_of(corpus, context), mlm_probability=share)
+    return partial(_masked, masks)
+
+
+def _masked(masks: DataCollatorForLanguageModeling, examples: Iterable[Example]) -> dict[str, Any]:
+    made: dict[str, Any] = masks([{"input_ids": example["input_ids"]} for example in examples])
+    return made
+
+
+def masked_once(windows: Subset[Example], masks: Masking) -> list[Example]:
+    """Mask held-out windows alike for every block, seed and step.
+
+    Args:
+        windows: of tokens.
+        masks: as `masking` makes it.
+
+    Returns:
+        Tokens as the model sees them, and as labels those that it is asked for; −100 elsewhere.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        every = masks(windows[place] for place in range(len(windows)))
+    return [
+        {"input_ids": tokens, "labels": labels}
+        for tokens, labels in zip(every["input_ids"], every["labels"], strict=True)
+    ]
+
+
 def make_trainer(
     model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: AnyPath
 ) -> RunTrainer:
@@ -175,12 +269,21 @@ def make_trainer(
         ArgumentError: the corpus is smaller than one window, or an update cannot be shared out
             evenly.
     """
-    windows = held_out(corpus, settings)
-    trainer = RunTrainer(
+    windows: Any = held_out(corpus, settings)
+    kind, more = RunTrainer, {}
+    if settings.model.task == "masked-lm":
+        masks = masking(corpus, settings.model.context)
+        windows, kind, more = (
+            masked_once(windows, masks),
+            MaskedRunTrainer,
+            {"data_collator": masks},
+        )
+    trainer = kind(
         model=model,
         args=run_arguments(settings, folder, len(windows)),
         train_dataset=corpus.windows("train", settings.model.context),
         eval_dataset=windows,
+        **more,
     )
     trainer.optimizer = optimiser_of(trainer, settings.training)
     trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
@@ -188,7 +291,7 @@ def make_trainer(
     return trainer
 
 
-def held_out(corpus: Corpus, settings: RunSettings) -> Subset[Example]:
+def held_out(corpus: Corpus, settings: SharedSettings) -> Subset[Example]:
     """Choose the windows of each validation loss, spread evenly over the split.
 
     Args:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from hessblocks.data import BigramTable
 from hessblocks.figures import Panel
 from hessblocks.storage import Row
 from hessblocks_studies import shared
-from hessblocks_studies.data import BigramTable
 from hessblocks_studies.engine import Rows, Scale, Summary
 from hessblocks_studies.masked import Pretraining, cost_rows, held_out_masked, pretrained
 

@@ -23,8 +23,6 @@ DOCSTRINGS_VERSION = 2
 """Raised whenever the same files would give other records or splits."""
 ENTRY = f"docstrings-{sys.implementation.cache_tag}"
 """Name of the entry in the cache, one per version of Python."""
-MASK, PADDING = "<|mask|>", "<|padding|>"
-SPECIAL = (data.END_OF_TEXT, MASK, PADDING)
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.15, "validation": 0.1}
 """Share of each package's docstrings that these splits take at least, where its files allow it."""
@@ -76,7 +74,7 @@ def load_docstring_corpus(vocabulary: int) -> data.Corpus:
     """The docstrings as tokens, each ended by the end of text; splits train, validation and test.
 
     Args:
-        vocabulary: entries of the encoding, learnt from the training split; `MASK` and `PADDING`
+        vocabulary: entries of the encoding, learnt from the training split; `data.MASK` and `data.PADDING`
             are among them.
 
     Returns:
@@ -208,5 +206,5 @@ def _encode(vocabulary: int, folder: Path) -> Mapping[str, Any]:
     held = {record.text for record in records if record.split != "train"}
     texts = {s: [record.text for record in records if record.split == s] for s in SPLITS}
     texts["train"] = [text for text in texts["train"] if text not in held]  # inherited docstrings
-    made = data.write_corpus(folder, texts, vocabulary, SPECIAL)
+    made = data.write_corpus(folder, texts, vocabulary, data.SPECIAL["masked-lm"])
     return {"split": "by file within each package", **made}

@@ -14,9 +14,14 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data import Corpus
 from hessblocks.models import HessblocksForSequenceClassification
 from hessblocks.quiet import quiet
-from hessblocks.training import GuardedTrainer, quiet_arguments, resolve_device
+from hessblocks.training import (
+    GuardedTrainer,
+    quiet_arguments,
+    resolve_device,
+    tokenizer_of,
+)
 from hessblocks_studies.data import LabelledText, Task
-from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks_studies.masked.masked_settings import Pretraining
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from hessblocks.blocks import MLP, BlockConfig, preset, with_start
-from hessblocks.data import END_OF_TEXT, Corpus
 from hessblocks.models import build
-from hessblocks_studies.data import MASK, PADDING, RunSize
+from hessblocks_studies.data import RunSize
 
 MLP_GAIN = 0.2
 """β_FF before depth scaling where it is trained: 0.05 at 16 layers."""
@@ -61,14 +60,3 @@ class Pretraining(RunSize):
             slots=self.slots,
             embedding_std=self.embedding_std,
         )
-
-
-def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
-    """The corpus' encoding as Hugging Face's collators want it."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer,
-        mask_token=MASK,
-        pad_token=PADDING,
-        eos_token=END_OF_TEXT,
-        model_max_length=context,
-    )

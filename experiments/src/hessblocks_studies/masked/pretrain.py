@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
-from transformers import DataCollatorForLanguageModeling, default_data_collator
 
 from hessblocks import __version__, training
-from hessblocks.data import Corpus, Example, cached
+from hessblocks.data import Corpus, cached
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks_studies.data import run_of_size
-from hessblocks_studies.masked.masked_settings import Pretraining, tokenizer_of
+from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.shared import validation_loss
 
 PRETRAINING_VERSION = 2
@@ -90,7 +88,8 @@ def held_out_masked(
     Raises:
         ArgumentError: the split is smaller than one window.
     """
-    return masked_once(training.held_out(corpus, _run(settings)), _masks(settings, corpus))
+    masks = training.masking(corpus, settings.context, settings.mask_share)
+    return training.masked_once(training.held_out(corpus, _run(settings)), masks)
 
 
 def _run(settings: Pretraining) -> RunSettings:
@@ -102,12 +101,6 @@ def _run(settings: Pretraining) -> RunSettings:
         clip=CLIP,
         bf16=torch.cuda.is_available(),
         log_every=settings.evaluate_every,
-    )
-
-
-def _masks(settings: Pretraining, corpus: Corpus) -> DataCollatorForLanguageModeling:
-    return DataCollatorForLanguageModeling(
-        tokenizer_of(corpus, settings.context), mlm_probability=settings.mask_share
     )
 
 
@@ -123,42 +116,13 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
     with quiet(), tempfile.TemporaryDirectory() as unused:
         model = settings.model()
         arguments = training.run_arguments(run, Path(unused), len(windows), adam_epsilon=EPSILON)
-        trainer = MaskedTrainer(
+        trainer = training.MaskedTrainer(
             model=model,
             args=arguments,
             train_dataset=corpus.windows("train", settings.context),
             eval_dataset=windows,
-            data_collator=partial(masked, _masks(settings, corpus)),
+            data_collator=training.masking(corpus, settings.context, settings.mask_share),
         )
         training.Recorder(run, listener=note).record(trainer)
         model.save_pretrained(folder)
     return {"losses": losses}
-
-
-class MaskedTrainer(training.GuardedTrainer):
-    """A Trainer that masks training windows; held-out windows are masked beforehand."""
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Batches of the held-out windows, in order."""
-        data: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        size = self.args.per_device_eval_batch_size
-        return DataLoader(data, batch_size=size, collate_fn=default_data_collator)
-
-
-def masked(masks: DataCollatorForLanguageModeling, examples: Iterable[Example]) -> Any:
-    """Put windows together, some of their tokens masked."""
-    return masks([{"input_ids": example["input_ids"]} for example in examples])
-
-
-def masked_once(
-    windows: Subset[dict[str, Int[Tensor, " tokens"]]],
-    masks: DataCollatorForLanguageModeling,
-) -> list[dict[str, Int[Tensor, " tokens"]]]:
-    """Mask held-out windows alike for every block, seed and step."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        every = masked(masks, (windows[place] for place in range(len(windows))))
-    return [
-        {"input_ids": tokens, "labels": labels}
-        for tokens, labels in zip(every["input_ids"], every["labels"], strict=True)
-    ]

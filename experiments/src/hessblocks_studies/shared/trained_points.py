@@ -13,10 +13,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from hessblocks import training
-from hessblocks.data import Corpus
+from hessblocks.data import BIGRAMS, BigramTable, Corpus
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
-from hessblocks_studies.data import BigramTable, TextSize, run_of_size, text_of
+from hessblocks_studies.data import TextSize, run_of_size, text_of
 from hessblocks_studies.engine import Scale, Study
 from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
@@ -99,8 +99,6 @@ SIZES: dict[Scale, TextSize] = {
 """Steps enough for pre-ln to learn more than pairs of tokens."""
 
 
-BIGRAMS = "bigram table"
-"""The variant that is no model: pairs of tokens, counted on the training text."""
 GPT2 = "gpt2"
 """The variant that is transformers' own GPT-2 of the same size."""
 REFERENCES = (BIGRAMS, GPT2)

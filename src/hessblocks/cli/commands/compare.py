@@ -8,7 +8,6 @@ from cyclopts import Parameter
 
 from hessblocks import settings
 from hessblocks.cli import options
-from hessblocks.errors import ArgumentError, check_name
 from hessblocks.escape import shell_line
 
 
@@ -17,7 +16,7 @@ def compare(
     *,
     presets: Annotated[
         tuple[str, ...],
-        Parameter(help="Names of blocks, with commas; `hessblocks presets` lists them."),
+        Parameter(help=options.VARIANTS),
         options.several("presets"),
     ] = ("pre-ln", "sas", "sas-p"),
     seeds: Annotated[
@@ -32,7 +31,7 @@ def compare(
     ] = "steps",
     text: settings.DataSettings,
     model: settings.ModelSettings,
-    training: settings.TrainingSettings,
+    training: settings.TunedSettings,
     observation: settings.ObservationSettings,
     out: options.Out = Path("runs/compare"),
     seed: options.Seed = 0,
@@ -46,14 +45,18 @@ def compare(
     """
     options.check_place(text.data)
     from hessblocks import training as runs
+    from hessblocks.blocks import read_blocks
     from hessblocks.cli.commands.work import carry_out
 
+    names, blocks = read_blocks(presets)
+    model = replace(model, blocks=blocks)
     comparison = settings.ComparisonSettings(
-        presets=_known(presets),
+        presets=names,
         seeds=tuple(range(seed, seed + seeds)),
         match=match,
         model=model,
-        training=training,
+        training=training.of_each,
+        tune=training.tune,
         curvature=observation.sample,
         observation=observation,
         device=runs.resolve_device(device),
@@ -67,25 +70,21 @@ def compare(
         out,
         text=text,
         as_json=screen.json,
-        hint=_next(comparison, text),
+        hint=lambda found: _next(presets[-1], found.rows[-1].rate, comparison, text),
     )
 
 
-def _known(presets: tuple[str, ...]) -> tuple[str, ...]:
-    from hessblocks.blocks import PRESETS, pattern_names
-
-    if not presets:
-        raise ArgumentError(f"--presets: expected names with commas; known: {', '.join(PRESETS)}.")
-    for name in presets:
-        for one in pattern_names(name):
-            check_name("--presets", one, PRESETS)
-    return presets
-
-
-def _next(comparison: settings.ComparisonSettings, text: settings.DataSettings) -> str:
-    """Suggest a longer run of the last block with the same settings."""
-    last = comparison.presets[-1]
-    longer = replace(comparison.training, steps=4 * comparison.training.steps)
+def _next(
+    last: str,
+    rate: float | None,
+    comparison: settings.ComparisonSettings,
+    text: settings.DataSettings,
+) -> str:
+    """Suggest a longer run of the last block with the same settings, at its rate."""
+    training = comparison.training
+    longer = replace(
+        training, steps=4 * training.steps, learning_rate=rate or training.learning_rate
+    )
     given = (text, comparison.model, longer)
     said = [word for one in given for word in settings.said_again(type(one), vars(one))]
     return shell_line(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])

@@ -1,5 +1,6 @@
 """`hessblocks train`: one run, and the trained model as Hugging Face reads it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,12 @@ from hessblocks import settings
 from hessblocks.cli import options
 from hessblocks.escape import shell_line
 
-_LOAD = (
-    "import sys, hessblocks, transformers; "
-    'print(transformers.pipeline("text-generation", sys.argv[1])'
-    '("def", max_new_tokens=8)[0]["generated_text"])'
-)
+_LOAD = "import sys, hessblocks, transformers; print(transformers.pipeline({}, sys.argv[1])({}))"
+_TRY = {
+    "causal-lm": ('"text-generation"', '"def", max_new_tokens=8'),
+    "masked-lm": ('"fill-mask"', '"def <|mask|>(self"'),
+}
+"""Task → a pipeline of transformers, and what it is given."""
 
 
 @options.taking
@@ -21,7 +23,7 @@ def train(
     preset: Annotated[
         str,
         Parameter(
-            help="Name of a block; `hessblocks presets` lists them.",
+            help="Name of a block, as `hessblocks compare --presets` takes them.",
             completer=options.completer("preset"),
         ),
     ],
@@ -40,8 +42,11 @@ def train(
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
     options.check_place(text.data)
     from hessblocks import training as runs
+    from hessblocks.blocks import read_blocks
     from hessblocks.cli.commands.work import carry_out
 
+    (preset,), blocks = read_blocks([preset], what="preset")
+    model = replace(model, blocks=blocks)
     folder = out or Path("runs", preset)
     run = settings.RunSettings(
         preset=preset,
@@ -59,5 +64,7 @@ def train(
         folder,
         text=text,
         as_json=screen.json,
-        hint=shell_line(["python", "-c", _LOAD, str(folder / "model")]),
+        hint=lambda _: shell_line(
+            ["python", "-c", _LOAD.format(*_TRY[model.task]), str(folder / "model")]
+        ),
     )

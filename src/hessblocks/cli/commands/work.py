@@ -23,7 +23,7 @@ def carry_out(
     *,
     text: DataSettings,
     as_json: bool,
-    hint: str,
+    hint: Callable[[Comparison], str],
 ) -> None:
     """Do the work on the data, write the report, and show the results.
 
@@ -33,7 +33,7 @@ def carry_out(
         out: run folder.
         text: what is trained on.
         as_json: print one JSON object instead of the table.
-        hint: what the user may type next.
+        hint: what the user may type next, from what was found.
 
     Raises:
         RunError: every run diverged.
@@ -41,7 +41,7 @@ def carry_out(
     start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():
         with progress.stage("data"):
-            corpus = load_corpus(text.data, text.vocab_size)
+            corpus = load_corpus(text.data, text.vocab_size, settings.model.task)
         work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
     if not is_first():
         return
@@ -51,9 +51,9 @@ def carry_out(
     terminal.show(
         summary(found, seconds=seconds),
         [*_lines(found), terminal.time_line(progress.seconds, seconds)],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint}"])],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(found)}"])],
         as_json=as_json,
-        width=terminal.WIDE if found.budget_columns else terminal.NARROWEST,
+        width=terminal.WIDE,
     )
     if lost:
         where = (
@@ -71,6 +71,8 @@ def _lines(found: Comparison) -> Iterator[Table | str]:
         "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
         "over threads"
     )
+    if found.rate_words:
+        yield found.rate_words
     if any(row.before for row in found.rows):
         yield (
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "

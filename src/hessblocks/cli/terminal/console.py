@@ -60,7 +60,9 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     """Make a table; all but the first `left` columns are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        table.add_column(printable_lines(column), justify="left" if index < left else "right")
+        table.add_column(
+            printable_lines(column), justify="left" if index < left else "right", no_wrap=index == 0
+        )
     for row in rows:
         table.add_row(*map(printable, row))
     return table
@@ -74,10 +76,15 @@ def comparison_table(found: Comparison) -> Table:
         "tokens/s",
         "loss\nat start",
         "loss\nat end",
+        "learning\nrate",
+        "tokens a\nparameter",
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
         *(name.replace(" ", "\n", 1) for name in found.budget_columns),
     )
+    end = found.results.reference
+    pairs = ["bigram table", "", "", "", f"{end:.3f}"] if end is not None else []
+    filled = [*pairs, *[""] * (len(columns) - len(pairs))]
     return plain_table(
         columns,
         [
@@ -87,12 +94,15 @@ def comparison_table(found: Comparison) -> Table:
                 _number(row.tokens_per_second, ",.0f"),
                 _number(row.initial_loss, ".3f"),
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
+                "" if row.rate is None else f"{row.rate:g}",
+                "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
                 ratio_text(row.before) if row.before else "",
                 ratio_text(row.after) if row.after else "",
                 *row.budget,
             )
             for row in found.rows
-        ],
+        ]
+        + [tuple(filled)] * bool(pairs),
     )
 
 

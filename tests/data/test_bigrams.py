@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from hessblocks.data.bigrams import BigramTable
 from hessblocks.errors import ArgumentError
-from hessblocks_studies.data.bigrams import BigramTable
 
 V = 7
 TEXT = np.random.default_rng(0).choice(V - 1, size=60, p=[0.4, 0.3, 0.1, 0.1, 0.05, 0.05])

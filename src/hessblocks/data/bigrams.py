@@ -14,7 +14,9 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError
 
 _ROWS = 2**22
-"""Entries of the dense rows that are held at once."""
+"""Entries of the dense rows, and tokens, that are held at once."""
+BIGRAMS = "bigram table"
+"""What the table is called beside blocks."""
 
 
 class BigramTable:
@@ -37,15 +39,19 @@ class BigramTable:
             ArgumentError: a token that is none of them.
         """
         self._vocabulary = vocabulary
-        self._check(tokens)
-        text = tokens.astype(np.int64)
-        ones = np.ones(max(len(text) - 1, 0))
+        for start in range(0, len(tokens), _ROWS):
+            self._check(tokens[start : start + _ROWS])
         shape = (vocabulary, vocabulary)
-        self._pairs = sparse.csr_array((ones, (text[:-1], text[1:])), shape=shape)
+        counts, self._pairs = np.zeros(vocabulary), sparse.csr_array(shape)
+        for start in range(0, len(tokens), _ROWS):  # a long text is never held whole
+            text = tokens[start : start + _ROWS + 1].astype(np.int64)
+            ones = np.ones(len(text) - 1)
+            self._pairs += sparse.csr_array((ones, (text[:-1], text[1:])), shape=shape)
+            counts += np.bincount(text[:_ROWS], minlength=vocabulary)
         self._followed = self._pairs.T.tocsr()
         self._kinds = np.diff(self._pairs.indptr).astype(np.float64)
         self._begun = self._pairs.sum(axis=1)
-        self._alone = (np.bincount(text, minlength=vocabulary) + 1.0) / (len(text) + vocabulary)
+        self._alone = (counts + 1.0) / (len(tokens) + vocabulary)
 
     def loss(self, tokens: Int[Tensor, "B T"]) -> float:
         """Mean loss of each token but the first, given the one before it.

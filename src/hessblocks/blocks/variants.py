@@ -1,0 +1,77 @@
+"""Read blocks that a command is given: presets, variants of them, and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hessblocks.blocks.block_config import BlockConfig
+from hessblocks.blocks.presets import JOIN, PRESETS, parted, pattern_names
+from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.storage import canonical, read_object, stays_inside
+
+ENDING = ".json"
+"""Of a file with a block."""
+
+
+def read_blocks(
+    words: Sequence[str], what: str = "--presets", known: Sequence[str] = PRESETS
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Read names of blocks; a file is called by its name without the ending.
+
+    Args:
+        words: presets, variants in brackets, files, or several of these joined by +.
+        what: they are given as, for errors.
+        known: names besides files.
+
+    Returns:
+        The names, and of each file its name and its block as JSON.
+
+    Raises:
+        ArgumentError: no word, an unknown name, brackets that cannot be read, a file that is
+            missing or holds no block of this version, or two blocks of one name.
+    """
+    files: dict[str, Path] = {}
+    names = []
+    try:
+        for word in words:
+            parts = [_named(one, files) for one in pattern_names(word)]
+            for one in parts:
+                check_name(what, parted(one)[0], [*known, *files])
+            names.append(JOIN.join(parts))
+        blocks = {name: canonical(_read(path).to_dict()) for name, path in files.items()}
+    except _FileError as refusal:
+        raise ArgumentError(f"{what}: {refusal}") from refusal
+    if not names:
+        raise ArgumentError(f"{what}: expected names with commas; known: {', '.join(known)}.")
+    return tuple(names), tuple(blocks.items())
+
+
+class _FileError(Exception):
+    """What is wrong with a file, without the word that it was given as."""
+
+
+def _named(word: str, files: dict[str, Path]) -> str:
+    """Give a word its name; a file is noted."""
+    if ENDING not in word:
+        return word
+    file, ending, brackets = word.rpartition(ENDING)
+    path, name = Path(file + ending), Path(file).name
+    if name in PRESETS or files.setdefault(name, path) != path:
+        raise _FileError(f"there are two blocks called {name!r}; rename {path}.")
+    if not stays_inside(name) or not name or set(name) & set("+,[]"):
+        raise _FileError(f"{path} gives a block no name; rename it.")
+    return name + brackets
+
+
+def _read(path: Path) -> BlockConfig:
+    """Read a block from a file, as `BlockConfig.to_dict` gives it."""
+    if not path.is_file():
+        raise _FileError(f"{path} is no file; give one that exists.")
+    try:
+        return BlockConfig.from_dict(read_object(path))
+    except (ArgumentError, RunError) as error:
+        raise _FileError(
+            f"{path} holds no block that this version knows ({error}); write it with "
+            "BlockConfig.to_dict."
+        ) from error

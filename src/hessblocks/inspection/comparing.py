@@ -1,0 +1,101 @@
+"""Compare blocks from Python, as `hessblocks compare` does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hessblocks.blocks import PRESETS, BlockConfig, parted, pattern_names, preset
+from hessblocks.conventions import AnyPath
+from hessblocks.data import DEFAULT_VOCABULARY, load_corpus
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks.progress import Progress
+from hessblocks.settings import (
+    ComparisonSettings,
+    ModelSettings,
+    ObservationSettings,
+    TunedSettings,
+    kinds,
+    make,
+)
+from hessblocks.storage import FolderResults, canonical, load_results
+from hessblocks.training import compare as run_all
+from hessblocks.training import resolve_device
+
+Blocks = Mapping[str, str | BlockConfig] | Sequence[str]
+
+
+def compare(
+    blocks: Blocks,
+    *,
+    out: AnyPath,
+    data: AnyPath | None = None,
+    vocab_size: int = DEFAULT_VOCABULARY,
+    seeds: Sequence[int] = (0,),
+    match: str = "steps",
+    device: str = "auto",
+    progress: Progress | None = None,
+    finish: Callable[[Path], object] | None = None,
+    **fields: Any,
+) -> FolderResults:
+    """Train blocks on the same data, and map their curvature before and after.
+
+    Args:
+        blocks: names of presets and variants, or name → block or preset:
+            {"base": "pre-ln-zero", "mine": BlockConfig(...)}.
+        out: run folder, new or of the same comparison, which then goes on.
+        data: file or folder of text; None for Python's standard library.
+        vocab_size: entries of the vocabulary learnt from it.
+        seeds: each block is trained once with each.
+        match: steps, tokens, time or flops: what each block gets as much of as the first.
+        device: auto, cpu or cuda.
+        progress: told what is going on.
+        finish: given the folder when all is done, such as `hessblocks.report.write_report`.
+        **fields: of `ModelSettings` (without width that of the blocks given), `TunedSettings` (tune=True,
+            steps=1000) and `ObservationSettings`.
+
+    Returns:
+        What the folder then holds.
+
+    Raises:
+        ArgumentError: an unknown name or field, blocks of several widths, two of one name, a rate
+            beside tune=True, too little data, or another run in `out`.
+        RunError: `out` cannot be written.
+    """
+    of = {one: kinds(one) for one in (ModelSettings, TunedSettings, ObservationSettings)}
+    for name in fields:
+        check_name("setting", name, [known for one in of.values() for known in one])
+    own = {one: {n: fields[n] for n in fields if n in names} for one, names in of.items()}
+    given = blocks if isinstance(blocks, Mapping) else dict(zip(blocks, blocks, strict=True))
+    first = next((one for one in given.values() if isinstance(one, BlockConfig)), None)
+    if first is not None:
+        own[ModelSettings].setdefault("width", first.width)
+    model = make(ModelSettings, own[ModelSettings])
+    sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
+    written = []
+    for name, one in given.items():
+        if name == one:
+            continue
+        if set(name) & set("+,[]/\\") or name in PRESETS:
+            raise ArgumentError(f"blocks: {name!r} cannot name a block of yours; take another name")
+        block = one if isinstance(one, BlockConfig) else preset(one, **sizes)
+        written.append((name, canonical(block.to_dict())))
+    names = [parted(one)[0] for name in given for one in pattern_names(name)]
+    for name in names:
+        check_name("blocks", name, [*PRESETS, *dict(written)])
+    model = make(ModelSettings, {**own[ModelSettings], "blocks": tuple(written)})
+    training = make(TunedSettings, own[TunedSettings])
+    observation = make(ObservationSettings, own[ObservationSettings])
+    settings = ComparisonSettings(
+        presets=tuple(given),
+        seeds=tuple(seeds),
+        match=match,
+        model=model,
+        training=training.of_each,
+        tune=training.tune,
+        curvature=observation.sample,
+        observation=observation,
+        device=resolve_device(device),
+    )
+    corpus = load_corpus(data, vocab_size)
+    run_all(settings, corpus, out, progress or Progress(), finish=finish)
+    return load_results(out)

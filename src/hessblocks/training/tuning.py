@@ -1,0 +1,157 @@
+"""Search the learning rate that is best for each block, in half decades with a seed of its own."""
+
+import math
+import statistics
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hessblocks import storage
+from hessblocks.data import Corpus
+from hessblocks.errors import RunError
+from hessblocks.progress import Progress
+from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
+from hessblocks.training.cost import step_seconds
+from hessblocks.training.execution import agree
+from hessblocks.training.folder import RunFolder
+from hessblocks.training.preparation import build_model
+from hessblocks.training.recorder import Recorder
+from hessblocks.training.trainer import make_trainer
+
+TUNING_SEED = 1000
+"""Of the runs that choose rates; no run that counts should have it."""
+MIDDLE = {"adamw": -5, "sgd": -1, "muon": -4}
+"""Half decade at which the search of an optimiser begins: 3e-3, 3e-1, 1e-2."""
+FARTHEST = 8
+"""Half decades from there at which a search without an end is given up."""
+
+
+def half_decade(place: int) -> float:
+    """Give the rate of a place in the grid 1, 3, 10, 30, ...
+
+    Returns:
+        The rate; 1 at place 0.
+
+    >>> [half_decade(place) for place in (-5, -4, -1, 0, 1)]
+    [0.003, 0.01, 0.3, 1.0, 3.0]
+    """
+    exponent, odd = divmod(place, 2)
+    return float(f"{3 if odd else 1}e{exponent}")
+
+
+def next_rate(tried: dict[float, float], middle: int) -> float | None:
+    """Choose what to try next, so that the best of what was tried lies inside.
+
+    Args:
+        tried: rate → loss, infinite where the run diverged.
+        middle: place of the grid at which the search begins.
+
+    Returns:
+        The rate; None where the search is over.
+
+    Raises:
+        RunError: the losses still fall at the end of the grid.
+    """
+    places = {place: half_decade(middle + place) for place in range(-FARTHEST, FARTHEST + 1)}
+    known = {place: tried[rate] for place, rate in places.items() if rate in tried}
+    best = min(known, key=lambda place: (known[place], place), default=0)
+    wanted = [place for place in (best, best - 1, best + 1) if place not in known]
+    if not wanted:
+        return None
+    if abs(wanted[0]) > FARTHEST:
+        raise RunError(
+            f"--tune: the best rate lies beyond {half_decade(middle + best):g}; train longer, or "
+            "give a rate with --learning-rate."
+        )
+    return places[wanted[0]]
+
+
+def tuned_rates(
+    settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
+) -> dict[str, float]:
+    """Find the best rate of each block, and note every loss in tuning.json as it comes.
+
+    tuning.json has the `seed`, and of each block its `best` rate and the `losses`, pairs of rate
+    and last validation loss (null where the run diverged). A search that was stopped goes on with
+    the next rate.
+
+    Args:
+        settings: of the comparison.
+        corpus: to train on and to judge by.
+        folder: of the comparison, claimed.
+        progress: told the cost first.
+
+    Returns:
+        Block → rate.
+
+    Raises:
+        RunError: no rate is best, or tuning.json is damaged.
+
+    Cost:
+        Three runs a block or more, each as long as a run that counts.
+    """
+    seeded = replace(settings, seeds=(TUNING_SEED,)).runs()
+    losses = {name: dict(own) for name, own in storage.read_tuning(folder.path).items()}
+    middle = MIDDLE[settings.training.optimiser]
+    todo = [run for run in seeded if next_rate(losses.get(run.preset, {}), middle) is not None]
+    if todo:
+        _tell_cost(todo, corpus, len(settings.seeds), progress)
+    for run in seeded:
+        own = losses.setdefault(run.preset, {})
+        while (rate := next_rate(own, middle)) is not None:
+            training = replace(run.training, learning_rate=rate)
+            brief = replace(run, training=training, report_to="none")
+            with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
+                agree(partial(tuning_loss, brief))
+                own[rate] = tuning_loss(brief, corpus, progress)
+            storage.write_tuning(folder.path, TUNING_SEED, losses)
+    return {name: min(own, key=lambda rate: own[rate]) for name, own in losses.items()}
+
+
+def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Progress) -> None:
+    """Say what the search costs at least, before it begins."""
+    with progress.stage("pace", ", ".join(run.preset for run in runs)):
+        steps = {}
+        for run in runs:
+            agree(partial(step_seconds, run))
+            steps[run.preset] = statistics.median(step_seconds(run, corpus))
+    minutes = sum(steps[run.preset] * run.training.steps for run in runs) / 60
+    progress.note(
+        f"tuning: {len(runs)} blocks, 3 to 5 rates each with one seed, about {3 * minutes:.1f} to "
+        f"{5 * minutes:.1f} minutes; the runs that count then take about {seeds * minutes:.1f}"
+    )
+
+
+def tuning_loss(run: RunSettings, corpus: Corpus, progress: Progress | None = None) -> float:
+    """Train without a trace.
+
+    Args:
+        run: at the rate that is tried.
+        corpus: to train on and to judge by.
+        progress: told the steps.
+
+    Returns:
+        The last validation loss, in nats per token; infinite where the run diverged.
+    """
+    last = math.inf
+
+    def hear(line: dict[str, Any]) -> None:
+        nonlocal last
+        if line["split"] == "validation":
+            last = line["loss"] if math.isfinite(line["loss"]) else math.inf
+        elif progress:
+            progress.step(line["step"], line["loss"])
+
+    quiet_run = replace(
+        run,
+        training=replace(run.training, evaluate_every=run.training.steps),
+        curvature=None,
+        observation=ObservationSettings(),
+    )
+    recorder = Recorder(quiet_run, listener=hear)
+    model = build_model(run.model, run.preset, corpus.vocab_size, run.seed)
+    with tempfile.TemporaryDirectory() as unused:
+        recorder.record(make_trainer(model, quiet_run, corpus, Path(unused)))
+    return math.inf if recorder.divergence else last

@@ -1,0 +1,57 @@
+"""Blocks compared from Python."""
+
+from pathlib import Path
+
+import pytest
+
+import hessblocks as hb
+from hessblocks.errors import ArgumentError
+
+TINY = {
+    "depth": 1,
+    "heads": 2,
+    "context": 16,
+    "vocab_size": 300,
+    "steps": 3,
+    "batch_size": 2,
+    "evaluation_sequences": 4,
+    "sample": hb.settings.CurvatureSettings(sequences=1, tokens=4, probes=4),
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {k} of {k * k} says {k % 7}.\n" for k in range(3000)))
+    return path
+
+
+def test_blocks_of_ones_own_are_compared_under_their_names(text: Path, tmp_path: Path) -> None:
+    mine = hb.preset("sas", width=16, heads=2).replace(mlp_width=40)
+    blocks = {"base": "pre-ln-zero", "mine": mine, "sas[mlp.gated=true]": "sas[mlp.gated=true]"}
+    found = hb.compare(blocks, out=tmp_path / "out", data=text, learning_rate=0.01, **TINY)
+    assert found.presets == tuple(blocks)
+    (row,) = found.select("parameters", preset="mine")
+    model = hb.build(mine, depth=1, vocab_size=300, context=16)
+    assert row.value == sum(p.numel() for p in model.parameters())
+    assert found.rates == dict.fromkeys(blocks, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fields", "message"),
+    [
+        (["sas", "saas"], {}, "blocks: 'saas' is unknown; did you mean 'sas'"),
+        (["sas"], {"stepps": 3}, "setting: 'stepps' is unknown; did you mean 'steps'"),
+        (["sas"], {"tune": True, "learning_rate": 0.1}, "--tune: it searches the rates"),
+        ({"a": hb.preset("sas", width=16)}, {"width": 32}, "width: a has a width of 16, got 32"),
+        ({"a/b": hb.preset("sas", width=16)}, {}, "blocks: 'a/b' cannot name a block of yours"),
+        ({"sas": hb.preset("sas", width=16)}, {}, "blocks: 'sas' cannot name a block of yours"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    blocks, fields, message: str, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hb.compare(blocks, out=tmp_path / "out", data=text, **TINY | fields)
+    assert not (tmp_path / "out").exists()
