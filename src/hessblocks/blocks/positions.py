@@ -5,6 +5,7 @@ Letters: B sequences, H heads, T tokens, S keys, K head width, D width.
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +20,9 @@ Rotation = tuple[Float[Tensor, "#B 1 T K"], Float[Tensor, "#B 1 T K"]]
 @dataclass(frozen=True, kw_only=True)
 class Position(BlockPart, abc.ABC):
     """Position slot: how a token's place enters the model; this default adds nothing."""
+
+    biased: ClassVar[bool] = False
+    """Whether it adds to the scores."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a module from positions (B, T) to vectors (B, T, width) to be added, or None."""
@@ -77,6 +81,8 @@ class ALiBiPosition(Position, kind="alibi-position"):
     The slope m of head h of H is 2^(−8h/H), h from 1. Where H is no power of two, the heads behind
     the last power P have every other slope of 2P heads. Source: Press et al. (2022), section 3.
     """
+
+    biased: ClassVar[bool] = True
 
     def bias(
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
