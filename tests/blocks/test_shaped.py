@@ -12,7 +12,7 @@ from hessblocks.blocks.attention import Attention, SelfAttention
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.kernels import Context
 from hessblocks.blocks.norms import RMSNorm
-from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.shaped import Counting, centre, mix_causally, shape_attention
 from hessblocks.blocks.weights import Dense, Identity
 
 TOKENS, WIDTH, HEADS = 7, 12, 3
@@ -34,7 +34,7 @@ def permitted_keys(causal: bool, allowed: Tensor | None, tokens: int = TOKENS) -
     return permitted if allowed is None else permitted & allowed[:, None, None, :]
 
 
-def shaped_matrix(attention: Tensor, gains: tuple[Tensor, ...], permitted: Tensor) -> Tensor:
+def shaped_matrix(attention: Tensor, gains: Tensor, permitted: Tensor) -> Tensor:
     """αI + βA − γC, built as it is written."""
     alpha, beta, gamma = gains
     uniform = permitted / permitted.sum(dim=-1, keepdim=True).clamp(min=1)
@@ -86,12 +86,16 @@ def test_the_fast_form_equals_the_explicit_matrix(causal: bool, allowed: Tensor 
     permitted = permitted_keys(causal, allowed)
     attended = scores.masked_fill(~permitted, -1e30).softmax(-1)
     values = torch.randn(3, HEADS, TOKENS, 4)
-    gains = (torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1), torch.randn(HEADS, 1, 1))
+    gains = torch.randn(3, HEADS, 1, 1)
     middle = centre(values, causal=causal, allowed=allowed)
-    fast = shape_attention(attended @ values, values, middle, gains)
+    found = [shape_attention(attended @ values, values, middle, gains)]
+    if causal:
+        counting = Counting.of(values, allowed)
+        found.append(mix_causally(attended @ values, values, gains, counting))
     explicit = shaped_matrix(attended, gains, permitted) @ values
     rows = (lambda t: real(t.transpose(1, 2), allowed)) if allowed is not None else (lambda t: t)
-    assert torch.allclose(rows(fast), rows(explicit), atol=1e-6)
+    for fast in found:
+        assert torch.allclose(rows(fast), rows(explicit), atol=1e-6)
 
 
 @masks

@@ -134,7 +134,7 @@ def test_a_wrong_shape_is_refused() -> None:
 def test_a_wrong_field_and_a_wrong_result_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BeartypeCallHintViolation, match="factor"):
         theory.TokenCurvature(factor=torch.zeros(2, 3))
-    monkeypatch.setattr("hessblocks.blocks.shaped._running_mean", lambda values, allowed: values[0])
+    monkeypatch.setattr("hessblocks.blocks.shaped.running_mean", lambda values, counting: values[0])
     with pytest.raises(BeartypeCallHintViolation, match="return"):
         blocks.centre(VALUES, causal=True)
 

@@ -222,6 +222,24 @@ def test_what_excludes_each_other_is_refused() -> None:
             with_slots(block, slots)
 
 
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", ["alibi", "alibi, shaped", "sink, shaped", "softcap, shaped"])
+def test_generation_behind_padding_equals_that_of_the_row_alone(name: str, static: bool) -> None:
+    model, tokens = model_of(name), ids(2, 6)
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    if static:
+        settings |= {"cache_implementation": "static", "disable_compile": True}
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, :2] = 0
+    found = model.generate(tokens, attention_mask=mask, **settings)
+    alone = model.generate(tokens[1:, 2:], attention_mask=mask[1:, 2:], **settings)
+    assert torch.equal(found[1, 2:], alone[0])
+    if name.startswith("alibi"):
+        given = {"position_ids": 2 * mask.cumsum(1), "past_key_values": DynamicCache()}
+        with pytest.raises(ArgumentError, match="counts the unpadded tokens by itself"):
+            model(tokens, attention_mask=mask, use_cache=True, **given)
+
+
 def test_a_row_that_may_attend_to_nothing_near_does_not_look_beyond_the_window() -> None:
     torch.manual_seed(0)
     model = hb.build(

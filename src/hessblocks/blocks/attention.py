@@ -18,7 +18,7 @@ from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import BlockPart, above_zero, one_of
 from hessblocks.blocks.positions import Rotation, rotate
-from hessblocks.blocks.shaped import centre, shape_attention
+from hessblocks.blocks.shaped import centre, mix_causally, shape_attention
 from hessblocks.blocks.weights import TIED, Dense, Tied, Weight
 
 Cache = Callable[
@@ -177,8 +177,19 @@ class SelfAttention(nn.Module):
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
-        middle = self._centre(query, key, value, context) if self.gains.centred else None
-        return shape_attention(attended, self._repeat(own), middle, self.gains.per_head())
+        gains, own = self.gains.per_head(), self._repeat(own)
+        plain = context.aligned and self.window is None and self.sink is None
+        if not self.gains.centred:
+            return shape_attention(attended, own, None, gains)
+        if plain and context.causal and value.shape[2] == query.shape[2]:
+            return mix_causally(attended, own, gains, context.counting(own))
+        if plain and (not context.causal or (query.shape[2] == 1 and context.mask is None)):
+            # a last token sees all keys
+            allowed = None if context.causal else context.allowed
+            middle = self._repeat(centre(value, causal=False, allowed=allowed))
+        else:  # A at zero scores, where a mask, a window, a bias or a sink says what it is
+            middle = self._attend(torch.zeros_like(query), key, value, context)
+        return shape_attention(attended, own, middle, gains)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
@@ -191,13 +202,6 @@ class SelfAttention(nn.Module):
         if self.sink is not None:
             more["sinks"] = self.sink.scores
         return kernel(self, query, key, value, mask, scale=self.scale, causal=causal, **more)
-
-    def _centre(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        """Compute C V: a running mean, or attention at zero scores where A is not uniform then."""
-        plain = context.aligned and self.window is None and self.sink is None
-        if plain and value.shape[2] == query.shape[2]:
-            return self._repeat(centre(value, causal=context.causal, allowed=context.allowed))
-        return self._attend(torch.zeros_like(query), key, value, context)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

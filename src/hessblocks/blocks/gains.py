@@ -13,8 +13,6 @@ from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import BlockPart, finite
 from hessblocks.errors import ArgumentError
 
-PerHead = Float[Tensor, "heads 1 1"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping(BlockPart, kind="shaping"):
@@ -66,10 +64,9 @@ class ShapedGains(nn.Module):
         nn.init.constant_(self.beta, self._part.beta)
         nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
-    def per_head(self) -> tuple[PerHead, PerHead, PerHead]:
-        """Shape α, β, γ as (heads, 1, 1), to multiply (batch, heads, tokens, width)."""
-        alpha, beta, gamma = (g[:, None, None] for g in (self.alpha, self.beta, self.gamma))
-        return alpha, beta, gamma
+    def per_head(self) -> Float[Tensor, "3 heads 1 1"]:
+        """Stack α, β, γ, each to multiply (batch, heads, tokens, width)."""
+        return torch.stack((self.alpha, self.beta, self.gamma))[:, :, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.blocks.positions import Rotation
+from hessblocks.blocks.shaped import Counting
 from hessblocks.errors import ArgumentError
 
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
@@ -168,6 +169,13 @@ class Context:
     """What positions add to the scores; the masks hold it already."""
     kernel: Kernel = fused_kernel
     """Computes A V of softmax attention."""
+    _counting: list[Counting] = field(default_factory=list)
+
+    def counting(self, values: Float[Tensor, "B H T V"]) -> Counting:
+        """Return what running means of values like these are made of, made once a pass."""
+        if not self._counting:
+            self._counting.append(Counting.of(values, self.allowed))
+        return self._counting[0]
 
     def mask_of(self, window: int | None) -> Any:
         """Return the mask of a layer with this window; None if the layer attends to all tokens.

@@ -22,6 +22,9 @@ Rotation = tuple[Float[Tensor, "#B 1 T R"], Float[Tensor, "#B 1 T R"]]
 class Position(BlockPart, abc.ABC):
     """Position slot: how a token's place enters the model; this default adds nothing."""
 
+    biased: ClassVar[bool] = False
+    """Whether it adds to the scores."""
+
     def build(self, context: int, width: int) -> nn.Module | None:
         """Build a module from positions (B, T) to vectors (B, T, width) to be added, or None."""
         return None

@@ -1,23 +1,64 @@
 """Shaped attention (αI + βA − γC) V, without any tokens × tokens buffer of its own.
 
-Letters: B sequences, H heads, T tokens, V value width of a head, C chunks, N tokens of a chunk.
+Letters: B sequences, H heads, T tokens, V value width of a head, D = H · V, C chunks, N tokens of a
+chunk.
 
 C is A at zero scores: uniform over the keys that a query may attend to. Its product with the values
 is a running mean. So the whole is α V + β A V − γ runningmean(V), and A V comes from any fused
 attention kernel.
 
+Gains are spread over the entries of their heads: long rows times a vector are three times faster
+than short ones times a number each (measured on a CPU, width 64).
+
 Source: Noci et al. (2023); He & Hofmann (2024), eq. 5.
 """
 
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-Gains = tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]
+Gains = Float[Tensor, "3 H 1 1"]
+"""α, β and γ of each head."""
 
 CHUNK = 16
 """Tokens summed by one small matrix product; the fastest of 16, 32, 64 and of `cumsum` alone."""
+
+
+class Counting(NamedTuple):
+    """What running means are made of besides the values; all layers of a pass share it."""
+
+    lower: Float[Tensor, "N N"]
+    """Ones on the diagonal and below, which sum the tokens of a chunk."""
+    counts: Shaped[Tensor, "#B T 1"]
+    """How many tokens each token sees; 1 where it is none."""
+    allowed: Bool[Tensor, "B T 1"] | None
+    """False marks padding; None means no padding."""
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "B H T V"], allowed: Bool[Tensor, "B T"] | None) -> Counting:
+        """Make it for values of that size.
+
+        Args:
+            values: any of the pass.
+            allowed: False marks padding; None means no padding.
+
+        Returns:
+            What `mix_causally` and `running_mean` take.
+        """
+        if allowed is None:
+            counts = torch.arange(1, values.shape[2] + 1, device=values.device)[None]
+        else:
+            counts = allowed.cumsum(dim=1).clamp(min=1)
+        return cls(
+            lower=torch.ones(CHUNK, CHUNK, dtype=values.dtype, device=values.device).tril(),
+            counts=counts[..., None],
+            allowed=None if allowed is None else allowed[..., None],
+        )
 
 
 def shape_attention(
@@ -32,14 +73,38 @@ def shape_attention(
         attended: A V, from any attention kernel.
         values: V, of the queries' own tokens.
         middle: C V; None stands for no centre.
-        gains: α, β, γ, each broadcastable to (H, 1, 1).
+        gains: α, β, γ.
 
     Returns:
         The mixed values, as `values` in shape.
     """
-    alpha, beta, gamma = gains
-    shaped = torch.addcmul(alpha * values, beta, attended)
-    return shaped if middle is None else torch.addcmul(shaped, gamma, middle, value=-1)
+    alpha, beta, gamma = _wide(gains, values)
+    shaped = torch.addcmul(alpha * _flat(values), beta, _flat(attended))
+    shaped = shaped if middle is None else torch.addcmul(shaped, -gamma, _flat(middle))
+    return _heads(shaped, values)
+
+
+def mix_causally(
+    attended: Float[Tensor, "B H T V"],
+    values: Float[Tensor, "B H T V"],
+    gains: Gains,
+    counting: Counting,
+) -> Float[Tensor, "B H T V"]:
+    """Compute `shape_attention` with the `running_mean` of causal attention, in fewer passes.
+
+    Args:
+        attended: A V, from any attention kernel.
+        values: V.
+        gains: α, β, γ.
+        counting: of these tokens.
+
+    Returns:
+        The mixed values, as `values` in shape.
+    """
+    x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
+    shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
+    sums = _sums(x_BTD, counting)
+    return _heads(torch.addcmul(shaped, gamma / -counting.counts, sums).to(shaped.dtype), values)
 
 
 def centre(
@@ -59,7 +124,7 @@ def centre(
     Cost: one pass over the values, no tokens × tokens buffer.
     """
     if causal:
-        return _running_mean(values, allowed)
+        return running_mean(values, Counting.of(values, allowed))
     if allowed is None:
         return values.mean(dim=2, keepdim=True)
     counts = allowed.sum(dim=1).clamp(min=1)[:, None, None, None]
@@ -67,41 +132,37 @@ def centre(
     return weights @ values
 
 
-def _running_mean(
-    values: Float[Tensor, "B H T V"], allowed: Bool[Tensor, "B T"] | None
-) -> Float[Tensor, "B H T V"]:
-    tokens, width = values.shape[2:]
-    x_BTHV = values.transpose(1, 2)
-    if torch.compiler.is_exporting():  # for any number of tokens, which chunks would round up
-        kept = x_BTHV if allowed is None else x_BTHV * allowed[..., None, None]
-        sums_BTHV = kept.cumsum(dim=1, dtype=torch.promote_types(values.dtype, torch.float32))
-    else:
-        sums_BCND = _running_sums(
-            _chunks(x_BTHV.flatten(2)), None if allowed is None else _chunks(allowed[..., None])
-        )
-        sums_BTHV = sums_BCND.flatten(1, 2)[:, :tokens].unflatten(2, (-1, width))
-    if allowed is None:
-        counts_BT = torch.arange(1, tokens + 1, device=values.device)[None]
-    else:
-        counts_BT = allowed.cumsum(dim=1).clamp(min=1)
-    means: Tensor = sums_BTHV.transpose(1, 2) / counts_BT[:, None, :, None]
-    return means.to(values.dtype)
+def running_mean(values: Float[Tensor, "B H T V"], counting: Counting) -> Float[Tensor, "B H T V"]:
+    """Compute C V of causal attention, from what all layers share; see `centre`."""
+    sums = _sums(_flat(values), counting)
+    return _heads((sums / counting.counts).to(values.dtype), values)
 
 
-def _running_sums(x_BCND: Tensor, allowed_BCN1: Tensor | None) -> Tensor:
+def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
     """Sum over the tokens so far: a matrix product in each chunk, `cumsum` over chunks."""
-    lower = torch.ones(CHUNK, CHUNK, dtype=x_BCND.dtype, device=x_BCND.device).tril()
-    if allowed_BCN1 is not None:
-        lower = lower * allowed_BCN1.transpose(-1, -2)
-    within = lower @ x_BCND
+    kept = x_BTD if counting.allowed is None else x_BTD * counting.allowed
+    wide = torch.promote_types(x_BTD.dtype, torch.float32)
+    if torch.compiler.is_exporting():  # for any number of tokens, which chunks would round up
+        return kept.cumsum(dim=1, dtype=wide)
+    missing = -kept.shape[1] % CHUNK
+    padded = F.pad(kept, (0, 0, 0, missing)) if missing else kept
+    x_BCND = padded.unflatten(1, (-1, CHUNK))
     # a long running sum in half precision would lose the late tokens
-    totals = within[:, :, -1:].to(torch.promote_types(x_BCND.dtype, torch.float32))
-    return within + (totals.cumsum(dim=1) - totals)
+    totals = x_BCND.sum(dim=2, keepdim=True, dtype=wide)
+    within = counting.lower.to(kept.dtype) @ x_BCND
+    sums_BTD = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
+    # a slice of all would cost a buffer of zeros in the backward pass
+    return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
 
 
-def _chunks(x: Tensor) -> Tensor:
-    """Cut (B, T, ...) into (B, C, N, ...), zeros after the last token."""
-    missing = -x.shape[1] % CHUNK
-    padded = F.pad(x, (0, 0, 0, missing)) if missing else x
-    chunks: Tensor = padded.unflatten(1, (-1, CHUNK))
-    return chunks
+def _flat(x_BHTV: Tensor) -> Tensor:
+    return x_BHTV.transpose(1, 2).flatten(2)
+
+
+def _heads(x_BTD: Tensor, like: Tensor) -> Tensor:
+    return x_BTD.unflatten(2, (like.shape[1], -1)).transpose(1, 2)
+
+
+def _wide(gains: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """A gain a head as one an entry."""
+    return gains.expand(-1, -1, values.shape[3], -1).reshape(3, -1).unbind()

@@ -203,26 +203,28 @@ class HessblocksModel(HessblocksPreTrainedModel):
             return new[None]
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
-    def _key_places(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor:
-        """Positions of all keys, those behind a cache counted over the unpadded tokens."""
+    def _distant(self, given: _Given, past: int | Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of queries and keys, with a cache counted over the unpadded tokens."""
         x, mask, positions, cache = given
-        if cache is None:
-            return places
+        if cache is None or not self.position.biased:
+            return places, places
         tokens, keys = x.shape[1], cache.get_mask_sizes(x.shape[1], 0)[0]
         real = attention_functions.padding(mask)
         found = torch.arange(keys, device=x.device)[None]
         if real is not None:
             real = nn.functional.pad(real, (0, keys - real.shape[1]))
             found = (real.cumsum(dim=-1) - 1).clamp(min=0)
+        own = found.index_select(1, past + torch.arange(tokens, device=x.device))
         if positions is not None and not torch.compiler.is_compiling():
-            new = slice(int(past), int(past) + tokens)
-            other = found[:, new] != positions
-            if bool((other if real is None else other & real[:, new]).any()):
+            other = own - positions  # with a mask of four axes also behind padding
+            other = other != (other[:, -1:] if mask is not None and real is None else 0)
+            other &= (positions > 0) if real is None else real[:, int(past) :][:, :tokens]
+            if bool(other.any()):
                 raise ArgumentError(
                     f"position_ids: behind a cache {self.position.kind} counts the unpadded tokens "
                     "by itself, and these are others; leave position_ids out"
                 )
-        return found
+        return own, found
 
     def _bias(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor | None:
         """Make what is added to the scores, or None."""
@@ -234,8 +236,8 @@ class HessblocksModel(HessblocksPreTrainedModel):
                 f"attn_implementation: {name} is not used with {self.position.kind}; use "
                 f"{' or '.join(attention_functions.WITH_EXTRAS)}"
             )
-        keys = self._key_places(given, past, places)
-        return self.position.bias(places, keys, self._heads, given[0].dtype)
+        own, keys = self._distant(given, past, places)
+        return self.position.bias(own, keys, self._heads, given[0].dtype)
 
     def _mask(self, given: _Given) -> Tensor | None:
         x, mask, positions, cache = given
