@@ -1,4 +1,7 @@
-"""Heal a simplified model: train the layers that were touched, towards the original's predictions."""
+"""Heal a simplified model: train the layers that were touched, towards the original's predictions.
+
+Letters: S sequences, T tokens.
+"""
 
 from __future__ import annotations
 

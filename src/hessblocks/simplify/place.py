@@ -1,6 +1,6 @@
 """Place of a removal: a layer of a model, and what a candidate for it is made of.
 
-Letters: N tokens, D width.
+Letters: N tokens, I inputs of a matrix, D width.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Place:
         return self.model.config.blocks[self.index]
 
     @property
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Float[Tensor, "..."]]:
         """Weights of the layer by name."""
         return dict(self.layer.state_dict())
 

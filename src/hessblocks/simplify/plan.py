@@ -2,6 +2,8 @@
 
 A price that was measured before a step is a guess after it. The guess with the lowest price is
 measured again, until one that was just measured is the lowest (Minoux, 1978, lazy greedy).
+
+Letters: S sequences to fit on, H held-out sequences, T tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Measure what every removal costs and saves, beside what curvature forecasts."""
+"""Measure what every removal costs and saves, beside what curvature forecasts.
+
+Letters: S sequences to fit on, H held-out sequences, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +219,12 @@ def _row(one: Candidate, cost: Cost, total: int) -> Row:
     }
 
 
-def check_removals(model: Any, text: Tensor, held_out: Tensor, kinds: Collection[str] = ()) -> None:
+def check_removals(
+    model: Any,
+    text: Int[Tensor, "S T"],
+    held_out: Int[Tensor, "H T"],
+    kinds: Collection[str] = (),
+) -> None:
     """Refuse what cannot be measured.
 
     Raises:
