@@ -14,6 +14,7 @@ from . import (
     report as report,
     settings as settings,
     signal as signal,
+    simplify as simplify,
     statistics as statistics,
     storage as storage,
     theory as theory,

@@ -40,9 +40,10 @@ LAW: dict[str, set[str]] = {
     "inspection": {
         "blocks", "models", "data", "linalg", "theory", "curvature", "signal", "training",
     },
+    "simplify": {"blocks", "models", "data", "linalg", "curvature", "training"},
     "cli": {
         "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training",
-        "inspection", "report",
+        "inspection", "report", "simplify",
     },
 }  # fmt: skip
 """Package → the packages that it may import; the base and the settings are open to all."""
@@ -67,6 +68,7 @@ ROOMS: dict[str, set[str]] = {
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
     "curvature.verification": {"exact", "last_layer"},
+    "simplify.kinds": set(),
     "cli.terminal": set(),
     "cli.commands": {"terminal"},
 }

@@ -206,7 +206,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
     def _distant(self, given: _Given, past: int | Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of queries and keys, with a cache counted over the unpadded tokens."""
         x, mask, positions, cache = given
-        if cache is None or not self.position.biased:
+        if cache is None:
             return places, places
         tokens, keys = x.shape[1], cache.get_mask_sizes(x.shape[1], 0)[0]
         real = attention_functions.padding(mask)

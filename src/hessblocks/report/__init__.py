@@ -23,6 +23,12 @@ from hessblocks.report.price_page import (
     write_price_report,
 )
 from hessblocks.report.signal_figure import write_signal_figures
+from hessblocks.report.simplify_page import (
+    STEPS,
+    simplify_headline,
+    step_cells,
+    write_simplify_report,
+)
 from hessblocks.report.summary import summary
 from hessblocks.report.templates import drawn_picture, write_page
 from hessblocks.storage import FolderResults, load_results

@@ -41,3 +41,4 @@ from hessblocks.settings.run_settings import (
     RunSettings,
     SharedSettings,
 )
+from hessblocks.settings.simplified import SimplifySettings

@@ -1,10 +1,12 @@
 """Take parts of a pretrained model away: candidates, prices before and after, a plan, healing."""
 
+from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations
 from hessblocks.simplify.passes import Cost, Held, Pass
 from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, Step
+from hessblocks.simplify.run import simplify_model
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
 __all__ = [
@@ -17,5 +19,7 @@ __all__ = [
     "Step",
     "candidates",
     "edited",
+    "heal",
     "measure_removals",
+    "simplify_model",
 ]

@@ -1,6 +1,6 @@
 """Refit a weight by least squares: normal equations in float64, accumulated over tokens.
 
-Letters: N tokens, I inputs, O outputs.
+Letters: N tokens, I inputs, K of them that are kept, O outputs.
 """
 
 from __future__ import annotations

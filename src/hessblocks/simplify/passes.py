@@ -66,6 +66,8 @@ class Held(Pass):
         super().__init__(model, tokens)
         self._before = [part.log_softmax(-1) for part in self._logits(self.states[-1])]
         self._loss = self._losses(self._before)
+        self.before = _mean(self._loss)
+        """Loss of the original, nats a token."""
 
     @torch.no_grad()
     def cost(self, layers: Sequence[nn.Module], start: int) -> Cost:

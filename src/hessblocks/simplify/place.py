@@ -1,6 +1,6 @@
 """Place of a removal: a layer of a model, and what a candidate for it is made of.
 
-Letters: N tokens, D width.
+Letters: N tokens, I inputs of a matrix, D width.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Place:
         return self.model.config.blocks[self.index]
 
     @property
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Float[Tensor, "..."]]:
         """Weights of the layer by name."""
         return dict(self.layer.state_dict())
 
@@ -101,7 +101,11 @@ class Place:
         return cast(Layer, made.eval())
 
     def candidate(
-        self, kind: str, block: BlockConfig | None, state: State | None = None, change: State = {}
+        self,
+        kind: str,
+        block: BlockConfig | None,
+        state: State | None = None,
+        change: State | None = None,
     ) -> Candidate:
         """Make a candidate.
 
@@ -129,7 +133,7 @@ class Place:
             parameters=int(saved[0]),
             operations=saved[1],
             cache=int(saved[2]),
-            change={stem + name: value for name, value in change.items()},
+            change={stem + name: value for name, value in (change or {}).items()},
         )
 
     @torch.no_grad()
@@ -183,6 +187,25 @@ def edited(model: HessblocksForCausalLM, chosen: Candidate) -> HessblocksForCaus
     made.tie_weights()
     made.generation_config = copy.deepcopy(model.generation_config)
     return cast(HessblocksForCausalLM, made.eval())
+
+
+def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
+    """Count what one model saves of another, embeddings and head not counted.
+
+    Args:
+        before: the larger one.
+        after: the smaller one.
+        tokens: of a sequence, for the operations of attention.
+
+    Returns:
+        Shares of parameters in layers, of operations a token and of the cache that are gone.
+    """
+    sums = []
+    for model in (before, after):
+        each = [_sizes(layer, tokens) for layer in model.model.layers]
+        sums.append([sum(column) for column in zip(*each, strict=True)])
+    names = ("layer_parameters", "operations", "cache")
+    return {name: 1 - b / a for name, a, b in zip(names, *sums, strict=True)}
 
 
 def check_layers(model: Any) -> None:

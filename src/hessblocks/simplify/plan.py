@@ -2,6 +2,8 @@
 
 A price that was measured before a step is a guess after it. The guess with the lowest price is
 measured again, until one that was just measured is the lowest (Minoux, 1978, lazy greedy).
+
+Letters: S sequences to fit on, H held-out sequences, T tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Step:
     kl_error: float
     """Its standard error over text."""
     alone: float
-    """What this removal cost alone, in the table."""
+    """What it cost alone, in the table; of a part that goes in several steps, its first."""
     share: float
     """Share of the parameters saved so far."""
 
@@ -47,7 +49,7 @@ class Plan:
         self,
         model: HessblocksForCausalLM,
         text: Int[Tensor, "S T"],
-        held_out: Int[Tensor, "S T"],
+        held_out: Int[Tensor, "H T"],
         rows: Iterable[Row],
     ) -> None:
         """Begin at a model.
@@ -65,7 +67,7 @@ class Plan:
         self._text, self._held = Pass(model, text), Held(model, held_out)
         self._total = self._size()
         self._alone: dict[Key, float] = {(r["kind"], r["layer"]): r["kl"] for r in rows}
-        self._guesses: dict[Key, float] = {
+        self._guesses: dict[Key, float] = {  # nats a parameter
             (row["kind"], row["layer"]): row["kl"] / row["parameters"]
             for row in rows
             if row["parameters"] > 0
@@ -76,6 +78,15 @@ class Plan:
         """Share of the parameters that is gone."""
         return 1 - self._size() / self._total
 
+    @property
+    def touched(self) -> list[int]:
+        """Numbers of the layers, in the model as it is, that changed or stand beside a gap."""
+        changed = {step.layer for step in self.steps}
+        gone = changed - {*self.numbers}
+        beside = {max((n for n in self.numbers if n < one), default=-1) for one in gone}
+        beside |= {min((n for n in self.numbers if n > one), default=-1) for one in gone}
+        return [at for at, n in enumerate(self.numbers) if n in changed | beside]
+
     def take(self, key: Key) -> Step:
         """Make a removal, as it was chosen in an earlier call.
 
@@ -84,6 +95,9 @@ class Plan:
 
         Returns:
             The step.
+
+        Raises:
+            ArgumentError: there is nothing of that kind any more.
         """
         found = self._measured(key)
         if found is None:
@@ -149,7 +163,7 @@ class Plan:
             layer=key[1],
             kl=cost.kl.value,
             kl_error=cost.kl.standard_error,
-            alone=self._alone.get(key, float("nan")),
+            alone=self._alone[key],
             share=self.saved,
         )
         self.steps.append(step)

@@ -1,27 +1,26 @@
-"""Measure what every removal costs and saves, beside what curvature forecasts."""
+"""Measure what every removal costs and saves, beside what curvature forecasts.
+
+Letters: S sequences to fit on, H held-out sequences, T tokens.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.blocks import Shared
-from hessblocks.curvature import Price, Problem, price
+from hessblocks.curvature import Problem, price
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Cost, Held, Pass
 from hessblocks.simplify.place import Candidate, Place, check_layers
-from hessblocks.storage import Tabular
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
 LEAST_SAVED = 1e-3
@@ -34,7 +33,7 @@ class Removals(Tabular):
 
     rows_alone = True
     rows: tuple[Row, ...]
-    """A row for each; see `row_of`."""
+    """A row for each."""
 
     def to_rows(self) -> list[Row]:
         """List the rows: kind, layer, KL and loss with errors, what is saved, the forecast."""
@@ -57,40 +56,6 @@ class Removals(Tabular):
         if unclear := sum(row["kl"] < 2 * row["kl_error"] for row in self.rows):
             text += f"; {unclear} cost less than two errors over text"
         return text
-
-    def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw nats for each percent of the parameters saved, layers by kinds, as log₁₀.
-
-        Args:
-            ax: axes of matplotlib to draw on; None for a figure of its own.
-
-        Returns:
-            The figure that was drawn on.
-        """
-        from hessblocks.drawing import plot
-
-        return plot(heatmap(self.rows), ax)
-
-
-def heatmap(rows: Sequence[Row]) -> Any:
-    """Build the map of log₁₀ nats a percent, kinds by layers; empty where nothing is saved."""
-    from hessblocks.figures import Heatmap
-
-    layers = sorted({row["layer"] for row in rows})
-    found = {(row["kind"], row["layer"]): row["nats_per_percent"] for row in rows}
-    kinds = [kind for kind in KINDS if any(found.get((kind, one)) for one in layers)]
-    values = [[_log(found.get((kind, layer))) for layer in layers] for kind in kinds]
-    return Heatmap(
-        title="Layers from left to right, the first is 0",
-        values=tuple(map(tuple, values)),
-        label="log₁₀ of nats for 1 % of the parameters",
-        rows=tuple(kinds),
-        columns=tuple(map(str, layers)),
-    )
-
-
-def _log(value: float | None) -> float:
-    return math.log10(value) if value and value > 0 else math.nan
 
 
 def candidates(
@@ -128,11 +93,12 @@ def shares(model: HessblocksForCausalLM) -> bool:
 def measure_removals(
     model: HessblocksForCausalLM,
     text: Int[Tensor, "S T"],
-    held_out: Int[Tensor, "S T"],
+    held_out: Int[Tensor, "H T"],
     *,
     kinds: Collection[str] = (),
     samples: int = 32,
     seed: int = 0,
+    store: Store | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> Removals:
     """Measure what each removal costs alone, and forecast those that are changes of weights.
@@ -145,6 +111,7 @@ def measure_removals(
         kinds: names of `KINDS`; empty: all.
         samples: of the forecast by `hb.price`; 0: no forecast.
         seed: of the samples.
+        store: of an earlier call with the same arguments, to go on from.
         done: told of each layer that is done, and how many there are.
 
     Returns:
@@ -157,27 +124,85 @@ def measure_removals(
         the attention for each replaced weight, and the solution of its normal equations.
     """
     check_removals(model, text, held_out, kinds)
-    held, fitted = Held(model, held_out), Pass(model, text)
-    total, depth = sum(p.numel() for p in model.parameters()), model.config.depth
-    found: list[tuple[Candidate, Cost]] = []
-    changes: dict[str, Mapping[str, Any]] = {}
+    measuring = _Measuring(model, text, held_out, kinds)
+    depth, rows = model.config.depth, []
     for layer in range(depth):
-        for one in candidates(model, fitted, kinds, [layer]):
-            rest = list(model.model.layers[layer + 1 :])
-            found.append((one, held.cost([*one.modules, *rest], layer)))
-            if one.change:
-                changes[f"{one.kind}, {layer}"] = one.change
+        rows += kept(store, f"layer {layer}", partial(measuring.rows, layer))
         if done is not None:
             done(layer + 1, depth)
-    prices: Mapping[str, Price] = {}
-    if samples and changes:
-        prices = price(Problem(model, {"input_ids": text}), changes, samples, seed)
-    rows = (row_of(one, cost, total, prices.get(f"{one.kind}, {one.layer}")) for one, cost in found)
-    return Removals(rows=tuple(rows))
+    priced: Sequence[Mapping[str, Any]] = []
+    if samples:
+        priced = kept(store, "forecasts", partial(measuring.forecasts, samples, seed))
+    forecasts = {(row["kind"], row["layer"]): row for row in priced}
+    unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
+    return Removals(
+        rows=tuple({**r, **forecasts.get((r["kind"], r["layer"]), unpriced)} for r in rows)
+    )
 
 
-def row_of(one: Candidate, cost: Cost, total: int, priced: Price | None) -> Row:
-    """Write a row: what is taken, what it costs and saves, and the forecast where there is one."""
+def kept(
+    store: Store | None, key: str, make: Callable[[], Sequence[Row]]
+) -> Sequence[Mapping[str, Any]]:
+    """Look rows up in a store, or make and store them.
+
+    Returns:
+        The rows.
+    """
+    if store is None:
+        return make()
+    record = store.get(key) or store.add(key, make())
+    return record.rows
+
+
+class _Measuring:
+    """Removals of a model, layer by layer, and the changes of weights that some of them are."""
+
+    def __init__(
+        self, model: HessblocksForCausalLM, text: Tensor, held_out: Tensor, kinds: Collection[str]
+    ) -> None:
+        self.model, self.kinds = model, kinds
+        self._text, self._held = Pass(model, text), Held(model, held_out)
+        self._total = sum(parameter.numel() for parameter in model.parameters())
+        self._changes: dict[int, dict[str, Mapping[str, Any]]] = {}
+
+    def rows(self, layer: int) -> list[Row]:
+        """Measure all of a layer."""
+        rest, rows = list(self.model.model.layers[layer + 1 :]), []
+        for one in self._candidates(layer):
+            cost = self._held.cost([*one.modules, *rest], layer)
+            rows.append(_row(one, cost, self._total))
+        return rows
+
+    def forecasts(self, samples: int, seed: int) -> list[Row]:
+        """Forecast those that are changes of weights, all with the same gradients."""
+        changes: dict[str, Mapping[str, Any]] = {}
+        for layer in range(self.model.config.depth):
+            if layer not in self._changes:  # measured in an earlier call
+                list(self._candidates(layer))
+            changes |= self._changes[layer]
+        if not changes:
+            return []
+        bill = price(Problem(self.model, {"input_ids": self._text.tokens}), changes, samples, seed)
+        return [
+            {
+                "kind": name.rpartition(", ")[0],
+                "layer": int(name.rpartition(", ")[2]),
+                "forecast": one.forecast.value,
+                "forecast_error": one.forecast.standard_error,
+                "outside": one.outside,
+            }
+            for name, one in bill.items()
+        ]
+
+    def _candidates(self, layer: int) -> Iterator[Candidate]:
+        own = self._changes.setdefault(layer, {})
+        for one in candidates(self.model, self._text, self.kinds, [layer]):
+            if one.change:
+                own[f"{one.kind}, {layer}"] = one.change
+            yield one
+
+
+def _row(one: Candidate, cost: Cost, total: int) -> Row:
     share = one.parameters / total
     return {
         "kind": one.kind,
@@ -191,13 +216,15 @@ def row_of(one: Candidate, cost: Cost, total: int, priced: Price | None) -> Row:
         "operations": one.operations,
         "cache": one.cache,
         "nats_per_percent": cost.kl.value / (100 * share) if share > LEAST_SAVED else None,
-        "forecast": None if priced is None else priced.forecast.value,
-        "forecast_error": None if priced is None else priced.forecast.standard_error,
-        "outside": "" if priced is None else priced.outside,
     }
 
 
-def check_removals(model: Any, text: Tensor, held_out: Tensor, kinds: Collection[str] = ()) -> None:
+def check_removals(
+    model: Any,
+    text: Int[Tensor, "S T"],
+    held_out: Int[Tensor, "H T"],
+    kinds: Collection[str] = (),
+) -> None:
     """Refuse what cannot be measured.
 
     Raises:

@@ -8,6 +8,7 @@ from hessblocks.cli.commands.presets import presets
 from hessblocks.cli.commands.price import price
 from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
+from hessblocks.cli.commands.simplify import simplify
 from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
 
@@ -19,6 +20,7 @@ COMMANDS = {
     curvature: "preset:sas --parts outer --method sampled --map",
     signal: "--presets pre-ln,skipless-plain,skipless",
     price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
+    simplify: "FOLDER --data FILE --save 0.15",
     verify: "--dtype float32",
     report: "runs/demo",
     check: "runs/demo",

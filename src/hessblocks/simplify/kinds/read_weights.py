@@ -1,10 +1,14 @@
-"""Replace queries by the identity, or queries or values by the first layer's, and refit the projection."""
+"""Replace queries by the identity, or queries or values by the first layer's, and refit the projection.
+
+Letters: N tokens, I inputs of a matrix, K of them that are kept.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.blocks import BlockConfig, Identity, Shared, Weight
@@ -67,7 +71,7 @@ def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
     return at.candidate(kind, block, state, {**new, **state})
 
 
-def with_ones(at: Place, name: str, x: Tensor) -> Tensor:
+def with_ones(at: Place, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
     """Add an input of ones where the matrix has a bias."""
     if at.layer.get_submodule(name).bias is None:
         return x
@@ -75,8 +79,8 @@ def with_ones(at: Place, name: str, x: Tensor) -> Tensor:
 
 
 def refitted(
-    at: Place, name: str, equations: NormalEquations, kept: Tensor | None = None
-) -> dict[str, Tensor]:
+    at: Place, name: str, equations: NormalEquations, kept: Int[Tensor, " K"] | None = None
+) -> dict[str, Float[Tensor, "..."]]:
     """Solve for a matrix and its bias, on the inputs that are kept.
 
     Returns:

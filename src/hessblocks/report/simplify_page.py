@@ -1,0 +1,165 @@
+"""Write the page of `hessblocks simplify`: the answer, the map, the steps, the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import RunError
+from hessblocks.figures import Figure, Heatmap
+from hessblocks.report.captions import with_error
+from hessblocks.report.templates import (
+    ABSENT,
+    drawn_picture,
+    environment_rows,
+    setting_rows,
+    write_page,
+)
+from hessblocks.statistics import Average
+from hessblocks.storage import read_object
+
+STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
+COLUMNS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
+           "Nats for 1 %", "Forecast KL")  # fmt: skip
+
+
+def write_simplify_report(folder: AnyPath) -> Path:
+    """Write figures/*.png, figures/*.svg and report.html of a folder of `hessblocks simplify`.
+
+    Args:
+        folder: that the command wrote.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        RunError: a file is missing, damaged or cannot be written.
+    """
+    folder = Path(folder)
+    found = read_object(folder / "summary.json")
+    settings = [read_object(folder / f"{name}.json") for name in ("config", "environment")]
+    try:
+        figure = removal_map(found["removals"], found["depth"])
+        return write_page(
+            folder,
+            "simplify.html",
+            title=f"hessblocks simplify: {found['model']}",
+            heading=f"What can be taken from {found['model']}",
+            headline=simplify_headline(found),
+            found=found,
+            picture=drawn_picture(figure, folder, "removals") if figure else "",
+            steps=(STEPS, list(map(step_cells, found.get("steps", [])))),
+            columns=COLUMNS,
+            rows=list(map(_cells, found["cheapest"])),
+            kinds=_by_kind(found["removals"]),
+            settings=[*setting_rows(settings[0]), *environment_rows(settings[1])],
+        )
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{folder}: damaged; run the same `hessblocks simplify` again.") from error
+
+
+def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what was saved and what it costs before and after healing, or what is cheapest.
+
+    Args:
+        found: summary.json.
+
+    Returns:
+        Sentences.
+    """
+    alone = f"One at a time: {found['said']}."
+    if "steps" not in found:
+        return (alone,)
+    removed, healed = found["removed"], found["healed"]
+    whole, once = found["sum_alone"], found["kl_chosen"]
+    return (
+        f"{found['saved']:.1%} fewer parameters cost {_nats(removed)} nats a token of KL, and "
+        f"{_nats(healed)} after {found['healing_seconds']:.0f} s of healing {found['healed_layers']} "
+        f"layers; the loss of {found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured "
+        "on text that nothing was chosen by.",
+        f"Of the layers {found['layer_parameters']:.1%} of the parameters, {found['operations']:.1%} "
+        f"of the operations a token and {found['cache']:.1%} of the cache are gone.",
+        f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
+        f"sum is {abs(whole / once - 1):.0%} too {'high' if whole > once else 'low'}.",
+        alone,
+    )
+
+
+def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a step of the plan."""
+    alone, saved = f"{step['alone']:.3g}", f"{step['share']:.1%}"
+    return step["kind"], str(step["layer"]), _nats(step), alone, saved
+
+
+def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
+    """Build the map of log₁₀ nats for a percent, kinds by layers; None where nothing saves."""
+    found = {(row["kind"], row["layer"]): row["nats_per_percent"] for row in rows}
+    kinds = [
+        k
+        for k in dict.fromkeys(row["kind"] for row in rows)
+        if any(found.get((k, n)) for n in range(depth))
+    ]
+    if not kinds:
+        return None
+    panel = Heatmap(
+        title="Layers from left to right, the first is 0",
+        values=tuple(tuple(_log(found.get((kind, n))) for n in range(depth)) for kind in kinds),
+        label="log₁₀ nats for 1 % saved",
+        rows=tuple(kinds),
+        columns=tuple(map(str, range(depth))),
+    )
+    return Figure(title="", caption="", panels=(panel,), size=(9, 1.4 + 0.3 * len(kinds)))
+
+
+def _log(value: float | None) -> float:
+    return math.log10(value) if value and value > 0 else math.nan
+
+
+def _nats(row: Mapping[str, Any], name: str = "kl") -> str:
+    return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    forecast = ABSENT if row["forecast"] is None else _nats(row, "forecast")
+    trusted = f" (no: {row['outside']})" if row["outside"] else ""
+    return (
+        row["kind"],
+        str(row["layer"]),
+        _nats(row),
+        _nats(row, "loss"),
+        f"{row['parameters']:,}",
+        f"{row['operations']:,.0f}",
+        f"{row['cache']:,}",
+        f"{row['nats_per_percent']:.3g}",
+        forecast + trusted,
+    )
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
+    found = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        kl = sorted(row["kl"] for row in own)
+        ratios = sorted(
+            r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0
+        )
+        middle = (
+            f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            if ratios
+            else ABSENT
+        )
+        saved = sum(row["share"] for row in own) / len(own)
+        found.append(
+            (
+                kind,
+                f"{kl[len(kl) // 2]:.3g}",
+                f"{kl[0]:.3g} to {kl[-1]:.3g}",
+                f"{saved:.2%}",
+                middle,
+            )
+        )
+    return found

@@ -1,0 +1,108 @@
+"""Heal a simplified model: train the layers that were touched, towards the original's predictions.
+
+Letters: S sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from transformers import PreTrainedModel
+
+from hessblocks.errors import RunError
+from hessblocks.quiet import quiet
+from hessblocks.training import GuardedTrainer, quiet_arguments
+
+WARM = 0.1
+"""Share of the steps over which the rate rises; then it falls to 0, linearly."""
+
+
+class _Healer(GuardedTrainer):
+    """Trainer whose loss is the KL divergence from a teacher's predictions, where there is one."""
+
+    teacher: PreTrainedModel | None = None
+
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
+        """Compute nats a token."""
+        if self.teacher is None:
+            loss: Tensor = model(**inputs).loss
+            return loss
+        tokens = inputs["input_ids"]
+        with torch.no_grad():
+            wanted = self.teacher(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        found = model(input_ids=tokens).logits[:, :-1].log_softmax(-1)
+        pair = (found.flatten(0, 1), wanted.flatten(0, 1))
+        return F.kl_div(*pair, log_target=True, reduction="batchmean")
+
+
+def heal(
+    model: PreTrainedModel,
+    teacher: PreTrainedModel | None,
+    tokens: Int[Tensor, "S T"],
+    *,
+    layers: Collection[int],
+    steps: int = 100,
+    learning_rate: float = 1e-4,
+    batch: int = 8,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """Train some layers with AdamW; the others, embeddings and head stay.
+
+    Args:
+        model: simplified; it stays as it is.
+        teacher: the original, whose predictions are the targets; None: the text itself.
+        tokens: of text that nothing is measured on.
+        layers: numbers of those that are trained; empty: all.
+        steps: updates.
+        learning_rate: the largest.
+        batch: sequences of an update.
+        seed: of their order.
+
+    Returns:
+        A healed copy, in evaluation mode.
+
+    Raises:
+        RunError: the loss or a gradient is not finite.
+
+    Cost: steps · batch · T tokens forward and backward, and forward by the teacher.
+    """
+    made: Any = copy.deepcopy(model)  # which shared weights with the original
+    wanted = {
+        id(p)
+        for n in layers or range(len(made.model.layers))
+        for p in made.model.layers[n].parameters()
+    }
+    for parameter in made.parameters():
+        parameter.requires_grad_(id(parameter) in wanted)
+    if not steps:
+        return made.requires_grad_(True)  # type: ignore[no-any-return]
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        arguments = quiet_arguments(
+            Path(folder),
+            made.device.type,
+            max_steps=steps,
+            learning_rate=learning_rate,
+            lr_scheduler_type="linear",
+            warmup_steps=round(WARM * steps),
+            weight_decay=0.0,
+            per_device_train_batch_size=batch,
+            seed=seed,
+        )
+        trainer = _Healer(model=made, args=arguments, train_dataset=rows)
+        trainer.teacher = teacher
+        trainer.train()
+    if trainer.divergence:
+        raise RunError(
+            f"healing: the {trainer.divergence.words} {trainer.divergence.verb} not finite; try a "
+            "lower --learning-rate"
+        )
+    return made.requires_grad_(True).eval()  # type: ignore[no-any-return]

@@ -1,0 +1,116 @@
+"""`hessblocks simplify` on a tiny Llama: its files and page, going on, bad input."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hessblocks as hb
+from hessblocks.cli.app import main
+from hessblocks.models import to_family
+from hessblocks.simplify import run as running
+from tests.cli.helpers import Shell, sentence
+from tests.cli.test_price import LETTERS, llama, rows
+
+FEW = ["--sequences", "4", "--fitted", "6", "--tokens", "8", "--samples", "4", "--steps", "6"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a text, and out/ as the command left it."""
+    here = tmp_path_factory.mktemp("simplify")
+    llama(here / "model")
+    (here / "text.txt").write_text("".join(LETTERS[i * i * 7 % 29] for i in range(900)))
+    assert main([*map(str, words(here, here / "out")), "--json"]) == 0
+    return here
+
+
+def words(place: Path, out: Path, *more: object) -> list[object]:
+    data = ["--data", place / "text.txt", "--save", "0.2"]
+    return ["simplify", place / "model", *data, *FEW, "--out", out, *more]
+
+
+def test_the_result_is_a_model_as_any_other_with_a_card(place: Path) -> None:
+    found = json.loads((place / "out" / "summary.json").read_text())
+    model, tokenizer = hb.load(place / "out" / "model")
+    original = hb.from_pretrained_blocks(place / "model")
+    size = sum(p.numel() for p in original.parameters())
+    assert 1 - sum(p.numel() for p in model.parameters()) / size == pytest.approx(found["saved"])
+    assert found["saved"] >= 0.2
+    tokens = tokenizer("abc", return_tensors="pt")["input_ids"]
+    assert model.generate(tokens, max_new_tokens=3, do_sample=False).shape[1] >= 4
+    card = (place / "out" / "model" / "README.md").read_text()
+    assert "parameters saved" in card
+    assert "made from | a pretrained llama" in card
+    assert len(rows(place / "out" / "removals.csv")) == len(found["removals"]) > 20
+    whole = to_family(original)
+    assert type(whole).__name__ == "LlamaForCausalLM"
+
+
+def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) -> None:
+    page = (place / "out" / "report.html").read_text()
+    found = json.loads((place / "out" / "summary.json").read_text())
+    first = page.partition('<p class="headline">')[2].partition("</p>")[0]
+    assert first.startswith(f"{found['saved']:.1%} fewer parameters cost")
+    assert "Measured on text that nothing was chosen by" in first
+    assert "the sum is" in page
+    assert (place / "out" / "figures" / "removals.png").stat().st_size > 5000
+
+
+def test_an_interrupted_call_goes_on_and_ends_the_same(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
+) -> None:
+    def torn(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_healed", torn)
+        shell(*words(place, tmp_path / "out"))
+    points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    assert points == (place / "out" / "points.jsonl").read_bytes()
+    lines = points.splitlines(keepends=True)
+    (tmp_path / "out" / "points.jsonl").write_bytes(b"".join([lines[0], *lines[2:-1]]))
+    assert shell(*words(place, tmp_path / "out")).status == 0
+    one, other = (json.loads((p / "out" / "summary.json").read_text()) for p in (place, tmp_path))
+    for found in (one, other):
+        del found["healing_seconds"]
+    assert one == other
+    kept = (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns
+    assert shell(*words(place, tmp_path / "out")).status == 0
+    assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
+
+
+def test_without_a_target_the_table_alone_is_made(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    out = tmp_path / "table"
+    found = shell(*words(place, out), "--save", "0", "--samples", "0", "--kinds", "layer,mlp units")
+    assert found.status == 0
+    assert found.output.startswith("One at a time: 4 removals")
+    assert not (out / "model").exists()
+    shutil.rmtree(out / "figures")
+    assert shell("report", out).status == 0
+    assert (out / "figures" / "removals.svg").exists()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--save", "1.0"], r"--save: expected a share from 0 to 1"),
+        (["--kinds", "heads"], r"save: 20\.0% of the parameters are more than can go"),
+        (["--kinds", "layers"], r"kind: 'layers' is unknown"),
+        (["--tokens", "17"], r"--tokens: 17 are longer than the context of 16"),
+        (["--sequences", "400"], r"--sequences: 400 windows of 8 tokens were asked for, a tenth"),
+        (["--fitted", "2", "--tokens", "4"], r"text: 8 tokens are too few to fit weights"),
+        (["--towards", "teacher"], r"--towards"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    place: Path, tmp_path: Path, shell: Shell, more: list[str], message: str
+) -> None:
+    found = shell(*words(place, tmp_path / "out"), *more)
+    assert found.status == 2
+    assert re.search(message, sentence(found))

@@ -1,0 +1,206 @@
+"""Removals of every kind on tiny models of all families: what they save, cost and leave equal."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+from transformers import Trainer, TrainingArguments
+
+import hessblocks as hb
+from hessblocks.blocks import Dense
+from hessblocks.simplify import KINDS, candidates, edited, measure_removals
+from hessblocks.simplify.passes import Held, Pass
+from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
+
+families = pytest.mark.parametrize("name", CONFIGS)
+
+
+def ids(count: int, tokens: int = 12, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (count, tokens), generator=generator)
+
+
+def model_of(name: str) -> Any:
+    return hb.from_pretrained_blocks(pretrained(name))
+
+
+def entries(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@families
+@torch.no_grad()
+def test_each_removal_costs_what_the_whole_changed_model_says(name: str) -> None:
+    model, text, held_out = model_of(name), ids(10), ids(5, seed=1)
+    held, fitted = Held(model, held_out), Pass(model, text)
+    before = model(held_out).logits[:, :-1].log_softmax(-1)
+    seen = set()
+    for one in candidates(model, fitted):
+        changed, start = edited(model, one), one.layer
+        after = changed(held_out).logits[:, :-1].log_softmax(-1)
+        divergence = (before.exp() * (before - after)).sum(-1).mean(-1)
+        cost = held.cost([*one.modules, *model.model.layers[start + 1 :]], start)
+        assert cost.kl.value == pytest.approx(float(divergence.mean()), rel=1e-4, abs=1e-7)
+        error = float(divergence.std()) / len(held_out) ** 0.5
+        assert cost.kl.standard_error == pytest.approx(error, rel=1e-3, abs=1e-7)
+        labels = held_out[:, 1:, None]
+        rise = (before.gather(-1, labels) - after.gather(-1, labels)).mean()
+        assert cost.loss.value == pytest.approx(float(rise), rel=1e-3, abs=1e-6)
+        assert one.parameters == entries(model) - entries(changed)
+        if one.change:  # the same function, by other weights of the model as it is
+            state = {**dict(model.named_parameters()), **one.change}
+            same = functional_call(model, state, (held_out,)).logits
+            assert torch.allclose(same, changed(held_out).logits, rtol=0, atol=1e-8), one.kind
+        seen.add(one.kind)
+    everywhere = {"layer", "attention", "mlp", "heads", "mlp units", "attention norm", "mlp norm"}
+    assert everywhere <= seen | {"heads"}
+    assert ("parallel" in seen) == (name != "gpt_neox")
+
+
+@families
+def test_what_is_saved_is_what_the_cache_and_the_operations_lose(name: str) -> None:
+    model, text = model_of(name), ids(10)
+    whole = model(text, use_cache=True).past_key_values
+    held = sum(one.keys.numel() + one.values.numel() for one in whole.layers if one.is_initialized)
+    for one in candidates(model, Pass(model, text)):
+        changed = edited(model, one)
+        after = changed(text, use_cache=True).past_key_values
+        left = sum(
+            own.keys.numel() + own.values.numel() for own in after.layers if own.is_initialized
+        )
+        if not any(block.attention.window for block in model.config.blocks):
+            assert one.cache * text.numel() == held - left
+        assert one.operations >= 0 or one.kind == "value, projection = identity"
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3"])
+def test_changed_models_are_saved_generate_and_train(name: str, tmp_path) -> None:
+    model, text = model_of(name).float(), ids(10)
+    for number, one in enumerate(candidates(model, Pass(model, text))):
+        if one.layer != 1:
+            continue
+        changed, tokens = edited(model, one), ids(1, 6)
+        changed.save_pretrained(tmp_path / str(number))
+        loaded, _ = hb.load(tmp_path / str(number))
+        assert torch.equal(loaded(tokens).logits, changed(tokens).logits)
+        settings = {
+            "max_new_tokens": 6,
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 1,
+        }
+        cached = changed.generate(tokens, **settings)
+        assert torch.equal(cached, changed.generate(tokens, use_cache=False, **settings))
+        problem = hb.Problem(changed, {"input_ids": tokens})
+        groups = hb.parameter_groups(changed)
+        some = [name for name in groups if name.startswith("layers.0")][:1]
+        assert torch.isfinite(
+            hb.OuterProduct(problem, groups[some[0]]) @ torch.ones(groups[some[0]].size)
+        ).all()
+    arguments = TrainingArguments(
+        tmp_path / "run",
+        max_steps=2,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    rows = [{"input_ids": row, "labels": row} for row in text]
+    before = copy.deepcopy(changed.state_dict())
+    Trainer(model=changed, args=arguments, train_dataset=rows).train()
+    assert any(not torch.equal(value, before[key]) for key, value in changed.state_dict().items())
+
+
+def test_a_frozen_norm_is_exact_where_all_tokens_have_one_scale() -> None:
+    """With embeddings of equal length the first norm is linear, and its fold changes nothing."""
+    for name in ("llama", "gpt2, untied, by layer"):
+        model, text = model_of(name), ids(10)
+        with torch.no_grad():
+            model.model.token_embedding.weight -= model.model.token_embedding.weight.mean(
+                -1, keepdim=True
+            )
+            model.model.token_embedding.weight /= model.model.token_embedding.weight.norm(
+                dim=-1, keepdim=True
+            )
+            if model.model.position_embedding is not None:
+                model.model.position_embedding.weight.zero_()
+        (one,) = candidates(model, Pass(model, text), ["attention norm"], [0])
+        found = edited(model, one)(text).logits
+        assert torch.allclose(found, model(text).logits, rtol=0, atol=1e-9)
+
+
+def test_parts_that_do_nothing_go_for_nothing() -> None:
+    """Heads whose projection is zero, units that give zero, and a query that is the identity."""
+    model, text, held_out = model_of("llama"), ids(10), ids(5, seed=1)
+    layer = model.model.layers[1]
+    with torch.no_grad():
+        layer.attention.projection.weight[:, 12:] = 0  # the second group of three heads of four
+        layer.mlp.output.weight[:, 3:8] = 0
+        layer.attention.query.weight.copy_(torch.eye(24))
+    held, fitted = Held(model, held_out), Pass(model, text)
+    for kind in ("heads", "mlp units", "query = identity"):
+        (one,) = candidates(model, fitted, [kind], [1])
+        cost = held.cost([*one.modules, *model.model.layers[2:]], 1)
+        assert abs(cost.kl.value) < 1e-10, kind
+        assert one.parameters > 0
+
+
+def test_a_refit_costs_less_than_none() -> None:
+    model, text, held_out = model_of("gpt2"), ids(40), ids(8, seed=1)
+    held, fitted = Held(model, held_out), Pass(model, text)
+    for kind in ("query = identity", "value of the first layer", "mlp units", "heads"):
+        for one in candidates(model, fitted, [kind], [1, 2]):
+            rest = list(model.model.layers[one.layer + 1 :])
+            refitted = held.cost([*one.modules, *rest], one.layer)
+            plain = copy.deepcopy(one.module)
+            own = model.model.layers[one.layer].state_dict()
+            name = "mlp.output" if kind == "mlp units" else "attention.projection"
+            weight = one.change[f"model.layers.{one.layer}.{name}.weight"]
+            old = own[f"{name}.weight"][:, weight.abs().sum(0) > 0]
+            plain.get_submodule(name).weight.data = old
+            plain.get_submodule(name).bias.data = own[f"{name}.bias"]
+            assert refitted.kl.value < held.cost([plain, *rest], one.layer).kl.value, kind
+
+
+def test_the_first_layer_stays_where_others_use_its_weights() -> None:
+    model, text = model_of("gpt2"), ids(10)
+    (one,) = candidates(model, Pass(model, text), ["query of the first layer"], [2])
+    changed = edited(model, one)
+    left = {(c.kind, c.layer) for c in candidates(changed, Pass(changed, text))}
+    assert not any(layer == 0 for _, layer in left)
+    assert ("query of the first layer", 1) in left
+    assert ("query of the first layer", 2) not in left
+    before = changed.model.layers[2].attention.query(torch.ones(24, dtype=torch.float64))
+    changed.model.layers[0].attention.query.weight.data.zero_()
+    after = changed.model.layers[2].attention.query(torch.ones(24, dtype=torch.float64))
+    assert before.any()
+    assert torch.equal(after, changed.model.layers[0].attention.query.bias)
+
+
+@pytest.mark.bad_input
+def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
+    model, text, held_out = model_of("llama"), ids(10), ids(5)
+    with pytest.raises(
+        hb.ArgumentError, match="hb.from_pretrained_blocks makes one".replace(".", r"\.")
+    ):
+        measure_removals(pretrained("llama"), text, held_out)
+    with pytest.raises(hb.ArgumentError, match="12 tokens are too few"):
+        measure_removals(model, text[:1], held_out)
+    with pytest.raises(hb.ArgumentError, match="3 sequences are too few"):
+        measure_removals(model, text, held_out[:3])
+    with pytest.raises(hb.ArgumentError, match="kind: 'layers' is unknown"):
+        measure_removals(model, text, held_out, kinds=["layers"])
+    sizes = {"depth": 2, "width": 8, "heads": 2, "vocab_size": VOCABULARY, "context": 16}
+    with pytest.raises(hb.ArgumentError, match="layer 0 has a part for the first layer alone"):
+        measure_removals(hb.build("sas", **sizes), text, held_out)
+    with pytest.raises(hb.ArgumentError, match="only query, key and value can be"):
+        hb.preset("pre-ln", width=8, heads=2, mlp_width=8).replace(
+            mlp=hb.BlockConfig().mlp.replace(output=hb.blocks.Shared())
+        )
+    shared = hb.BlockConfig().attention.replace(query=hb.blocks.Shared())
+    with pytest.raises(hb.ArgumentError, match="the first layer has no weight of shape"):
+        hb.build("pre-ln", **sizes, attention=shared)
+    assert Dense() != hb.blocks.Shared()
+    assert next(iter(KINDS)) == "layer"

@@ -1,0 +1,47 @@
+"""Refits by normal equations equal the direct solution."""
+
+import pytest
+import torch
+
+from hessblocks.simplify import NormalEquations
+
+
+def problem(tokens: int = 60, inputs: int = 5, outputs: int = 3) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    x, y = torch.randn(tokens, inputs), torch.randn(tokens, outputs)
+    return x, y, torch.randn(inputs, outputs)
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 60])
+def test_the_solution_is_that_of_lstsq_however_tokens_are_batched(pieces: int) -> None:
+    x, y, old = problem()
+    equations = NormalEquations()
+    for some, wanted in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+        equations.add(some, wanted)
+    direct = torch.linalg.lstsq(x.double(), y.double()).solution
+    found = equations.solve(old, ridge=0.0)
+    assert (found - direct).abs().max() < 1e-8
+    left = (x.double() @ direct - y.double()).square().sum() / y.double().square().sum()
+    assert equations.error(found) == pytest.approx(float(left), rel=1e-10)
+
+
+def test_inputs_that_are_left_out_are_not_used() -> None:
+    x, y, old = problem()
+    kept = torch.tensor([0, 3, 4])
+    direct = torch.linalg.lstsq(x[:, kept].double(), y.double()).solution
+    equations = NormalEquations().add(x, y)
+    assert (equations.solve(old[kept], kept, ridge=0.0) - direct).abs().max() < 1e-8
+
+
+def test_the_ridge_pulls_towards_the_old_weights_where_the_text_says_nothing() -> None:
+    x, y, old = problem()
+    x[:, 2] = 0
+    equations = NormalEquations().add(x, y)
+    found = equations.solve(old)
+    assert torch.allclose(found[2], old[2].double(), rtol=0, atol=1e-12)
+    scale = 1e-6 * x.double().square().sum(0).mean()
+    stacked = torch.cat([x.double(), scale.sqrt() * torch.eye(5, dtype=torch.float64)])
+    wanted = torch.cat([y.double(), scale.sqrt() * old.double()])
+    assert (found - torch.linalg.lstsq(stacked, wanted).solution).abs().max() < 1e-8
+    with pytest.raises(RuntimeError, match="cholesky"):
+        equations.solve(old, ridge=0.0)

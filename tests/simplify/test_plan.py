@@ -1,0 +1,92 @@
+"""The plan takes the cheapest for what it saves, says so, and healing helps without touching more."""
+
+import copy
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.simplify import Plan, heal, measure_removals
+from hessblocks.simplify.passes import Held
+from tests.simplify.test_candidates import entries, ids, model_of
+
+KINDS = ["layer", "mlp units", "heads"]
+
+
+def planned(name: str = "gpt2", save: float = 0.3) -> tuple[object, Plan]:
+    model, text, held_out = model_of(name).float(), ids(20), ids(6, seed=1)
+    table = measure_removals(model, text, held_out, kinds=KINDS, samples=0)
+    plan = Plan(model, text, held_out, table.rows)
+    plan.run(save)
+    return model, plan
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_plan_saves_what_was_asked_and_says_what_it_costs(name: str) -> None:
+    model, plan = planned(name)
+    assert plan.saved == pytest.approx(1 - entries(plan.model) / entries(model))
+    assert plan.saved >= 0.3 > plan.steps[-2].share
+    cost = Held(model, ids(6, seed=1)).cost(list(plan.model.model.layers), 0)
+    assert plan.steps[-1].kl == pytest.approx(cost.kl.value, rel=1e-4)
+    assert [step.share for step in plan.steps] == sorted(step.share for step in plan.steps)
+
+
+def test_each_step_is_the_cheapest_of_all_that_were_measured_anew() -> None:
+    """An eager search over all candidates finds the same first steps."""
+    model, text, held_out = model_of("gpt2").float(), ids(20), ids(6, seed=1)
+    table = measure_removals(model, text, held_out, kinds=KINDS, samples=0)
+    best = min(table.rows, key=lambda row: row["kl"] / row["parameters"])
+    plan = Plan(model, text, held_out, table.rows)
+    plan.run(1e-6)
+    assert (plan.steps[0].kind, plan.steps[0].layer) == (best["kind"], best["layer"])
+    assert plan.steps[0].kl == pytest.approx(best["kl"], rel=1e-5)
+
+
+def test_steps_made_again_give_the_same_model() -> None:
+    model, plan = planned()
+    rows = measure_removals(model, ids(20), ids(6, seed=1), kinds=KINDS, samples=0).rows
+    again = Plan(model, ids(20), ids(6, seed=1), rows)
+    for step in plan.steps:
+        assert again.take((step.kind, step.layer)) == step
+    state = again.model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in plan.model.state_dict().items())
+    with pytest.raises(hb.ArgumentError, match="plan: layer of layer 9 cannot be taken"):
+        again.take(("layer", 9))
+
+
+def test_more_than_can_go_is_refused_with_what_can() -> None:
+    model, text, held_out = model_of("gpt2"), ids(20), ids(6, seed=1)
+    table = measure_removals(model, text, held_out, kinds=["heads"], samples=0)
+    with pytest.raises(hb.ArgumentError, match=r"90\.0% of the parameters are more than can go"):
+        Plan(model, text, held_out, table.rows).run(0.9)
+
+
+@pytest.mark.parametrize("teacher", [True, False])
+def test_healing_lowers_the_divergence_and_touches_what_it_says_alone(teacher: bool) -> None:
+    model, plan = planned()
+    before, original = copy.deepcopy(plan.model.state_dict()), copy.deepcopy(model.state_dict())
+    text = ids(64, seed=2)
+    settings = {"layers": plan.touched, "steps": 60, "learning_rate": 3e-3, "batch": 16}
+    healed = heal(plan.model, model if teacher else None, text, **settings)
+    assert all(torch.equal(v, original[k]) for k, v in model.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in plan.model.state_dict().items())
+    for name, value in healed.state_dict().items():
+        touched = any(name.startswith(f"model.layers.{n}.") for n in plan.touched)
+        assert touched or torch.equal(value, before[name]), name
+    assert any(not torch.equal(v, before[k]) for k, v in healed.state_dict().items())
+    assert all(parameter.requires_grad for parameter in healed.parameters())
+    if teacher:
+        held = Held(model, ids(16, seed=3))
+        costs = [held.cost(list(one.model.layers), 0).kl.value for one in (healed, plan.model)]
+        assert costs[0] < costs[1]
+    still = heal(plan.model, model, text, layers=[], steps=0)
+    assert all(torch.equal(v, before[k]) for k, v in still.state_dict().items())
+
+
+def test_layers_beside_a_gap_are_touched() -> None:
+    model, text, held_out = model_of("gpt2").float(), ids(20), ids(6, seed=1)
+    table = measure_removals(model, text, held_out, kinds=["layer"], samples=0)
+    plan = Plan(model, text, held_out, table.rows)
+    plan.take(("layer", 1))
+    assert plan.touched == [0, 1]
+    assert plan.numbers == [0, 2]
