@@ -31,8 +31,11 @@ command that measured it, and what has not been measured is listed as missing. `
 makes the page from the folder that these commands wrote with `--out RUNS`.
 
 In [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
-(`STUDY-figure.json`). Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of
-this scale do not decide the question either way. A slope holds where its estimate lies within the
+(`STUDY-figure.json`). Intervals are 95 %, of one comparison; ± is one standard error. "undecided" means that the seeds of
+this scale do not decide the question either way. Where one variance fits all blocks of a study (Bartlett's test), one error, pooled over blocks and
+seeds, stands for all of them; "own error" says where it does not. The number of verdicts of a study is allowed for (Holm): a wrong one is among them in
+5 % of cases at most, and "decided alone, not among N" tells what that cost. Controls, on which verdicts rest, are not counted. Counts have the error of counts, and no
+clock is better than 2 %, which is what two blocks of equal operations differ by. A slope holds where its estimate lies within the
 tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it.
 Times add up the clocks of all points; on a machine with other work, as here, they are several times those
 of an idle one.

@@ -33,9 +33,6 @@ class Position(BlockPart, abc.ABC):
         """Compute cosines and sines, each (B, 1, T, R), that turn queries and keys, or None."""
         return None
 
-    biased: ClassVar[bool] = False
-    """Whether something is added to the scores, by the positions of queries and keys."""
-
     def bias(
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
