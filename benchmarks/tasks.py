@@ -42,7 +42,9 @@ def main() -> dict[str, Any]:
         **of_curvlinops(model, ids, vector),
         **of_eigenthings(model, ids, vector),
     }
-    plain = {name: side if "ours" in name else attention_in_full(side) for name, side in sides.items()}
+    plain = {
+        name: side if "ours" in name else attention_in_full(side) for name, side in sides.items()
+    }
     seconds = alternated({"gradient": gradient(model, ids), **plain}, ROUNDS, processor=True)
     unit = seconds.pop("gradient")
     gradients = {name: taken / unit for name, taken in seconds.items()}
