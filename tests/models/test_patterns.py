@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import hessblocks as hb
 from hessblocks.blocks import ALiBiPosition, Context, RMSNorm
-from hessblocks.cli.commands.compare import _known
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection import measure_signal
 from hessblocks.models import HessblocksConfig
@@ -104,9 +103,6 @@ def test_the_openers_take_the_joined_names() -> None:
     assert len(entropies) == 2
     with pytest.raises(hb.ArgumentError, match="MODEL: 'sas-q' is unknown"):
         measure_signal("preset:pre-ln+sas-q", "random", **sizes)
-    assert _known(("pre-ln", "pre-ln+sas-p")) == ("pre-ln", "pre-ln+sas-p")
-    with pytest.raises(hb.ArgumentError, match="--presets: 'sas-q' is unknown"):
-        _known(("pre-ln+sas-q",))
 
 
 @pytest.mark.bad_input

@@ -252,7 +252,7 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
         ),
         ours=f"forecast {said}, outcome {came}",
         holds=None if None in sides else sides[0] == sides[1],
-        p_value=None if None in p_values else max(filter(None.__ne__, p_values)),
+        p_value=None if None in p_values else max(p for p in p_values if p is not None),
     )
 
 

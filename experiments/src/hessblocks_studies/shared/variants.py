@@ -81,7 +81,7 @@ def restricted(init: str, beta: float) -> str:
 def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
     """A preset with some fields of its parts changed: slot → {field: value}."""
 
-    def make(sizes: Mapping[str, int]) -> blocks.BlockConfig:
+    def make(sizes: Mapping[str, Any]) -> blocks.BlockConfig:
         block = blocks.preset(name, **sizes)
         changed = {slot: getattr(block, slot).replace(**parts[slot]) for slot in parts}
         return block.replace(**changed)
@@ -106,7 +106,7 @@ def _restricted(init: str, beta: float) -> Maker:
 
 
 def _mlp_gain(factor: float) -> Maker:
-    def make(sizes: Mapping[str, int]) -> blocks.BlockConfig:
+    def make(sizes: Mapping[str, Any]) -> blocks.BlockConfig:
         gain = factor * blocks.preset("sas", **sizes).mlp_branch.gain
         return _edited("sas", mlp_branch={"gain": gain})(sizes)
 
