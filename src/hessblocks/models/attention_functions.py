@@ -157,9 +157,8 @@ def with_bias(
     """
     if bias is None:
         return mask
-    if mask is None and causal:
-        tokens, keys = bias.shape[-2:]
-        mask = bias.new_ones(tokens, keys, dtype=torch.bool).tril(keys - tokens)
+    if mask is None and causal and bias.shape[-2] > 1:  # a last token sees all keys
+        mask = bias.new_ones(bias.shape[-2:], dtype=torch.bool).tril()
     if mask is None or mask.dtype != torch.bool:
         return bias if mask is None else mask + bias
     return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
