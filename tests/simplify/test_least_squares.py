@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hessblocks.simplify import NormalEquations
+from hessblocks.simplify import NormalEquations, Refit
+from hessblocks.simplify.least_squares import RIDGES
 
 
 def problem(tokens: int = 60, inputs: int = 5, outputs: int = 3) -> tuple[torch.Tensor, ...]:
@@ -45,3 +46,24 @@ def test_the_ridge_pulls_towards_the_old_weights_where_the_text_says_nothing() -
     assert (found - torch.linalg.lstsq(stacked, wanted).solution).abs().max() < 1e-8
     with pytest.raises(RuntimeError, match="cholesky"):
         equations.solve(old, ridge=0.0)
+
+
+def test_the_ridge_is_the_one_that_predicts_the_other_half_best() -> None:
+    torch.manual_seed(1)
+    for noise in (0.01, 30.0):
+        x, old = torch.randn(40, 12).double(), torch.randn(12, 2).double()
+        y = x @ (old + 0.3 * torch.randn(12, 2)) + noise * torch.randn(40, 2)
+        found, tried = Refit(x, y).solve(old), []
+        for ridge in RIDGES:
+            missed = 0.0
+            for own, other in ((slice(20), slice(20, 40)), (slice(20, 40), slice(20))):
+                scale = ridge * x[own].square().sum(0).mean()
+                gram = x[own].T @ x[own] + scale * torch.eye(12)
+                weight = torch.linalg.solve(gram, x[own].T @ y[own] + scale * old)
+                missed += float(
+                    (x[other] @ weight - y[other]).square().sum() / y[other].square().sum()
+                )
+            tried.append(missed)
+        best = RIDGES[tried.index(min(tried))]
+        assert torch.allclose(found, NormalEquations().add(x, y).solve(old, ridge=best), atol=1e-12)
+        assert (best > 0.1) == (noise > 1)

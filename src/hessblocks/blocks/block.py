@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -84,6 +86,7 @@ class Block(nn.Module):
         return self._after_sum(middle) if self.has_mlp else middle
 
     def _after_sum(self, middle: Vectors) -> Vectors:
-        branch = self.mlp(middle if self.post else self.mlp_norm(middle))
+        norm: Any = self.mlp_norm
+        branch = self.mlp(middle if self.post else norm(middle))
         after: Tensor = self.mlp_branch(branch, middle)
-        return self.mlp_norm(after) if self.post else after
+        return norm(after) if self.post else after

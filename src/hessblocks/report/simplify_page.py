@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hessblocks.conventions import AnyPath
@@ -75,11 +76,12 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         return (alone,)
     removed, healed = found["removed"], found["healed"]
     whole, once = found["sum_alone"], found["kl_chosen"]
+    layers = f"{found['healed_layers']} of {found['layers_left']} layers"
     return (
         f"{found['saved']:.1%} fewer parameters cost {_nats(removed)} nats a token of KL, and "
-        f"{_nats(healed)} after {found['healing_seconds']:.0f} s of healing {found['healed_layers']} "
-        f"layers; the loss of {found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured "
-        "on text that nothing was chosen by.",
+        f"{_nats(healed)} after {found['healing_seconds']:.0f} s of healing {layers}; the loss of "
+        f"{found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured on text that "
+        "nothing was chosen by.",
         f"Of the layers {found['layer_parameters']:.1%} of the parameters, {found['operations']:.1%} "
         f"of the operations a token and {found['cache']:.1%} of the cache are gone.",
         f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
@@ -140,24 +142,20 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         own = [row for row in rows if row["kind"] == kind]
-        kl = sorted(row["kl"] for row in own)
-        ratios = sorted(
-            r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0
-        )
+        kl = [row["kl"] for row in own]
+        ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]
         middle = (
-            f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            if ratios
-            else ABSENT
+            f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ABSENT
         )
         saved = sum(row["share"] for row in own) / len(own)
         found.append(
             (
                 kind,
-                f"{kl[len(kl) // 2]:.3g}",
-                f"{kl[0]:.3g} to {kl[-1]:.3g}",
+                f"{median(kl):.3g}",
+                f"{min(kl):.3g} to {max(kl):.3g}",
                 f"{saved:.2%}",
                 middle,
             )

@@ -2,7 +2,7 @@
 
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
-from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.least_squares import NormalEquations, Refit
 from hessblocks.simplify.passes import Cost, Held, Pass
 from hessblocks.simplify.place import Candidate, Place, edited
 from hessblocks.simplify.plan import Plan, Step
@@ -15,6 +15,7 @@ __all__ = [
     "Cost",
     "NormalEquations",
     "Plan",
+    "Refit",
     "Removals",
     "Step",
     "candidates",

@@ -85,13 +85,11 @@ class Held(Pass):
         x = self.states[start]
         for layer in layers:
             x = layer(x, self.context)
-        after, kl = [], []
-        for before, part in zip(self._before, self._logits(x), strict=True):
-            now = part.log_softmax(-1)
-            kl.append((before.exp() * (before - now)).sum(-1))
-            after.append(self._picked(now, sum(map(len, after))))
-        loss = self._by_sequence(torch.cat(after)) - self._loss
-        return Cost(kl=_mean(self._by_sequence(torch.cat(kl))), loss=_mean(loss))
+        after = [part.log_softmax(-1) for part in self._logits(x)]
+        pairs = zip(self._before, after, strict=True)
+        kl = torch.cat([(before.exp() * (before - now)).sum(-1) for before, now in pairs])
+        loss = self._losses(after) - self._loss
+        return Cost(kl=_mean(self._by_sequence(kl)), loss=_mean(loss))
 
     def _logits(self, x: Tensor) -> Iterator[Tensor]:
         """Logits of all tokens with a label, some rows at a time."""
@@ -100,17 +98,14 @@ class Held(Pass):
             for rows in hidden.split(ROWS):
                 yield self.model.lm_head(rows).float()
 
-    def _picked(self, log_probabilities: Tensor, start: int) -> Tensor:
-        labels = self.tokens[:, 1:].flatten()[start : start + len(log_probabilities)]
-        return -log_probabilities.gather(1, labels[:, None])[:, 0]
-
     def _losses(self, parts: list[Tensor]) -> Tensor:
         labels = self.tokens[:, 1:].flatten().split(ROWS)
         found = [F.nll_loss(p, own, reduction="none") for p, own in zip(parts, labels, strict=True)]
         return self._by_sequence(torch.cat(found))
 
     def _by_sequence(self, values: Tensor) -> Tensor:
-        return values.double().unflatten(0, (len(self.tokens), -1)).mean(-1)
+        means: Tensor = values.double().unflatten(0, (len(self.tokens), -1)).mean(-1)
+        return means
 
 
 def _mean(values: Float[Tensor, " S"]) -> Estimate:

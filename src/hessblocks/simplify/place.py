@@ -96,9 +96,9 @@ class Place:
         with torch.device("meta"):
             made = Layer(block, self.index, self.model.config.depth)
         made.load_state_dict({name: state[name] for name in made.state_dict()}, assign=True)
-        first = cast(Layer, self.model.model.layers[0])
+        first: Any = self.model.model.layers[0]
         made.share(made if self.index == 0 else first)
-        return cast(Layer, made.eval())
+        return made.eval()
 
     def candidate(
         self,

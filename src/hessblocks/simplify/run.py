@@ -23,6 +23,7 @@ from hessblocks.models import (
     write_card,
 )
 from hessblocks.progress import Progress
+from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.passes import Held
@@ -189,6 +190,7 @@ def _healed(
         "loss_before": judge.before.value,
         "healing_seconds": seconds,
         "healed_layers": len(plan.touched),
+        "layers_left": plan.model.config.depth,
         **saved_between(original, plan.model, settings.tokens),
     }
     for name, model in (("removed", plan.model), ("healed", healed)):
@@ -210,7 +212,7 @@ def _write(model: Any, place: Path, tokenizer: Any, found: Mapping[str, Any]) ->
         "KL divergence from it, nats a token": f"{found['healed']['kl']:.3g}",
         "removed": "; ".join(f"{step['kind']} of layer {step['layer']}" for step in found["steps"]),
     }
-    with storage.atomic_folder(place) as temporary:
+    with storage.atomic_folder(place) as temporary, quiet():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         write_card(temporary, model, said)

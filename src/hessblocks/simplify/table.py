@@ -125,7 +125,7 @@ def measure_removals(
     """
     check_removals(model, text, held_out, kinds)
     measuring = _Measuring(model, text, held_out, kinds)
-    depth, rows = model.config.depth, []
+    depth, rows = model.config.depth, list[Mapping[str, Any]]()
     for layer in range(depth):
         rows += kept(store, f"layer {layer}", partial(measuring.rows, layer))
         if done is not None:
@@ -167,7 +167,7 @@ class _Measuring:
 
     def rows(self, layer: int) -> list[Row]:
         """Measure all of a layer."""
-        rest, rows = list(self.model.model.layers[layer + 1 :]), []
+        rest, rows = list(self.model.model.layers[layer + 1 :]), list[Row]()
         for one in self._candidates(layer):
             cost = self._held.cost([*one.modules, *rest], layer)
             rows.append(_row(one, cost, self._total))

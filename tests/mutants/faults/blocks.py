@@ -13,7 +13,7 @@ FAULTS = (
     fault("the centre of shaped attention overlooks the window",
           "$a and self.window is None and $b => $a and $b",
           "test_the_centre_is_uniform_over_the_window", within="_mix"),
-    fault("the parallel MLP reads the input without its norm", "self.mlp(inputs) => self.mlp(x)",
+    fault("the parallel MLP reads the input without its norm", "inputs if self.mlp_norm is None else self.mlp_norm(x) => x",
           "test_the_first_steps_are_as_remembered[parallel]"),
     fault("the branch gain falls with the depth, not its root", "math.sqrt($depth) => $depth",
           "test_the_mlp_gain_follows_depth_and_width", within="initial_gain"),

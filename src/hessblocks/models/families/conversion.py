@@ -64,7 +64,7 @@ def from_pretrained_blocks(
     theirs = model.state_dict()
     state = family.tensors.ours(theirs, blocks[0].heads)
     made = _with_state(HessblocksForCausalLM, config, state, model)
-    _check_same(model, made)
+    _check_logits(model, made)
     return cast(HessblocksForCausalLM, made)
 
 
@@ -112,7 +112,7 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         places = AutoModelForCausalLM.from_config(config).state_dict()
     state = family.tensors.theirs(places, model.state_dict(), blocks[0].heads)
     made = _with_state(AutoModelForCausalLM.from_config, config, state, model)
-    _check_same(model, made)
+    _check_logits(model, made)
     return made
 
 
@@ -133,7 +133,7 @@ def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> Pr
 
 
 @torch.no_grad()
-def _check_same(given: PreTrainedModel, made: PreTrainedModel) -> None:
+def _check_logits(given: PreTrainedModel, made: PreTrainedModel) -> None:
     """Refuse a result that computes something else; a pass cannot overlook what no rule knows."""
     count = min(16, given.config.max_position_embeddings)
     tokens = (torch.arange(count, device=given.device)[None] * 31) % given.config.vocab_size

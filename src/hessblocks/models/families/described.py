@@ -120,7 +120,11 @@ def _gpt2(config: Any) -> list[BlockConfig]:
 def _gpt_neox(config: Any) -> list[BlockConfig]:
     norm, dense = LayerNorm(eps=config.layer_norm_eps), Dense(bias=True)
     own = Dense(bias=config.attention_bias)
-    parallel = {"layout": "parallel", "mlp_norm": norm, "mlp_branch": Branch(skip=0.0)}
+    parallel: dict[str, Any] = {
+        "layout": "parallel",
+        "mlp_norm": norm,
+        "mlp_branch": Branch(skip=0.0),
+    }
     block = BlockConfig(
         **_sizes(config),
         **(parallel if config.use_parallel_residual else {}),

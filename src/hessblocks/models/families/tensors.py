@@ -33,11 +33,8 @@ class Tensors:
     def ours(self, theirs: State, heads: int) -> State:
         """Name weights as our models do; those without a place are left out."""
         found: State = {}
-        for place, own in self._places(theirs):
-            stored = theirs[place]
-            outside = isinstance(own, str)
-            names = (own,) if outside else own
-            weight = stored.T if self.transposed and not outside and stored.ndim == 2 else stored
+        for place, names, flipped in self._places(theirs):
+            weight = theirs[place].T if flipped else theirs[place]
             found |= zip(names, self._cut(weight, len(names), heads), strict=True)
         return found
 
@@ -53,24 +50,25 @@ class Tensors:
             Weights by the names in `places`.
         """
         found: State = {}
-        for place, own in self._places(places):
-            outside = isinstance(own, str)
-            weight = self._join([ours[name] for name in ((own,) if outside else own)], heads)
-            transposed = self.transposed and not outside and weight.ndim == 2
-            found[place] = weight.T.contiguous() if transposed else weight
+        for place, names, flipped in self._places(places):
+            weight = self._join([ours[name] for name in names], heads)
+            found[place] = weight.T.contiguous() if flipped else weight
         return found
 
-    def _places(self, state: State) -> Iterator[tuple[str, str | tuple[str, ...]]]:
-        """Yield each of their names with ours: one outside the layers, a tuple inside."""
-        for place in state:
+    def _places(self, state: State) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+        """Yield each of their names with ours, and whether it is stored transposed."""
+        for place, weight in state.items():
             module, _, end = place.rpartition(".")
-            if module in self.outside:
-                yield place, f"{self.outside[module]}.{end}"
             number, _, inside = module.removeprefix(f"{self.layers}.").partition(".")
-            if module.startswith(self.layers) and inside in self.layer:
+            if module in self.outside:
+                yield place, (f"{self.outside[module]}.{end}",), False
+            elif module.startswith(self.layers) and inside in self.layer:
                 own = self.layer[inside]
-                names = (own,) if isinstance(own, str) else own
-                yield place, tuple(f"model.layers.{number}.{name}.{end}" for name in names)
+                stem = f"model.layers.{number}"
+                names = tuple(
+                    f"{stem}.{n}.{end}" for n in ((own,) if isinstance(own, str) else own)
+                )
+                yield place, names, self.transposed and weight.ndim == 2
 
     def _cut(self, weight: Tensor, count: int, heads: int) -> list[Tensor]:
         if not self.by_head or count == 1:

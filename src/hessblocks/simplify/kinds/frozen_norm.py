@@ -49,12 +49,12 @@ def _mlp_readers(at: Place) -> list[str]:
 
 @torch.no_grad()
 def _frozen(
-    at: Place, kind: str, norm: nn.Module, x: Tensor, readers: list[str], fields: dict[str, Any]
+    at: Place, kind: str, norm: Any, x: Tensor, readers: list[str], fields: dict[str, Any]
 ) -> Candidate | None:
     if not isinstance(norm, nn.RMSNorm | nn.LayerNorm) or not at.dense(*readers):
         return None
     wide, eps = x.double(), float(norm.eps or 0)
-    centred = isinstance(norm, nn.LayerNorm)
+    centred, shift = isinstance(norm, nn.LayerNorm), getattr(norm, "bias", None)
     spread = wide.var(-1, unbiased=False) if centred else wide.square().mean(-1)
     scale = (spread + eps).rsqrt().mean()
     gain = scale * (torch.ones_like(wide[0, 0]) if norm.weight is None else norm.weight.double())
@@ -64,9 +64,9 @@ def _frozen(
         folded = weight * gain
         if centred:
             folded = folded - folded.mean(-1, keepdim=True)
-            if norm.bias is not None:
+            if shift is not None:
                 own = state.get(f"{name}.bias", weight.new_zeros(len(weight)))
-                bias = own.double() + weight @ norm.bias.double()
+                bias = own.double() + weight @ shift.double()
                 state[f"{name}.bias"] = bias.to(state[f"{name}.weight"])
                 block = _with_bias(block, name)
         state[f"{name}.weight"] = folded.to(state[f"{name}.weight"])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.simplify.kinds.read_weights import PROJECTION, refitted, with_ones
-from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.place import Candidate, Place
 
 READ = ("query", "key", "value")
@@ -23,7 +23,7 @@ def heads(at: Place) -> Candidate | None:
     if groups == 1 or part.query_key == "one-matrix":
         return None
     mixed, wanted = at.attended(at.layer)
-    equations = NormalEquations().add(with_ones(at, PROJECTION, mixed), wanted)
+    equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
     for group in range(groups):
         kept = _others(group, groups, each * width).to(mixed.device)
@@ -33,7 +33,7 @@ def heads(at: Place) -> Candidate | None:
             *(one[None] for n, one in new.items() if "bias" in n),
         ]
         inputs = torch.cat([kept, kept.new_tensor([mixed.shape[1]])])[: sum(map(len, rows))]
-        found.append((equations.error(torch.cat(rows), inputs), group, kept, new))
+        found.append((equations.whole.error(torch.cat(rows), inputs), group, kept, new))
     _, group, kept, new = min(found, key=lambda one: one[0])
     state = at.state
     for name, place in zip(READ, places, strict=True):
@@ -55,10 +55,11 @@ def units(at: Place) -> Candidate | None:
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
         return None
     hidden, wanted = at.hidden()
-    equations = NormalEquations().add(with_ones(at, OUTPUT, hidden), wanted)
-    assert equations.gram is not None
+    equations = Refit(with_ones(at, OUTPUT, hidden), wanted)
+    gram = equations.whole.gram
+    assert gram is not None
     count = hidden.shape[1]
-    added = equations.gram.diagonal()[:count] * at.layer.mlp.output.weight.double().square().sum(0)
+    added = gram.diagonal()[:count] * at.layer.mlp.output.weight.double().square().sum(0)
     kept = added.topk(count - gone).indices.sort().values
     new, state = refitted(at, OUTPUT, equations, kept), at.state
     for name in read:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.blocks import BlockConfig, Identity, Shared, Weight
-from hessblocks.simplify.least_squares import NormalEquations
+from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.place import Candidate, Place
 
 PROJECTION = "attention.projection"
@@ -54,9 +54,7 @@ def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
     block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
     _, wanted = at.attended(at.layer)
     mixed, _ = at.attended(at.built(block, at.state))
-    state = refitted(
-        at, PROJECTION, NormalEquations().add(with_ones(at, PROJECTION, mixed), wanted)
-    )
+    state = refitted(at, PROJECTION, Refit(with_ones(at, PROJECTION, mixed), wanted))
     first: Any = at.model.model.layers[0].attention
     own = at.layer.get_submodule(f"attention.{name}")
     source = getattr(first, name) if isinstance(weight, Shared) else None
@@ -79,7 +77,7 @@ def with_ones(at: Place, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N
 
 
 def refitted(
-    at: Place, name: str, equations: NormalEquations, kept: Int[Tensor, " K"] | None = None
+    at: Place, name: str, equations: Refit, kept: Int[Tensor, " K"] | None = None
 ) -> dict[str, Float[Tensor, "..."]]:
     """Solve for a matrix and its bias, on the inputs that are kept.
 
