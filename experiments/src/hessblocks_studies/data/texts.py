@@ -10,7 +10,11 @@ from hessblocks_studies.data.run_size import RunSize
 HUB = "hub:"
 """Begins the name of a dataset of the Hugging Face hub."""
 PACKAGE = "package:"
-"""Begins the name of an installed package, whose source is the text."""
+"""Begins the name of an installed package, whose source is the text; of several, with + between."""
+CODE = "python"
+"""The source of the standard library, where more is said of it."""
+NO_TABLES = ", no tables"
+"""Behind the name of source code of which generated tables are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +22,9 @@ class TextSize(RunSize):
     """Sizes of model and training, and the text."""
 
     data: str | None = None
-    """docstrings, package:NAME or hub:NAME; None for the source of the standard library."""
+    """docstrings, package:NAME or hub:NAME; None for the source of the standard library. The code
+    of stores from before 25 November 2026 has its tables; python or package:NAME, with `NO_TABLES`
+    behind it, has none."""
 
 
 HEADS = 4
@@ -56,8 +62,11 @@ def _text(data: str | None, vocabulary: int) -> Corpus:
         return load_corpus(None, vocabulary)
     if data == "docstrings":
         return load_docstring_corpus(vocabulary)
-    if data.startswith(PACKAGE):
-        return load_package_corpus(data.removeprefix(PACKAGE), vocabulary)
+    code, tables = data.removesuffix(NO_TABLES), not data.endswith(NO_TABLES)
+    if code == CODE:
+        return load_corpus(None, vocabulary, tables=tables)
+    if code.startswith(PACKAGE):
+        return load_package_corpus(code.removeprefix(PACKAGE), vocabulary, tables=tables)
     from hessblocks_studies.data.hub import load_hub_corpus
 
     return load_hub_corpus(data.removeprefix(HUB), vocabulary)
