@@ -32,6 +32,8 @@ USERS = {
     "practitioners": ("models", "training", "data"),
 }
 """For whom the library is, and the packages that each of them needs first."""
+UNSEARCHED = ("docs/log.md", "CHANGELOG.md")
+"""History, which a search leaves out."""
 VERDICTS = {True: "hold", False: "do not hold", None: "undecided"}
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]\n]+)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
@@ -69,6 +71,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = files.get_file_from_path(path) is None and (ROOT / path).exists()
         return link["text"] if outside else link[0]
 
+    if page.file.src_uri in UNSEARCHED:
+        page.meta["search"] = {"exclude": True}
     text = LINK.sub(led, markdown)
     if page.file.src_uri == "README.md":
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
@@ -110,8 +114,8 @@ def for_user(user: str) -> str:
 
 def title(path: Path) -> str:
     """The heading of a page, or the first line of a script."""
-    heading = re.search(r'^(?:# %% \[markdown\]\n# # |# |""")(.+)', path.read_text("utf-8"))[1]
-    return heading.rstrip(".")
+    marks = r'(?:\A(?:# %% \[markdown\]\n# # |# |""")|<title>)([^\n<]+)'
+    return re.search(marks, path.read_text("utf-8"))[1].rstrip(".")
 
 
 def gallery() -> str:

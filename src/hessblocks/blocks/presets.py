@@ -116,8 +116,9 @@ def preset(name: str, **fields: Any) -> BlockConfig:
         ArgumentError: unknown preset or field (the known ones are listed), or parts that exclude
             each other.
 
-    >>> preset("sas-p", width=64, heads=4).layout
-    'parallel'
+    Examples:
+        >>> preset("sas-p", width=64, heads=4).layout
+        'parallel'
     """
     check_name("preset", name, PRESETS)
     sizes = {key: fields.pop(key) for key in ("width", "heads", "mlp_width") if key in fields}
@@ -133,8 +134,9 @@ def pattern_names(name: str) -> list[str]:
     Returns:
         Their names.
 
-    >>> pattern_names("pre-ln+sas-p")
-    ['pre-ln', 'sas-p']
+    Examples:
+        >>> pattern_names("pre-ln+sas-p")
+        ['pre-ln', 'sas-p']
     """
     return name.split(JOIN)
 
@@ -148,8 +150,9 @@ def summary(name: str) -> str:
     Raises:
         ArgumentError: unknown preset.
 
-    >>> summary("sas")
-    'skipless; no values, no projection'
+    Examples:
+        >>> summary("sas")
+        'skipless; no values, no projection'
     """
     check_name("preset", name, PRESETS)
     return _PRESETS[name][0]
