@@ -41,12 +41,16 @@ study's page, which has its figure, each fact beside what was published or expec
 <details markdown>
 <summary>How to read the pages</summary>
 
-Intervals are 95 %, ± is one standard error. "undecided" means that the seeds of this scale do not decide the question
-either way. A slope holds where its estimate lies within the tolerance; its interval, and "no power law" where a straight
-line does not fit, say how far to trust it. Times add up the clocks of all points; on a machine with other work, as here,
-they are several times those of an idle one. In [`results`](results) stand a study's checks and tables (`STUDY.json`) and
-the points of its figure (`STUDY-figure.json`). `python docs/make_results.py RUNS` makes these pages from the folder that
-`reproduce` wrote with `--out RUNS`.
+Intervals are 95 %, of one comparison; ± is one standard error. "undecided" means that the seeds of this scale do not
+decide the question either way. Where one variance fits all blocks of a study (Bartlett's test), one error, pooled over
+blocks and seeds, stands for all of them; "own error" says where it does not. The number of verdicts of a study is allowed
+for (Holm): a wrong one is among them in 5 % of cases at most, and "decided alone, not among N" tells what that cost.
+Controls, on which verdicts rest, are not counted. Counts have the error of counts, and no clock is better than 2 %, which
+is what two blocks of equal operations differ by. A slope holds where its estimate lies within the tolerance; its interval,
+and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a
+machine with other work, as here, they are several times those of an idle one. In [`results`](results) stand a study's
+checks and tables (`STUDY.json`) and the points of its figure (`STUDY-figure.json`). `python docs/make_results.py RUNS`
+makes these pages from the folder that `reproduce` wrote with `--out RUNS`.
 
 </details>
 """
@@ -64,7 +68,7 @@ FINDINGS = {
     "indefiniteness": "Softmax makes query and key blocks indefinite.",
     "skipless": "Without its skip around attention a block trains far slower.",
     "restrict-updates": "The less values and projections may change, the faster a block without skip trains.",
-    "gains": "Gains of attention stay; whether those of values and projections vanish is mostly open.",
+    "gains": "Gains of attention mostly stay; whether those of values and projections vanish is open.",
     "speed": "The wider the model, the more time a step of SAS and SAS-P saves.",
     "depth": "V-SkipInit gains nothing from depth; of the other blocks nothing is decided.",
     "masked-lm": "Whether SAS and SAS-P pretrain a BERT as well as pre-LN is open.",

@@ -24,8 +24,8 @@ LOST = math.inf
 @pytest.mark.parametrize(
     ("first", "second", "above", "words"),
     [
-        ([3.0, 3.2, 3.1], [1.0, 1.2, 1.1], True, "+2.000 ± 0.000 nats (3 seeds)"),
-        ([3.0, 1.0, 2.0], [2.0, 2.0, 2.0], None, "+0.000 ± 0.577 nats (3 seeds)"),
+        ([3.0, 3.2, 3.1], [1.0, 1.2, 1.1], True, "+2.000 ± 0.000 [+2.000, +2.000] nats (3 seeds)"),
+        ([3.0, 1.0, 2.0], [2.0, 2.0, 2.0], None, "+0.000 ± 0.577 [-2.484, +2.484] nats (3 seeds)"),
         ([LOST, LOST], [1.0, 1.0], True, "first diverged in 2 of 2 seeds"),
         ([1.0, 1.0], [LOST, LOST], False, "second diverged in 2 of 2 seeds"),
         ([LOST, 1.0], [1.0, 1.0], None, "first diverged in 1 of 2 seeds"),
@@ -47,7 +47,7 @@ def test_runs_that_diverge_decide_where_all_of_one_block_do(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({0: 0.5, 3: 0.7}, "0.600 ± 0.100 times (2 seeds)"),
+        ({0: 0.5, 3: 0.7}, "0.600 ± 0.100 [-0.671, 1.871] times (2 seeds)"),
         ({2: -0.5}, "-0.500 times (1 seed)"),
         ({}, "not finished, or diverged"),
     ],
@@ -63,7 +63,7 @@ def test_what_all_seeds_share_counts_beside_their_spread() -> None:
     assert sure.above(0.0) is False
     unsure = Difference(mean=-0.07, error=0.014, seeds=3, common=0.12)
     assert unsure.above(0.0) is None
-    assert unsure.text("times", digits=2) == "-0.07 ± 0.12 times (3 seeds)"
+    assert unsure.text("times", digits=2) == "-0.07 ± 0.12 [-0.31, +0.17] times (3 seeds)"
 
 
 def test_a_verdict_needs_95_percent_on_both_sides() -> None:
@@ -135,8 +135,12 @@ def test_a_check_says_the_mean_in_its_unit() -> None:
         found.judged("f", "e", unit="times", digits=1, signed=False),
         found.matches("f", "e", limit=1.0, unit="times", digits=1, signed=False),
     ):
-        assert (check.fact, check.expected, check.ours) == ("f", "e", "0.5 ± 0.1 times (2 seeds)")
-    assert found.judged("f", "e").ours == "+0.500 ± 0.125 nats (2 seeds)"
+        assert (check.fact, check.expected, check.ours) == (
+            "f",
+            "e",
+            "0.5 ± 0.1 [-1.1, 2.1] times (2 seeds)",
+        )
+    assert found.judged("f", "e").ours == "+0.500 ± 0.125 [-1.088, +2.088] nats (2 seeds)"
 
 
 def test_gaps_are_of_common_seeds() -> None:

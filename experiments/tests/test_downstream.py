@@ -280,7 +280,7 @@ def test_a_task_with_which_pretraining_does_not_help_is_left_out_of_the_verdicts
     checks = find("downstream").summarise(rows).checks
     (found,) = (check for check in checks if "sas-p scores" in check.fact)
     assert found.holds is False
-    assert "-3.0 ± 0.0 points (topic)" in found.ours
+    assert "-3.0 ± 0.0 [-3.0, -3.0] points (topic)" in found.ours
     assert verdict(checks, "pretraining helps with topic") is True
     assert verdict(checks, "pretraining helps with matching") is False
 

@@ -99,7 +99,7 @@ def test_ratios_count_where_the_block_and_pre_ln_have_learnt(
     beside: list[Row], holds: bool | None
 ) -> None:
     rows = [row for seed in range(3) for row in of_run(GAINED, seed)]
-    assert verdict(rows, "in nearly all matrices but", beside) is holds
+    assert verdict(rows, "α does not go to 0", beside) is holds
 
 
 @pytest.mark.parametrize(("first", "holds"), [(0.3, True), (0.005, False)])
@@ -117,32 +117,45 @@ def test_the_plan_has_a_table_and_pre_ln_at_the_likeliest_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "holds"),
+    ("last", "count"),
     [
-        ({}, True),
-        ({"value0": 0.9}, True),
-        ({"value1": 0.051}, False),
-        ({"value1": 0.051, "projection0": 0.19}, False),
+        ({}, 3),
+        ({"value0": 0.9}, 3),
+        ({"value1": 0.051}, 2),
+        ({"value1": 0.051, "projection0": 0.19}, 1),
     ],
 )
-def test_gone_is_below_what_the_paper_prints_as_0(last: dict[str, float], holds: bool) -> None:
-    """Of three matrices beside the first values one that stays is too many for 80 %."""
+def test_gone_is_below_what_the_paper_prints_as_0(last: dict[str, float], count: int) -> None:
+    """Of three matrices beside the first values, each counted once for all seeds."""
     rows = [row for seed in range(3) for row in of_run(GAINED, seed, **last)]
-    assert (
-        verdict(rows, "in nearly all matrices but the first layer's values (skipless, F") is holds
-    )
+    assert gains.counts(gains.ratios(rows, GAINED), rise=False) == (count, 3)
+
+
+@pytest.mark.parametrize(
+    ("gone", "matrices", "holds"),
+    [(7, 7, None), (4, 7, None), (2, 7, False), (30, 30, True), (12, 21, False)],
+)
+def test_few_matrices_decide_little_of_a_share(
+    gone: int, matrices: int, holds: bool | None
+) -> None:
+    """Of 7, all 7 come with chance 0.8⁷ = 0.21 where the share is 80 %, 2 or fewer with 0.005."""
+    check = gains._gone_check(GAINED, gone, matrices)
+    assert check.holds is holds
+    if (gone, matrices) == (2, 7):
+        assert check.p_value == pytest.approx(2 * 0.004672, rel=1e-3)
+        assert check.ours == "2 of 7 matrices, 29% [8%, 64%]"
 
 
 def test_one_seed_or_seeds_that_disagree_decide_nothing() -> None:
-    fact = "in nearly all matrices but the first layer's values (skipless, F"
-    assert verdict(of_run(GAINED, 0), fact) is None
-    rows = [*of_run(GAINED, 0), *of_run(GAINED, 1, value1=0.2), *of_run(GAINED, 2)]
+    fact = "of the first layer's values does not go to 0 (skipless, F"
+    assert verdict(of_run(GAINED, 0, value0=0.2), fact) is None
+    rows = [*of_run(GAINED, 0), *of_run(GAINED, 1, value0=0.2), *of_run(GAINED, 2)]
     assert verdict(rows, fact) is None
 
 
 def test_a_run_that_diverged_leaves_open_what_the_ratios_say() -> None:
     rows = [*of_run(GAINED, 0), *of_run(GAINED, 1), *of_run(GAINED, 2, None, value1=0.2)]
-    assert verdict(rows, "in nearly all matrices but the first layer's values (skipless, F") is None
+    assert verdict(rows, "α does not go to 0") is None
 
 
 @pytest.mark.parametrize(("first", "holds"), [(0.3, True), (0.04, False)])
@@ -152,16 +165,31 @@ def test_the_first_values_are_the_exception(first: float, holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside_skip", "holds"),
-    [({"value1": 0.3, "projection1": 0.4}, True), ({"value1": 0.24}, False), ({}, False)],
+    ("beside_skip", "count"),
+    [({"value1": 0.3, "projection1": 0.4}, 2), ({"value1": 0.24}, 0), ({}, 0)],
 )
-def test_beside_a_skip_more_ratios_rise(beside_skip: dict[str, float], holds: bool) -> None:
-    rows = [
-        row
-        for seed in range(3)
-        for row in (*of_run(GAINED, seed), *of_run(GAINED_WITH_SKIP, seed, **beside_skip))
-    ]
-    assert verdict(rows, "beside an attention skip more") is holds
+def test_ratios_that_rise_are_counted(beside_skip: dict[str, float], count: int) -> None:
+    rows = [row for seed in range(3) for row in of_run(GAINED_WITH_SKIP, seed, **beside_skip)]
+    assert gains.counts(gains.ratios(rows, GAINED_WITH_SKIP), rise=True) == (count, 3)
+
+
+@pytest.mark.parametrize(
+    ("beside", "without", "holds"),
+    [
+        ((7, 7), (0, 7), True),
+        ((4, 7), (0, 7), None),
+        ((0, 7), (7, 7), False),
+        ((3, 3), (0, 3), None),
+    ],
+)
+def test_two_counts_are_compared_exactly(
+    beside: tuple[int, int], without: tuple[int, int], holds: bool | None
+) -> None:
+    """4 of 7 against none: a difference as large comes in 2 · C(7, 4) / C(14, 4) = 7 % of cases."""
+    check = gains._rise_check(beside, without)
+    assert check.holds is holds
+    if beside == (4, 7):
+        assert check.p_value == pytest.approx(70 / 1001, rel=1e-3)
 
 
 @pytest.mark.parametrize(("last", "holds"), [(0.9, True), (-0.9, True), (0.02, False)])

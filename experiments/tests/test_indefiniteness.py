@@ -117,7 +117,7 @@ def test_seeds_are_compared_by_their_number_though_a_point_is_missing() -> None:
         if (row["scores"], seed) != ("linear", 1)
     ]
     compared = [c for c in summarise(rows).checks if c.fact.startswith("softmax adds")]
-    assert [c.ours for c in compared] == ["+0.050 ± 0.000 in share (3 seeds)"] * 3
+    assert [c.ours for c in compared] == ["+0.050 ± 0.000 [+0.050, +0.050] in share (3 seeds)"] * 3
     assert [c.holds for c in compared] == [True] * 3
 
 

@@ -539,7 +539,7 @@ def test_each_block_stands_with_its_best_rate() -> None:
     ]  # fmt: skip
     rows += [row for seed in range(3) for row in curve(BIGRAMS, seed, [4.0])]
     check = Runs(rows).slower("pre-ln", "sas", "a fact")
-    assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 nats (3 seeds)")
+    assert (check.holds, check.ours) == (True, "+0.500 ± 0.000 [+0.500, +0.500] nats (3 seeds)")
 
 
 def test_a_rate_at_the_end_of_the_grid_that_one_seed_found_better_leaves_the_best_open() -> None:

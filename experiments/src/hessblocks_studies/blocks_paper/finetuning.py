@@ -338,7 +338,7 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
                 digits=1,
             )
             if not helped:
-                check = replace(check, ours=f"{check.ours}; {VOID}", holds=None)
+                check = check.void(VOID)
             checks.append(shared.at_best_rates(check, rates, block, other))
     checks += controls.values()
     millions = {name: count / 1e6 for name, (count, _) in shared.values(rows, AT_SIZE).items()}
@@ -365,7 +365,7 @@ def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Chec
         unit="points",
         digits=1,
     )
-    return shared.at_best_rates(check, rates, "pre-ln", FRESH)
+    return shared.at_best_rates(check, rates, "pre-ln", FRESH).as_control()
 
 
 STUDY = shared.trained_study(

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
+from scipy import stats
 from torch import nn
 
 from hessblocks.figures import Panel
@@ -83,12 +84,20 @@ def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
     return each
 
 
-def shares(found: Ratios, *, rise: bool) -> dict[Scalar, float]:
-    """Count the ratios of `_others` that rise by more than `NONE`, or are gone: {seed: share}."""
-    return {
-        seed: statistics.mean(last > first + NONE if rise else last < NONE for first, last in ends)
-        for seed, ends in _others(found).items()
-    }
+def counts(found: Ratios, *, rise: bool) -> tuple[int, int]:
+    """Count the ratios of `_others` that rise by more than `NONE`, or are gone, mean over seeds.
+
+    A matrix counts once, whatever its seeds: these agree more than chance would have them, so that
+    seven matrices in three seeds are not 21.
+
+    Returns:
+        How many do, of how many.
+    """
+    means = [
+        [statistics.mean(one) for one in zip(*matrix, strict=True)]
+        for matrix in zip(*_others(found).values(), strict=True)
+    ]
+    return sum(last > first + NONE if rise else last < NONE for first, last in means), len(means)
 
 
 def summarise(rows: Rows) -> Summary:
@@ -161,22 +170,8 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
     """Of which block, and what the paper says of its ratios."""
     checks = []
     for variant in SKIPLESS:
-        if not (gone := shares(known.get(variant, {}), rise=False)):
-            continue
-        gone_check = (
-            shared.over_seeds(gone)
-            .times(100)
-            .judged(
-                "the ratio goes to 0 in nearly all matrices but the first layer's values "
-                f"({VARIANTS[variant]})",
-                f"below {NONE:g} in at least {MOST:.0%} of them",
-                limit=100 * MOST,
-                unit="%",
-                digits=0,
-                signed=False,
-            )
-        )
-        checks.append((variant, gone_check))
+        if known.get(variant):
+            checks.append((variant, _gone_check(variant, *counts(known[variant], rise=False))))
     for variant in FROM_IDENTITY:
         found = known.get(variant, {})
         if not (seeds := found.get(FIRST_VALUES)):
@@ -199,19 +194,43 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
             unit="|β / α|",
         )
         checks += [(variant, stays), (variant, larger)]
-    rising = {
-        variant: {seed: 100 * share for seed, share in shares(found, rise=True).items()}
-        for variant, found in known.items()
-    }
-    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(rising):
-        more = shared.difference(rising, shared.GAINED_WITH_SKIP, shared.GAINED).judged(
-            "beside an attention skip more of the ratios rise (Figure 22)",
-            f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
-            unit="% of the matrices",
-            digits=0,
-        )
-        checks.append((shared.GAINED_WITH_SKIP, more))
+    if {shared.GAINED, shared.GAINED_WITH_SKIP} <= set(known):
+        pair = [
+            counts(known[variant], rise=True)
+            for variant in (shared.GAINED_WITH_SKIP, shared.GAINED)
+        ]
+        checks.append((shared.GAINED_WITH_SKIP, _rise_check(*pair)))
     return checks
+
+
+def _gone_check(variant: str, gone: int, matrices: int) -> Check:
+    """Judge a share of the matrices by the exact binomial test, beside Wilson's interval."""
+    found = stats.binomtest(gone, matrices, MOST)
+    low, high = found.proportion_ci(method="wilson")
+    tails = (stats.binomtest(gone, matrices, MOST, one).pvalue for one in ("less", "greater"))
+    p_value = shared.rounded(min(1.0, 2 * min(tails)))
+    return Check(
+        fact="the ratio goes to 0 in nearly all matrices but the first layer's values "
+        f"({VARIANTS[variant]})",
+        expected=f"below {NONE:g} in at least {MOST:.0%} of them",
+        ours=f"{gone} of {matrices} matrices, {gone / matrices:.0%} [{low:.0%}, {high:.0%}]",
+        holds=None if p_value > shared.LEVEL else gone / matrices >= MOST,
+        p_value=p_value,
+    )
+
+
+def _rise_check(beside: tuple[int, int], without: tuple[int, int]) -> Check:
+    """Judge two counts of matrices by Fisher's exact test."""
+    table = [[rising, of - rising] for rising, of in (beside, without)]
+    p_value = shared.rounded(float(stats.fisher_exact(table).pvalue))
+    (more, all_of), (fewer, of) = beside, without
+    return Check(
+        fact="beside an attention skip more of the ratios rise (Figure 22)",
+        expected=f"a larger share of the matrices rises by more than {NONE:g} than without a skip",
+        ours=f"{more} of {all_of} matrices, without a skip {fewer} of {of}",
+        holds=None if p_value > shared.LEVEL else more / all_of > fewer / of,
+        p_value=p_value,
+    )
 
 
 def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:

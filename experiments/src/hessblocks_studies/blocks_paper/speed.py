@@ -243,7 +243,7 @@ def _speed_check(
     """Whether a block is on the published side of 1, by the medians and by the fastest steps."""
     published = shared.PUBLISHED_SPEED[block]
     less, side = ("less", "above") if published > 1 else ("more", "below")
-    found = shared.over_seeds(medians[block])
+    found = shared.clocked(shared.over_seeds(medians[block]))
     faster = found.above(1.0)
     if least is None or faster is not (least > 1):
         faster = None
@@ -254,6 +254,7 @@ def _speed_check(
         expected=f"{side} 1 (published {published}: 16 layers, width 768, one GPU)",
         ours=f"{ours}; by the fastest steps {by_steps}, by operations {by_operations}",
         holds=None if faster is None else faster == (published > 1),
+        p_value=found.p_value(1.0),
     )
 
 
@@ -307,15 +308,17 @@ def _time_checks(
         never = [seed for seed, share in shares[block].items() if math.isinf(share)]
         clock = steps[block]
         if not never:
-            common = (1 + found.mean) * clock.error / clock.mean if clock.seeds > 1 else 0.0
-            found = replace(found, common=common, repetitions=clock.seeds)
-        more = found.above(0.0)
+            common = (1 + found.mean) * clock.whole / clock.mean
+            freedom = clock.whole_freedom if clock.seeds > 1 else 0.0
+            found = replace(found, common=common, common_freedom=freedom)
+        more, p_value = found.above(0.0), found.p_value(0.0)
         ours = found.times(100).text("% of the time more", digits=0)
         if never:
             ours = (
                 f"not reached by {len(never)} of {len(shares[block])} seeds in as many steps, "
                 f"which take {clock.text('of the time', digits=2, signed=False)}"
             )
+            p_value = clock.p_value(1.0)
             if clock.mean < 1 or clock.above(1.0) is None:
                 more = None
         checks[block] = Check(
@@ -323,6 +326,7 @@ def _time_checks(
             expected="below 0 % more",
             ours=ours,
             holds=None if more is None else not more,
+            p_value=p_value,
         )
     return checks
 

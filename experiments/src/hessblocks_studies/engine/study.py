@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, Literal, cast, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Generic, Literal, Self, cast, get_args
 
 from hessblocks.errors import check_name
 from hessblocks.figures import Figure
@@ -27,6 +27,18 @@ class Check:
     """What was measured, with its error."""
     holds: bool | None
     """Whether it agrees; None where too little was measured to say."""
+    p_value: float | None = None
+    """Two-sided chance of numbers that decide as much, if the truth were at the limit; None where
+    nothing is tested, the fact is a control, or does not count."""
+
+    def as_control(self) -> Self:
+        """The fact as one that verdicts rest on, and that is none itself."""
+        return replace(self, p_value=None)
+
+    def void(self, why: str) -> Self:
+        """The fact where it does not count, with the reason behind its numbers, said once."""
+        ours = self.ours if self.ours.endswith(why) else f"{self.ours}; {why}"
+        return replace(self, ours=ours, holds=None, p_value=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,6 +96,13 @@ def summarise(rows: Rows) -> Summary:
         [*checks, *judge.place_verdicts(placed)],
         losses=_named({name: r.table() for name, r in _all_runs(trials, placed).items()}),
         tuning=_named({name: trial.tuning_table() for name, trial in trials.items()}),
+        error=_named(
+            {
+                name: [shared.error_line(runs.residual)]
+                for name, runs in _all_runs(trials, placed).items()
+                if name in (*trials, "positions", "narrow, text read once")
+            }
+        ),
         times=_named({name: _time_table(trial) for name, trial in trials.items()}),
     )
 
@@ -132,7 +139,7 @@ def _time_table(trial: judge.Trial) -> list[dict[str, object]]:
                 "step_time": seconds,
                 "standard_error": error,
                 "against_the_base": ratio.mean,
-                "error_of_the_ratio": ratio.error,
+                "error_of_the_ratio": ratio.whole,
             }
         )
     return lines

@@ -1,6 +1,5 @@
 """Judge the study `trial` at one width."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,6 +87,10 @@ class Trial(shared.Tuned):
                 checks.append((block, check))
         return checks
 
+    def residual_of(self, phase: str) -> shared.Residual | None:
+        """The error of one run of a phase of `CHANGED`; that of another text is its own."""
+        return (self.changed[phase] if phase == plan.ONCE else self.runs).residual
+
     def changed_check(self, phase: str, block: str, words: str, base: str = plan.BASE) -> Check:
         """Judge whether a block of a phase of `CHANGED` matches a base, of it or of the runs."""
         own = self.changed[phase]
@@ -95,7 +98,7 @@ class Trial(shared.Tuned):
             block: own.losses.get(block, {}),
             base: (own if base in plan.CHANGED[phase] else self.runs).losses.get(base, {}),
         }
-        check = shared.difference(losses, block, base).matches(
+        check = shared.difference(losses, block, base, self.residual_of(phase)).matches(
             f"{words} about matches {base} at equal steps",
             f"final losses within {shared.CLOSE:g} of each other, above or below (ours)",
             limit=shared.CLOSE,
@@ -106,17 +109,22 @@ class Trial(shared.Tuned):
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
         """Judge whether a phase of `CHANGED` leaves a block as far above the base."""
         own = self.changed[phase]
-        gaps: dict[str, dict[Scalar, float]] = {}
-        for name, runs in (("changed", own), ("as tuned", self.runs)):
-            above = runs.losses.get(block, {})
-            below = (runs if plan.BASE in plan.CHANGED[phase] else self.runs).losses.get(
-                plan.BASE, {}
-            )
-            found = shared.gaps(above, below).items()
-            gaps[name] = {seed: gap for seed, gap in found if math.isfinite(gap)}
-        return shared.difference(gaps, "changed", "as tuned").matches(
-            fact, SAME, limit=shared.CLOSE
-        )
+        if plan.BASE in plan.CHANGED[phase]:
+            gaps = [
+                shared.difference(runs.losses, block, plan.BASE, residual)
+                for runs, residual in (
+                    (own, self.residual_of(phase)),
+                    (self.runs, self.runs.residual),
+                )
+            ]
+            found = shared.apart(*gaps)
+        else:  # the base is the same, and cancels
+            losses = {
+                each: runs.losses.get(block, {})
+                for each, runs in (("new", own), ("old", self.runs))
+            }
+            found = shared.difference(losses, "new", "old", self.runs.residual)
+        return found.matches(fact, SAME, limit=shared.CLOSE)
 
     def start_check(self) -> Check:
         """Whether every block's runs are from its best start."""
@@ -158,7 +166,17 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
     if not phase.endswith(plan.LONG):  # all from 0.02
         planned = plan.RUNS[phase]
         rows = [row for row in rows if row["phase"] != width + plan.TUNING or not row.get("start")]
-    return Trial.of(rows, width + plan.TUNING, phase, planned=planned, **own)
+    trial = Trial.of(rows, width + plan.TUNING, phase, planned=planned, **own)
+    same_text = {"": trial.runs, **{p: runs for p, runs in changed.items() if p != plan.ONCE}}
+    trial.runs.residual = shared.pooled_error(
+        {
+            f"{p}{label}": each
+            for p, runs in same_text.items()
+            for label, each in runs.losses.items()
+            if label not in shared.REFERENCES
+        }
+    )
+    return trial
 
 
 def base_of(label: str) -> str:
@@ -172,7 +190,7 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
     own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
     learnt = runs.below_the_table(plan.BASE, shared.BIGRAMS)
     learnt = replace(learnt, fact=f"{plan.BASE} has learnt more than pairs of tokens")
-    good = runs.close(plan.BASE, "pre-ln", f"{plan.BASE} is as good a base as pre-ln")
+    good = runs.close(plan.BASE, "pre-ln", f"{plan.BASE} is as good a base as pre-ln").as_control()
     own += [*runs.controls.values(), learnt, trial.judged(good, plan.BASE, "pre-ln")]
     long_rates = trial.long_rate_checks()
     own += [check for _, check in long_rates]
@@ -226,7 +244,8 @@ def place_verdicts(placed: Trial) -> list[Check]:
         checks += [replace(check, fact=f"{name} positions: {check.fact}") for check in own]
         above, below = (runs.losses.get(label, {}) for label in (one, base))
         gaps[name] = shared.gaps(above, below)
-    same = shared.difference(gaps, "sinusoidal", "rotary").matches(
+    error = runs.residual and runs.residual.of_gaps()
+    same = shared.difference(gaps, "sinusoidal", "rotary", error).matches(
         f"{block} is as far from {plan.BASE} with sinusoidal positions as with rotary ones",
         SAME,
         limit=shared.CLOSE,

@@ -148,13 +148,14 @@ def _checks(modes: Modes) -> list[Check]:
 
 def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
     """Judge a size against a published one; the error of its logarithm over seeds decides too."""
-    count = logarithm.seeds
+    count, reach, place = logarithm.seeds, math.log10(FACTOR), math.log10(published)
     spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(
         fact=fact,
         expected=expected,
         ours=f"{10**logarithm.mean:.2g}{spread} ({count} seed{'s' * (count > 1)})",
-        holds=logarithm.within(math.log10(FACTOR), around=math.log10(published)),
+        holds=logarithm.within(reach, around=place),
+        p_value=logarithm.p_value(place - reach, place + reach),
     )
 
 

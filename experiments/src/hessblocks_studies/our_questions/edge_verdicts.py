@@ -225,6 +225,7 @@ def apart_check(
         expected=expected,
         ours=f"{found.text(unit)}{alike}",
         holds=(where > 0) == above if where else None,
+        p_value=found.p_value(-limit, limit),
     )
 
 
@@ -242,6 +243,7 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
     found = [shared.difference(values, plan.SIMPLE, plan.BASE) for values in (forecast, outcome)]
     sides = [side(one) for one in found]
     said, came = (one.text("decades") for one in found)
+    p_values = [one.p_value(-ALIKE, ALIKE) for one in found]
     return Check(
         fact=f"curvature says beforehand {what}",
         expected=(
@@ -250,6 +252,7 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
         ),
         ours=f"forecast {said}, outcome {came}",
         holds=None if None in sides else sides[0] == sides[1],
+        p_value=None if None in p_values else max(filter(None.__ne__, p_values)),
     )
 
 

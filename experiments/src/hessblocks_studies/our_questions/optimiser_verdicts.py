@@ -136,7 +136,8 @@ def curvature_checks(
                 told=told,
                 families=plan.FAMILY_OF,
             )
-            check = replace(check, holds=None) if missing or unsure else check
+            if missing or unsure:
+                check = replace(check, holds=None, p_value=None)
             checks.append(tuned.judged(check, *(label for label in labels if label in losses)))
     return checks
 

@@ -239,7 +239,11 @@ def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
                 told=told,
                 families=FAMILY_OF,
             )
-            checks.append(tuned.judged(replace(check, holds=None) if missing else check, *losses))
+            checks.append(
+                tuned.judged(
+                    replace(check, holds=None, p_value=None) if missing else check, *losses
+                )
+            )
     return checks
 
 

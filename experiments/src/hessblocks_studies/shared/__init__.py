@@ -6,7 +6,7 @@ from hessblocks_studies.shared.blockwise_rates import blockwise_learning_rates
 from hessblocks_studies.shared.correlations import correlation, correlation_check
 from hessblocks_studies.shared.differences import (
     Difference,
-    Values,
+    apart,
     difference,
     gaps,
     judged_by,
@@ -41,11 +41,20 @@ from hessblocks_studies.shared.measured_curvature import (
     training_batch,
     unevenness_rows,
 )
+from hessblocks_studies.shared.pooled_errors import (
+    LEVEL,
+    Residual,
+    Values,
+    error_line,
+    pooled_error,
+    rounded,
+)
 from hessblocks_studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
     against_time,
     at_equal_time,
+    clocked,
     for_all_bases,
     mean_clocks,
     ratios,

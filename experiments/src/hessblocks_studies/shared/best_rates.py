@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
@@ -63,4 +63,4 @@ def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check
     open_ended = [one for one in names if one in rates and not rates[one].settled]
     if not open_ended:
         return check
-    return replace(check, ours=f"{check.ours}; {LONGER} {', '.join(open_ended)}", holds=None)
+    return check.void(f"{LONGER} {', '.join(open_ended)}")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import special, stats
 
 from hessblocks_studies.engine import Check
+from hessblocks_studies.shared.pooled_errors import rounded
 
 DRAWS = 400
 """Of a bootstrap: its standard error is then known to about 4 %."""
@@ -33,6 +34,8 @@ class Correlation:
     """How many."""
     families: int
     """Of how many that are independent."""
+    p_value: float | None = None
+    """Two-sided, of no correlation; None where it is not known."""
 
     def agrees(self) -> bool | None:
         """Whether it is clearly positive; None where its interval holds 0 or is not known."""
@@ -103,12 +106,21 @@ def correlation(
         columns = (generator.random(counts.max()) * counts[blocks][:, None]).astype(np.int64)
         if math.isfinite(rho := spearman(blocks, columns)):
             found.append(turned(rho))
-    low, high = -1.0, 1.0
+    low, high, p_value = -1.0, 1.0, None
     if len(groups) >= FEWEST and math.isfinite(value):
-        reach = float(special.stdtrit(len(groups) - 1, 0.975) * np.std(found, ddof=1))
+        spread = float(np.std(found, ddof=1))
+        reach = float(special.stdtrit(len(groups) - 1, 0.975)) * spread
+        p_value = rounded(2 * float(special.stdtr(len(groups) - 1, -abs(turned(value)) / spread)))
         low, high = (math.tanh(turned(value) + side * reach) for side in (-1, 1))
         low, high = min(low, value), max(high, value)
-    return Correlation(value=value, low=low, high=high, blocks=len(seeds), families=len(groups))
+    return Correlation(
+        value=value,
+        low=low,
+        high=high,
+        blocks=len(seeds),
+        families=len(groups),
+        p_value=p_value,
+    )
 
 
 def correlation_check(
@@ -136,7 +148,8 @@ def correlation_check(
     found = correlation(x, y, families)
     notes = [f"{what}: {' / '.join(which)}" for what, which in told.items() if which]
     ours = "; ".join([str(found) if found else "fewer than three blocks", *notes])
-    return Check(fact=fact, expected=expected, ours=ours, holds=found.agrees() if found else None)
+    holds, p_value = (found.agrees(), found.p_value) if found else (None, None)
+    return Check(fact=fact, expected=expected, ours=ours, holds=holds, p_value=p_value)
 
 
 def _spearman(pairs: NDArray[np.float64]) -> float:

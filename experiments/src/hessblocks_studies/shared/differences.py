@@ -13,13 +13,16 @@ from scipy import special
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
+from hessblocks_studies.shared.pooled_errors import (
+    LEVEL,
+    Residual,
+    Values,
+    pooled_error,
+    rounded,
+)
 
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""
-NORMAL = 1.96
-"""Half the 95 % interval of a normal, in standard errors."""
-Values = Mapping[str, Mapping[Scalar, float]]
-"""Block or variant → {seed: value}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,33 +35,70 @@ class Difference:
     """Its standard error."""
     seeds: int
     """How many; 0 where there is nothing to compare."""
+    freedom: float = 0.0
+    """Degrees of freedom of the error; 0 for one less than there are seeds."""
+    own: bool = False
+    """Whether its error is of its own runs alone, since no one variance fits all blocks."""
     common: float = 0.0
     """Standard error of what all seeds have in common, such as a clock."""
-    repetitions: int = 0
-    """Over how many values that was measured; 0 where its error is a normal's, of 1 nothing is
-    decided."""
+    common_freedom: float = math.inf
+    """Degrees of freedom of that; of 0 nothing is decided."""
     diverged: int = 0
     """Seeds of which one run diverged; the mean is then infinite."""
     who: str = ""
     """Whose runs diverged."""
 
-    def above(self, limit: float) -> bool | None:
-        """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
+    @property
+    def whole(self) -> float:
+        """The standard error of the mean, with what is common."""
+        return math.hypot(self.error, self.common)
+
+    @property
+    def whole_freedom(self) -> float:
+        """Degrees of freedom of `whole`, by Welch and Satterthwaite."""
+        return welch(
+            (self.error, self.freedom or self.seeds - 1), (self.common, self.common_freedom)
+        )
+
+    @property
+    def known(self) -> bool:
+        """Whether seeds are enough and agree on what diverged."""
+        return self.seeds > 1 and self.common_freedom > 0 and self.diverged in (0, self.seeds)
+
+    def reach(self, times: float = 1.0) -> float:
+        """Half the width of the 95 % interval of the mean, so many times."""
+        return times * float(special.stdtrit(self.whole_freedom, 1 - LEVEL / 2)) * self.whole
+
+    def of_one_seed(self) -> float:
+        """Half the width of the interval that holds the difference of one new seed in 95 %."""
+        return self.reach(math.sqrt(self.seeds + 1))
+
+    def p_value(self, *limits: float) -> float | None:
+        """The two-sided chance of a mean as far from the nearest limit, if the truth were there.
 
         Runs that diverge decide where they do so for every seed.
+
+        Args:
+            *limits: on either side of which a verdict is another.
+
+        Returns:
+            The chance; None where seeds are too few or disagree.
+        """
+        if not self.known:
+            return None
+        far = min(abs(self.mean - limit) for limit in limits)
+        if self.diverged or not self.whole:
+            return 0.0 if far else 1.0
+        return rounded(2 * float(special.stdtr(self.whole_freedom, -far / self.whole)))
+
+    def above(self, limit: float) -> bool | None:
+        """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
 
         Returns:
             The decision at 95 %.
         """
-        if self.seeds < 2 or self.repetitions == 1 or 0 < self.diverged < self.seeds:
-            return None
-        if self.diverged:
-            return self.mean > limit
-        own = float(special.stdtrit(self.seeds - 1, 0.975)) * self.error
-        clock = self.repetitions - 1
-        shared = float(special.stdtrit(clock, 0.975)) if self.repetitions else NORMAL
-        reach = math.hypot(own, shared * self.common)
-        return None if abs(self.mean - limit) < reach else self.mean > limit
+        p_value = self.p_value(limit)
+        return None if p_value is None or p_value > LEVEL else self.mean > limit
 
     def within(self, limit: float, around: float = 0.0) -> bool | None:
         """Test whether it is at most so far from a value; None where seeds are too few or disagree.
@@ -66,10 +106,10 @@ class Difference:
         Returns:
             The decision at 95 % on each side.
         """
-        above, below = self.above(around + limit), self.above(around - limit)
-        if above is True or below is False:
-            return False
-        return True if above is False and below is True else None
+        p_value = self.p_value(around - limit, around + limit)
+        if p_value is None or p_value > LEVEL:
+            return None
+        return abs(self.mean - around) < limit
 
     def times(self, factor: float) -> Difference:
         """The same in a unit so many times smaller."""
@@ -85,8 +125,11 @@ class Difference:
         mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
         if self.seeds < 2:
             return f"{mean} {unit} (1 seed)"
-        error = math.hypot(self.error, self.common)
-        return f"{mean} ± {error:.{digits}f} {unit} ({self.seeds} seeds)"
+        ends = [self.mean + side * self.reach() for side in (-1, 1) if self.known]
+        shown = ", ".join(f"{end:{'+' if signed else ''}.{digits}f}" for end in ends)
+        interval = f" [{shown}]" if ends else ""
+        seeds = f"{self.seeds} seeds{', own error' if self.own else ''}"
+        return f"{mean} ± {self.whole:.{digits}f}{interval} {unit} ({seeds})"
 
     def judged(
         self, fact: str, expected: str, *, limit: float = 0.0, above: bool = True, **shown: Any
@@ -105,7 +148,8 @@ class Difference:
         """
         verdict = self.above(limit)
         holds = None if verdict is None else verdict == above
-        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
+        ours, p_value = self.text(**shown), self.p_value(limit)
+        return Check(fact=fact, expected=expected, ours=ours, holds=holds, p_value=p_value)
 
     def matches(
         self, fact: str, expected: str, *, limit: float, around: float = 0.0, **shown: Any
@@ -122,17 +166,38 @@ class Difference:
         Returns:
             The fact beside the mean; undecided where seeds are too few or disagree.
         """
+        ours, p_value = self.text(**shown), self.p_value(around - limit, around + limit)
         holds = self.within(limit, around)
-        return Check(fact=fact, expected=expected, ours=self.text(**shown), holds=holds)
+        return Check(fact=fact, expected=expected, ours=ours, holds=holds, p_value=p_value)
 
 
-def difference(values: Values, first: str, second: str) -> Difference:
+def welch(*parts: tuple[float, float]) -> float:
+    """Degrees of freedom of a sum, by Welch and Satterthwaite.
+
+    Args:
+        *parts: standard error and degrees of freedom of each independent part.
+
+    Returns:
+        (Σ e²)² / Σ (e⁴ / ν).
+    """
+    below = sum(error**4 / freedom for error, freedom in parts if error)
+    return sum(error**2 for error, _ in parts) ** 2 / below if below else math.inf
+
+
+def difference(
+    values: Values, first: str, second: str, residual: Residual | None = None
+) -> Difference:
     """Value of `first` minus that of `second`, over common seeds.
+
+    Its error is that of one run of the study, √(2 / seeds) times, where one variance fits all
+    blocks; else Welch's, of both blocks alone. Beside what has the same value with every seed, as
+    the bigram table has, it is that of the other block.
 
     Args:
         values: of each block and seed; infinite where a run diverged.
         first: name of a block.
         second: name of another.
+        residual: of more runs than `values` has; None for theirs.
 
     Returns:
         The difference; of no seeds where there is no common one, or runs of both diverged.
@@ -145,8 +210,41 @@ def difference(values: Values, first: str, second: str) -> Difference:
     mean, error = mean_and_error(gaps)
     diverged = [seed for seed, gap in zip(common, gaps, strict=True) if gap in lost]
     who = first if any(math.isinf(values[first][seed]) for seed in diverged) else second
-    return Difference(
+    found = Difference(
         mean=mean, error=error, seeds=len(gaps), diverged=len(diverged), who=who if diverged else ""
+    )
+    exact = any(len({values[one][seed] for seed in common}) == 1 for one in (first, second))
+    pooled = residual or pooled_error(values)
+    if diverged or exact or pooled is None:
+        return found
+    if not pooled.fits:
+        parts = [
+            mean_and_error([values[one][seed] for seed in common])[1] for one in (first, second)
+        ]
+        freedom = welch(*((part, len(gaps) - 1) for part in parts))
+        return replace(found, error=math.hypot(*parts), freedom=freedom, own=True)
+    error = pooled.deviation * math.sqrt(2 / len(gaps))
+    return replace(found, error=error, freedom=pooled.freedom)
+
+
+def apart(one: Difference, other: Difference) -> Difference:
+    """Subtract a difference of other runs, with other errors.
+
+    Returns:
+        The difference of differences, over the fewer seeds.
+    """
+    mean, seeds = one.mean - other.mean, min(one.seeds, other.seeds)
+    if one.diverged or other.diverged:
+        return Difference(mean=math.nan, error=math.nan, seeds=0)
+    if seeds < 2:
+        return Difference(mean=mean, error=math.nan, seeds=seeds)
+    parts = [(each.whole, each.whole_freedom) for each in (one, other)]
+    return Difference(
+        mean=mean,
+        error=math.hypot(*(error for error, _ in parts)),
+        seeds=seeds,
+        freedom=welch(*parts),
+        own=one.own or other.own,
     )
 
 
@@ -201,6 +299,4 @@ def judged_by(control: Check, check: Check, void: str) -> Check:
     """
     if control.holds:
         return check
-    why = UNDECIDED if control.holds is None else void
-    ours = check.ours if check.ours.endswith(why) else f"{check.ours}; {why}"
-    return replace(check, ours=ours, holds=None)
+    return check.void(UNDECIDED if control.holds is None else void)

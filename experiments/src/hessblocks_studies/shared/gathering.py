@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from hessblocks.figures import Figure, Heatmap, Panel, Series
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies.engine import Check, Rows, Summary
+from hessblocks_studies.shared.pooled_errors import LEVEL
 
 R = TypeVar("R", bound=Mapping[str, Any])
 Place = tuple[float, float, float]
@@ -183,4 +185,30 @@ def summary(
         The summary.
     """
     figure = Figure(title=title, caption=caption, panels=tuple(panels))
-    return Summary(figure=figure, checks=checks, tables=tables)
+    return Summary(figure=figure, checks=allowed_for(checks), tables=tables)
+
+
+def allowed_for(checks: Sequence[Check]) -> list[Check]:
+    """Leave verdicts undecided that their number could bring by chance (Holm 1979).
+
+    Of m facts that are tested, that of the k-th smallest p-value counts where it and all smaller
+    ones are at most 0.05 / (m − k + 1): a wrong one is then among all of them in 5 % of cases at
+    most. Facts that are void are not tested.
+
+    Args:
+        checks: of one study.
+
+    Returns:
+        The same, in their order.
+    """
+    tested = sorted(
+        (check.p_value, place) for place, check in enumerate(checks) if check.p_value is not None
+    )
+    found = list(checks)
+    over = False
+    for behind, (p_value, place) in enumerate(tested):
+        over = over or p_value > LEVEL / (len(tested) - behind)
+        if over and found[place].holds is not None:
+            ours = f"{found[place].ours}; decided alone, not among {len(tested)} (Holm)"
+            found[place] = replace(found[place], ours=ours, holds=None)
+    return found

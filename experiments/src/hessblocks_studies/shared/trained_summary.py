@@ -12,7 +12,7 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check, Rows, Summary
 from hessblocks_studies.shared.best_rates import Rate, at_best_rates, best_rate
-from hessblocks_studies.shared.differences import Values, difference, judged_by
+from hessblocks_studies.shared.differences import Difference, difference, judged_by
 from hessblocks_studies.shared.gathering import (
     Place,
     curve,
@@ -21,6 +21,7 @@ from hessblocks_studies.shared.gathering import (
     panel,
     summary,
 )
+from hessblocks_studies.shared.pooled_errors import Residual, Values, error_line, pooled_error
 from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
 from hessblocks_studies.shared.variants import BASES
 
@@ -78,6 +79,9 @@ class Runs:
             last = steps[max(steps)]
             self.losses.setdefault(variant, {})[seed] = math.inf if last is None else last
         self._take_best_rates()
+        judged = {v: each for v, each in self.losses.items() if not v.startswith(REFERENCES)}
+        self.residual: Residual | None = pooled_error(judged)
+        """The error of one run, from all blocks and seeds; of references no verdict is."""
         kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
         self._kinds = sorted(kinds, key=len, reverse=True)
         self.controls = {
@@ -103,6 +107,10 @@ class Runs:
             self.losses[variant] = grid[best]
             for seed in grid[best]:
                 self._curves[variant, seed] = self._curves[f"{variant}{AT_RATE}{best:g}", seed]
+
+    def apart(self, one: str, other: str) -> Difference:
+        """How far the final loss of `one` is above that of `other`."""
+        return difference(self.losses, one, other, self.residual)
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
         """(step, validation loss) of one run; a loss that is not a number is left out."""
@@ -161,11 +169,14 @@ class Runs:
         return _close_up(panel(title, *axes, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
-        """Final loss and parameters of every variant."""
+        """Final loss and parameters of every variant; its error is that of all runs, if one fits."""
+        pooled = self.residual if self.residual and self.residual.fits else None
         table: list[dict[str, object]] = []
         for variant, seeds in self.losses.items():
             kept = [loss for loss in seeds.values() if math.isfinite(loss)]
             mean, error = mean_and_error(kept) if kept else (None, None)
+            if pooled and len(set(kept)) > 1 and not variant.startswith(REFERENCES):
+                error = pooled.deviation / math.sqrt(len(kept))
             table.append(
                 {
                     "variant": variant,
@@ -183,11 +194,15 @@ class Runs:
 
     def below_the_table(self, base: str, table: str) -> Check:
         """Whether `base` ends `MARGIN` below the bigram table."""
-        return difference(self.losses, base, table).judged(
-            f"{base} has learnt more than pairs of tokens",
-            f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
-            limit=-MARGIN,
-            above=False,
+        return (
+            self.apart(base, table)
+            .judged(
+                f"{base} has learnt more than pairs of tokens",
+                f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
+                limit=-MARGIN,
+                above=False,
+            )
+            .as_control()
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
@@ -243,15 +258,17 @@ class Runs:
         """
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
-        found = difference(self.losses, slow, fast)
+        found = self.apart(slow, fast)
         check = found.judged(fact, expected, limit=by)
         own, others = (
             self.rates[name].above_the_lowest if name in self.rates else 0.0
             for name in (slow, fast)
         )
-        bounds = {found.above(by + own), found.above(by - others)}
-        if check.holds is not None and bounds != {check.holds}:
-            check = replace(check, ours=f"{check.ours}; {REVERSED}", holds=None)
+        reversed_at = (by + own, by - others)
+        if check.holds is not None and {*map(found.above, reversed_at)} != {check.holds}:
+            check = check.void(REVERSED)
+        elif check.holds is not None:
+            check = replace(check, p_value=found.p_value(by, *reversed_at))
         return self.if_it_counts(self.where_learnt(check, fast), slow, fast)
 
     def close(self, one: str, other: str, fact: str, within: float = CLOSE) -> Check:
@@ -261,9 +278,7 @@ class Runs:
             The fact; void where the better has learnt no more than pairs.
         """
         expected = f"final loss of {one} at most {within:g} above that of {other}"
-        check = difference(self.losses, one, other).judged(
-            fact, expected, limit=within, above=False
-        )
+        check = self.apart(one, other).judged(fact, expected, limit=within, above=False)
         return self.if_it_counts(self._where_the_better_learnt(check, one, other), one, other)
 
     def match(self, one: str, other: str, fact: str) -> Check:
@@ -288,7 +303,7 @@ class Runs:
     def alike(self, one: str, other: str, fact: str) -> Check:
         """The same without a control, for studies that have one of their own."""
         expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
-        return difference(self.losses, one, other).matches(fact, expected, limit=CLOSE)
+        return self.apart(one, other).matches(fact, expected, limit=CLOSE)
 
     def summary(
         self,
@@ -313,7 +328,8 @@ class Runs:
         every = [*checks, *self.controls.values()]
         if self.rates:
             caption = f"{caption} {TUNED}"
-        return summary(title, caption, panels, every, losses=self.table(), **tables)
+        error = [error_line(self.residual)]
+        return summary(title, caption, panels, every, losses=self.table(), error=error, **tables)
 
 
 def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Self, TypeVar
 
@@ -156,7 +156,7 @@ class Tuned:
         reasons = self.hindrances(*labels)
         if not reasons:
             return check
-        return replace(check, ours=f"{check.ours}; void, since {', '.join(reasons)}", holds=None)
+        return check.void(f"void, since {', '.join(reasons)}")
 
     def hindrances(self, *labels: str) -> list[str]:
         """Why the runs of some labels do not count; nothing where they do."""
