@@ -23,12 +23,10 @@ from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import HessblocksError, RunError
 from hessblocks.figures import Figure, Panel, Series, read_figure
 from hessblocks.storage import read_object, write_text
-from hessblocks_studies.gallery import VERDICTS
+from hessblocks_studies.gallery import VERDICTS, with_lines
 
 DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
-TABLE_OF_PAIRS = "bigram table"
-"""A reference, as studies name it."""
 TOKENS = 16 * 64
 """Of a step of `trial`."""
 NARROW = (4.2, 3.6)
@@ -147,21 +145,6 @@ def study(results: Path, name: str) -> Study:
     return Study(data=read_object(results / f"{name}.json"), figure=figure)
 
 
-def with_lines(panel: Panel, **lines: float) -> Panel:
-    """A panel with its references as thin lines, each with its name."""
-    ends = [
-        series.x for series in panel.shown if not series.guide and series.name != TABLE_OF_PAIRS
-    ]
-    across = (min(map(min, ends)), max(map(max, ends)))
-    known = {one.name: one.y[0] for one in panel.shown if one.name == TABLE_OF_PAIRS}
-    guides = (
-        Series(name=name, x=across, y=(value, value), guide=True)
-        for name, value in (known | lines).items()
-    )
-    shown = (one for one in panel.series if one.name != TABLE_OF_PAIRS)
-    return replace(panel, series=(*shown, *guides))
-
-
 def points_of(
     lines: Iterable[Mapping[str, Any]], name: str, x: str, y: str, error: str | None = None
 ) -> tuple[Series, ...]:
@@ -209,7 +192,7 @@ def comparison(trial: Study) -> Figure:
                     series=tuple(shown),
                     named=True,
                 ),
-                **{BASE: 0.0, "counts as equal": 0.05},
+                {BASE: 0.0, "counts as equal": 0.05},
             ),
             replace(
                 changed,
@@ -292,14 +275,14 @@ def edges(edge: Study) -> Figure:
                     edge.panel("warm-up: how near the edge"),
                     title="Both train below the edge, with a warm-up",
                 ),
-                **{"the edge": 1.0},
+                {"the edge": 1.0},
             ),
             with_lines(
                 replace(
                     edge.panel("no warm-up: how near the edge"),
                     title="and, but for the first steps, without",
                 ),
-                **{"the edge": 1.0},
+                {"the edge": 1.0},
             ),
         ),
     )
@@ -352,7 +335,7 @@ def by_need(optimisers: Study) -> Figure:
                 ticks=tuple(OPTIMISERS[method] for method in ticks),
                 named=True,
             ),
-            with_lines(scatter, **{"no cost": 0.0}),
+            with_lines(scatter, {"no cost": 0.0}),
         ),
     )
 

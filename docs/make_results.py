@@ -1,49 +1,104 @@
-"""Write docs/results.md and its pictures from studies: python docs/make_results.py RUNS [FOLDER].
+"""Write docs/results.md, an index, and a page a study with its pictures: python docs/make_results.py RUNS [FOLDER].
 
 RUNS is a folder that `hessblocks reproduce --out RUNS` wrote; after a kill `hessblocks report RUNS`
-counts what it left behind. FOLDER takes the page, this one by default. Nothing is measured here. A
-study that RUNS does not hold keeps what FOLDER's page says of it; one that neither holds is listed
-as missing, with the command that measures it.
+counts what it left behind. FOLDER takes the pages, this one by default. Nothing is measured here. A study that
+RUNS does not hold keeps its page in FOLDER; one that neither holds is listed as missing, with the
+command that measures it. A picture is drawn from the stored figure.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, HessblocksError
+from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_text
 from hessblocks_studies import find, names
-from hessblocks_studies.gallery import VERDICTS, StudySection, load_section, study_folders
+from hessblocks_studies.gallery import (
+    StudySection,
+    load_section,
+    small_picture,
+    study_folders,
+    study_pictures,
+)
 
 DOCS = Path(__file__).parent
 PICTURES = "results"
+NARROWEST = 6.5
+"""Inches of a picture, at least."""
 HEAD = """# Results
 
-For whoever checks a claim of the papers, or of this project. An example: `hessblocks reproduce fig3a` draws Figure 3a of the Hessian
-paper, and the section `fig3a` below has its numbers beside the published ones.
+For whoever checks a claim of the two papers, or of this project: every study with its finding. A picture leads to the
+study's page, which has its figure, each fact beside what was published or expected, and the command that measured it.
+`hessblocks reproduce --list` names all studies too.
 
-Figures and tables of both papers, and our own questions, measured, beside what was published or expected;
-`hessblocks reproduce --list` names all studies. The page is filled study by study: below each study stands the
-command that measured it, and what has not been measured is listed as missing. `python docs/make_results.py RUNS`
-makes the page from the folder that these commands wrote with `--out RUNS`.
+<details markdown>
+<summary>How to read the pages</summary>
 
-In [`results`](results) stand a study's checks and tables (`STUDY.json`) and the points of its figure
-(`STUDY-figure.json`). Intervals are 95 %, of one comparison; ± is one standard error. "undecided" means that the seeds of
-this scale do not decide the question either way. Where one variance fits all blocks of a study (Bartlett's test), one error, pooled over blocks and
-seeds, stands for all of them; "own error" says where it does not. The number of verdicts of a study is allowed for (Holm): a wrong one is among them in
-5 % of cases at most, and "decided alone, not among N" tells what that cost. Controls, on which verdicts rest, are not counted. Counts have the error of counts, and no
-clock is better than 2 %, which is what two blocks of equal operations differ by. A slope holds where its estimate lies within the
-tolerance; its interval, and "no power law" where a straight line does not fit, say how far to trust it.
-Times add up the clocks of all points; on a machine with other work, as here, they are several times those
-of an idle one.
+Intervals are 95 %, of one comparison; ± is one standard error. "undecided" means that the seeds of this scale do not
+decide the question either way. Where one variance fits all blocks of a study (Bartlett's test), one error, pooled over
+blocks and seeds, stands for all of them; "own error" says where it does not. The number of verdicts of a study is allowed
+for (Holm): a wrong one is among them in 5 % of cases at most, and "decided alone, not among N" tells what that cost.
+Controls, on which verdicts rest, are not counted. Counts have the error of counts, and no clock is better than 2 %, which
+is what two blocks of equal operations differ by. A slope holds where its estimate lies within the tolerance; its interval,
+and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a
+machine with other work, as here, they are several times those of an idle one. In [`results`](results) stand a study's
+checks and tables (`STUDY.json`) and the points of its figure (`STUDY-figure.json`). `python docs/make_results.py RUNS`
+makes these pages from the folder that `reproduce` wrote with `--out RUNS`.
+
+</details>
 """
+FINDINGS = {
+    "heatmap": "Value entries of the Hessian are larger than query entries by more than a decade.",
+    "fig3a": "Softmax attention makes query blocks grow far faster with the data than value blocks.",
+    "fig3b": "A norm in front of each part stops that growth.",
+    "histograms": "Softmax makes query entries small; without it they are as large as value entries.",
+    "deep-softmax": "With skips, every layer grows as a single one does.",
+    "deep-linear": "Without skips, the power of linear attention triples with every layer.",
+    "mlp": "A linear MLP grows with the square of the data, however deep it is.",
+    "sigma-linear": "Beyond data of unit scale the growth flattens.",
+    "one-matrix": "One matrix for queries and keys leaves less negative curvature than two.",
+    "cross-blocks": "Every block has the powers of data, weights and moments that theory gives it.",
+    "indefiniteness": "Softmax makes query and key blocks indefinite.",
+    "skipless": "Without its skip around attention a block trains far slower.",
+    "restrict-updates": "The less values and projections may change, the faster a block without skip trains.",
+    "gains": "Gains of attention mostly stay; whether those of values and projections vanish is open.",
+    "speed": "The wider the model, the more time a step of SAS and SAS-P saves.",
+    "depth": "V-SkipInit gains nothing from depth; of the other blocks nothing is decided.",
+    "masked-lm": "Whether SAS and SAS-P pretrain a BERT as well as pre-LN is open.",
+    "downstream": "No difference between fine-tuned blocks is decided.",
+    "longer": "Whether SAS and SAS-P keep up over three times the tokens is open.",
+    "ablations": "Shaped attention helps, and a block in sequence needs its MLP's skip.",
+    "baseline": "The best pre-LN has rotary positions, not the learned ones that were the default.",
+    "trial": "At width 64 simplified blocks end behind pre-LN; at width 256, in short runs, ahead.",
+    "simplification": "Simplified blocks start more even; training evens the others out.",
+    "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
+    "temperature": "Hot attention shrinks query and key blocks, and equal tokens leave none.",
+    "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
+}
+"""What a study found, in a sentence without numbers; its verdicts say how surely."""
+TOLD = (
+    (False, "some facts do not hold"),
+    (None, "some facts are undecided"),
+    (True, "all facts hold"),
+)
+"""What the index says of a study's verdicts, the worst first."""
+GROUPS = {
+    "Hessian paper": "What does it mean to be a transformer? The Hessian paper",
+    "Simplified blocks": "Which parts of a block may go? The paper of simplified blocks",
+    "ours": "Our own questions",
+}
+"""First words of a study's source → heading of the index."""
 
 
 def main(runs: Path, target: Path = DOCS) -> None:
-    """Copy the pictures and write the page.
+    """Copy the numbers, draw the pictures, and write the index and a page a study.
 
     Raises:
         ArgumentError: `runs` holds no study.
@@ -52,48 +107,69 @@ def main(runs: Path, target: Path = DOCS) -> None:
     sections = load_sections(runs)
     if not sections:
         raise ArgumentError(f"RUNS: {runs} holds no study; `hessblocks reproduce` makes one.")
-    (target / PICTURES).mkdir(parents=True, exist_ok=True)
-    for folder, section in sections:
-        for source, name in (
-            ("summary.json", f"{section.name}.json"),
-            ("figure.json", f"{section.name}-figure.json"),
-        ):
-            shutil.copyfile(folder / source, target / PICTURES / name)
-        if section.picture:
-            picture = folder / "figures" / f"{folder.name}.png"
-            shutil.copyfile(picture, target / PICTURES / f"{section.name}.png")
-    shown = {section.name: section for _, section in sections}
-    page = target / "results.md"
-    kept = kept_parts(page.read_text(encoding="utf-8") if page.exists() else "")
-    rows = {name: row for name, (row, _) in kept.items()} | overview_rows(shown.values())
-    texts = {name: text for name, (_, text) in kept.items()}
-    texts |= {name: described(section) for name, section in shown.items()}
-    order = [name for name in names() if name in texts]
-    for name in order:
-        measured = read_object(target / PICTURES / f"{name}.json").get("revision")
-        if measured != find(name).revision and SUPERSEDED not in texts[name]:
-            rows[name] = (*rows[name][:3], *("" for _ in VERDICTS), "superseded")
-            texts[name] = texts[name].replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1)
+    folder = target / PICTURES
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, section in sections:
+        for name, own in (("summary", section.name), ("figure", f"{section.name}-figure")):
+            shutil.copyfile(source / f"{name}.json", folder / f"{own}.json")
+        drawn = draw_study(folder, section.name) if section.picture else ()
+        write_text(folder / f"{section.name}.md", described(section, drawn))
+    write_index(target, {section.name: section for _, section in sections})
+
+
+def draw_study(folder: Path, name: str) -> tuple[str, ...]:
+    """Draw the result, the rest and the thumbnail of a study from its stored figure.
+
+    Returns:
+        Names of the pictures of its page.
+    """
+    result, rest = study_pictures(name, read_figure(folder / f"{name}-figure.json"))
+    figures = {name: result, f"{name}-more": rest, f"{name}-small": small_picture(result)}
+    for own, figure in figures.items():
+        if figure is not None:
+            with TemporaryDirectory() as place:
+                small = own.endswith("-small")
+                shown = draw(figure, 0 if small else NARROWEST, legend=not small)
+                drawn = write_picture(shown, Path(place), own)
+                shutil.copyfile(drawn, folder / drawn.name)
+    return tuple(own for own in (name, f"{name}-more") if figures[own] is not None)
+
+
+def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
+    """Write the index of all studies that have a page; mark those of an earlier version.
+
+    Args:
+        target: folder of pages.
+        shown: the studies that were read now.
+    """
+    folder = target / PICTURES
+    there = [name for name in names() if (folder / f"{name}.md").exists()]
+    lines: dict[str, list[str]] = {}
+    for name in there:
+        summary, page = read_object(folder / f"{name}.json"), folder / f"{name}.md"
+        old = summary.get("revision") != find(name).revision
+        text = page.read_text(encoding="utf-8")
+        if old and SUPERSEDED not in text:
+            write_text(page, text.replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1))
+        group = next(
+            words for start, words in GROUPS.items() if summary["source"].startswith(start)
+        )
+        lines.setdefault(group, []).append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
-        *([EXPLAINED] if any(SUPERSEDED in text for text in texts.values()) else []),
-        table(OVERVIEW, [rows[name] for name in order]),
-        missing(shown.values(), kept),
-        *(texts[name] for name in order),
+        missing(shown.values(), there),
+        *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items()),
     ]
-    write_text(page, "\n".join(part for part in parts if part))
+    write_text(target / "results.md", "\n".join(part for part in parts if part))
 
 
-def kept_parts(page: str) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Row of the overview and section of each study on an earlier page."""
-    found = {}
-    for section in page.split("\n## ")[1:]:
-        name = section.partition(":")[0]
-        row = next((line for line in page.splitlines() if line.startswith(f"| [{name}](")), None)
-        if row is not None:
-            cells = tuple(cell.strip() for cell in row.strip("|").split(" | "))
-            found[name] = (cells, f"## {section.rstrip()}\n")
-    return found
+def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> str:
+    """One study of the index: its picture, its finding, its verdicts."""
+    verdicts = {check["holds"] for check in summary["checks"]}
+    told = "superseded" if old else next(words for key, words in TOLD if key in verdicts)
+    place, picture = f"{PICTURES}/{name}.md", f"{PICTURES}/{name}-small.png"
+    shown = f"[![{name}]({picture})]({place}) " if (folder / f"{name}-small.png").exists() else ""
+    return f"- {shown}[{name}]({place}): {FINDINGS[name]} *{summary['source']}; {told}.*"
 
 
 def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
@@ -104,29 +180,10 @@ def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
 
 
 SUPERSEDED = (
-    "**Superseded**: an earlier version of this study, with settings that its command no "
-    "longer has."
+    "**Superseded**: an earlier version of this study was measured; today's command measures other "
+    "points, and the verdicts count for nothing ([log](../log.md))."
 )
-"""Begins the section of a study whose results are of another revision than today's."""
-EXPLAINED = """Where a study's row says *superseded*, an earlier version of it was measured, and its verdicts count for nothing: today's
-command measures other points ([log](log.md)).
-"""
-OVERVIEW = ("study", "of", "scale", *VERDICTS.values(), "time")
-
-
-def overview_rows(sections: Iterable[StudySection]) -> dict[str, tuple[str, ...]]:
-    """One row a study, by its name."""
-    rows = {}
-    for section in sections:
-        verdicts = [check["holds"] for check in section.summary["checks"]]
-        rows[section.name] = (
-            f"[{section.name}](#{anchor(section)})",
-            section.summary["source"],
-            section.config["scale"],
-            *(str(verdicts.count(each)) for each in VERDICTS),
-            section.time,
-        )
-    return rows
+"""Begins the page of a study whose results are of another revision than today's."""
 
 
 def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
@@ -146,24 +203,44 @@ def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
     return "\n".join(["## Missing", "", *lines, ""]) if lines else ""
 
 
-def described(section: StudySection) -> str:
-    """One study as Markdown."""
-    done = section.summary["points"]["done"]
-    picture = f"![{section.summary['title']}]({PICTURES}/{section.name}.png)\n"
-    lines = [
-        f"## {heading(section)}",
-        "",
-        f"{section.summary['source']}. Known: {section.summary['published']}",
-        "",
-        *([picture] if section.picture else []),
-        *([table(("fact", "expected", "ours", "verdict"), section.facts)] if section.facts else []),
-        *([difference_table(section)] if section.differences else []),
-        *([f"Settings: {section.settings}.", ""] if section.settings else []),
+def described(section: StudySection, pictures: Sequence[str]) -> str:
+    """The page of one study: its finding, its picture, then facts and settings folded."""
+    done, title = section.summary["points"]["done"], section.summary["title"]
+    result, *rest = [f"![{title}]({name}.png)" for name in pictures] or [""]
+    caption = [] if not section.caption else [f"*{section.caption}*"]
+    facts = table(("fact", "expected", "ours", "verdict"), section.facts)
+    how = [
+        f"Settings: {section.settings}." if section.settings else "",
         f"Scale {section.config['scale']}, {done} point{'s' if done != 1 else ''}, {section.time} "
-        f"of computing on {section.hardware}: `{section.command}`.",
-        "",
+        f"of computing on {section.hardware}:",
+        f"```bash\n{section.command}\n```",
     ]
-    return "\n".join(lines)
+    parts = [
+        f"# {title[0].upper()}{title[1:]}",
+        f"**{FINDINGS[section.name]}** Source: {section.summary['source']}. Facts: "
+        f"{section.tally}. [All studies](../results.md)",
+        result,
+        *caption,
+        f"Known: {section.summary['published']}",
+        *(
+            [folded(f"Facts, expected and measured ({len(section.facts)})", facts)]
+            if section.facts
+            else []
+        ),
+        *(
+            [folded("Beside the published curves", difference_table(section))]
+            if section.differences
+            else []
+        ),
+        *(folded("More panels: how it was tuned, and other moments", each) for each in rest),
+        folded("Settings, and the command", "\n\n".join(filter(None, how))),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def folded(summary: str, text: str) -> str:
+    """A part that a click unfolds, on code hosts and on the site."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{text.strip()}\n\n</details>"
 
 
 def difference_table(section: StudySection) -> str:
@@ -175,17 +252,6 @@ def difference_table(section: StudySection) -> str:
         "within 3 joint standard errors",
     )
     return table(head, [difference.cells for difference in section.differences])
-
-
-def heading(section: StudySection) -> str:
-    """Of the study's part of the page."""
-    return f"{section.name}: {section.summary['title']}"
-
-
-def anchor(section: StudySection) -> str:
-    """The link to `heading`, as Markdown renderers make it."""
-    kept = "".join(c for c in heading(section).lower() if c.isalnum() or c in " -_")
-    return kept.replace(" ", "-")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

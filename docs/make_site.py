@@ -1,15 +1,13 @@
-"""Add the reference, gallery and examples to the site; a hook of MkDocs, named in mkdocs.yml.
+"""What `make docs` puts into the site beside the pages of this folder; a hook of MkDocs, named in mkdocs.yml.
 
-The site mirrors the repository: README.md is its start, these pages stand under docs/. Made of
-other files are a page for each kind of user (of the tables in index.md), the gallery (of
-results/*.json), the examples as pages and notebooks (of their cells) and the reference (of the
-public names and their docstrings). Nothing is imported from the package.
+The site mirrors the repository: README.md is its start, these pages stand under docs/. Made of other files are a page
+for each kind of user (of the tables in index.md), the examples as pages and notebooks (of
+their cells) and the reference (of the public names and their docstrings). Nothing is imported from the package.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -33,7 +31,14 @@ USERS = {
     "practitioners": ("models", "training", "data"),
 }
 """For whom the library is, and the packages that each of them needs first."""
-VERDICTS = {True: "hold", False: "do not hold", None: "undecided"}
+UNSEARCHED = ("docs/log.md", "CHANGELOG.md")
+"""History, which a search leaves out."""
+PLAIN = re.compile(r"((?s:```.*?```)|`[^`]*`|(?m:^#.*$)|\]\([^)]*\)|<[^>]*>|^:::.*$)", re.MULTILINE)
+"""What of a page is not running text."""
+INDEX = re.compile(
+    r"(?<![A-Za-z0-9_.])(∂?[A-Za-zΑ-Ωα-ωℓ])_([A-Z]{1,2}|[a-zℓ0-9]{1,2}|\*)(?![A-Za-z0-9_])"
+)
+"""A letter with an index."""
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]\n]+)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -70,18 +75,28 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         outside = files.get_file_from_path(path) is None and (ROOT / path).exists()
         return link["text"] if outside else link[0]
 
-    text = LINK.sub(led, markdown)
+    if page.file.src_uri in UNSEARCHED:
+        page.meta["search"] = {"exclude": True}
+    text = with_indices(LINK.sub(led, markdown))
     if page.file.src_uri == "README.md":
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
         text = text.replace("\n![", f"\nFor {doors}.\n\n![", 1)
     return text
 
 
+def with_indices(markdown: str) -> str:
+    """Letters with an index, H_o, with the index below the line; code, headings and links stay."""
+    pieces = PLAIN.split(markdown)
+    return "".join(
+        piece if place % 2 else INDEX.sub(r"\1<sub>\2</sub>", piece)
+        for place, piece in enumerate(pieces)
+    )
+
+
 def made() -> Iterator[tuple[str, str]]:
     """Names and contents of the files that are made of others."""
     for user in USERS:
         yield user_page(user), for_user(user)
-    yield "docs/gallery.md", gallery()
     for script in sorted((ROOT / "examples").glob("*.py")):
         yield from example(script)
     yield from reference()
@@ -111,28 +126,8 @@ def for_user(user: str) -> str:
 
 def title(path: Path) -> str:
     """The heading of a page, or the first line of a script."""
-    heading = re.search(r'^(?:# %% \[markdown\]\n# # |# |""")(.+)', path.read_text("utf-8"))[1]
-    return heading.rstrip(".")
-
-
-def gallery() -> str:
-    """Each study's figure, what it shows and what came out."""
-    page = (DOCS / "results.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[([\w-]+)\]\((#[^)]+)\)", page, re.MULTILINE)
-    note = page.split("\n\n")[2]
-    parts = ["# Gallery", note]
-    for name, anchor in rows:
-        study = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        verdicts = [check["holds"] for check in study["checks"]]
-        came = [f"{word} {verdicts.count(each)}" for each, word in VERDICTS.items()]
-        about = study["title"][0].upper() + study["title"][1:]
-        parts.append(
-            f"## {name}\n\n{about} ({study['source']}; revision {study['revision']}). "
-            f"[Facts: {', '.join(came)}](results.md{anchor})."
-        )
-        if (DOCS / "results" / f"{name}.png").exists():
-            parts.append(f"![{study['title']}](results/{name}.png)")
-    return "\n\n".join(parts) + "\n"
+    marks = r'(?:\A(?:# %% \[markdown\]\n# # |# |""")|<title>)([^\n<]+)'
+    return re.search(marks, path.read_text("utf-8"))[1].rstrip(".")
 
 
 def example(script: Path) -> Iterator[tuple[str, str]]:

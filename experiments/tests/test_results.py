@@ -16,6 +16,7 @@ from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks_studies.catalogue import names
 from hessblocks_studies.engine import POINTS
+from hessblocks_studies.gallery import VERDICTS
 from hessblocks_studies.our_questions.optimiser_plan import SHOWN
 from hessblocks_studies.runner import run_studies
 
@@ -69,32 +70,59 @@ def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
     points.write_bytes(b"".join(points.read_bytes().splitlines(keepends=True)[:-5]))
     assert main(["report", str(tmp_path / "runs")]) == 0
     make_results.main(tmp_path / "runs", tmp_path / "docs")
-    page = (tmp_path / "docs" / "results.md").read_text()
+    index = tmp_path / "docs" / "results.md"
+    page = index.read_text()
     for name in names():
-        missing = f"- {name}: " in page
-        assert missing == (name != "histograms")
+        assert (f"- {name}: " in page) == (name != "histograms")
     assert "- mlp: 5 of 200 points. `hessblocks reproduce mlp --scale smoke --seeds 1`" in page
     assert "`hessblocks reproduce speed`" in page
     for target in re.findall(r"\]\((results/[^)]+)\)", page):
         assert (tmp_path / "docs" / target).stat().st_size < 1_000_000
-    anchors = re.findall(r"\]\(#([^)]+)\)", page)
-    headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
-    made = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(anchors) <= made
-    assert len(anchors) == 2
+    assert len(re.findall(r"\]\(results/\w+\.md\): [A-Z]", page)) == 2
     shutil.rmtree(tmp_path / "runs" / "histograms")
     make_results.main(tmp_path / "runs", tmp_path / "docs")
-    assert (tmp_path / "docs" / "results.md").read_text() == page, "what is gone is kept"
-    assert "uperseded" not in page.partition("| study |")[2]
+    assert index.read_text() == page, "what is gone is kept"
+    assert "uperseded" not in page
     told = tmp_path / "docs" / "results" / "histograms.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"revision": 0}))
     for _ in range(2):
         make_results.main(tmp_path / "runs", tmp_path / "docs")
-    page = (tmp_path / "docs" / "results.md").read_text()
-    (row,) = (line for line in page.splitlines() if line.startswith("| [histograms]"))
-    assert row.endswith("| smoke |  |  |  | superseded |")
-    assert page.count(make_results.SUPERSEDED) == 1
-    assert page.index(make_results.SUPERSEDED) > page.index("## histograms")
+    (line,) = (one for one in index.read_text().splitlines() if "[histograms](" in one)
+    assert line.endswith("; superseded.*")
+    kept = (tmp_path / "docs" / "results" / "histograms.md").read_text()
+    assert kept.count(make_results.SUPERSEDED) == 1
+    assert kept.startswith("# ")
+
+
+STUDIES = sorted(
+    path.name.removesuffix("-figure.json") for path in DOCS.glob("results/*-figure.json")
+)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_page_of_a_study_has_the_numbers_of_its_file(
+    name: str, make_results: ModuleType
+) -> None:
+    told = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    page = (DOCS / "results" / f"{name}.md").read_text(encoding="utf-8")
+    rows = [
+        (check["fact"], check["expected"], check["ours"], VERDICTS[check["holds"]])
+        for check in told["checks"]
+    ]
+    assert make_results.table(("fact", "expected", "ours", "verdict"), rows) in page
+    words = [verdict for *_, verdict in rows]
+    counts = ((words.count(word), word) for word in VERDICTS.values())
+    assert f"Facts: {', '.join(f'{word}: {count}' for count, word in counts if count)}." in page
+    index = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert make_results.item(DOCS / "results", name, told, old="uperseded" in page) in index
+    assert (DOCS / "results" / f"{name}-small.png").stat().st_size < 40_000
+
+
+def test_the_finding_of_a_study_is_a_sentence_without_numbers(make_results: ModuleType) -> None:
+    assert list(make_results.FINDINGS) == [*names()]
+    for finding in make_results.FINDINGS.values():
+        assert re.fullmatch(r"[A-Z][^.]{30,100}\.", finding)
+        assert not re.search(r"\d(?!\d)", finding.replace("width 64", "").replace("width 256", ""))
 
 
 def test_no_results_without_studies(tmp_path: Path, make_results: ModuleType) -> None:

@@ -46,8 +46,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
     Returns:
         The error, to be raised by the caller.
 
-    >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
-    preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
+    Examples:
+        >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
+        preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
     """
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
@@ -123,8 +124,9 @@ def in_units(size: int) -> str:
     Returns:
         Three digits at most, with their unit.
 
-    >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
-    ('60 kB', '1.5 MB', '24 GB')
+    Examples:
+        >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
+        ('60 kB', '1.5 MB', '24 GB')
     """
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if abs(size) >= unit:

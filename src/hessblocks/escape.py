@@ -14,8 +14,9 @@ def printable(text: str) -> str:
     Returns:
         The text with `\x1b`, `\n`, `\u202e` in the place of what is no printable character.
 
-    >>> print(printable("runs/\x1b[2J"))
-    runs/\x1b[2J
+    Examples:
+        >>> print(printable("runs/\x1b[2J"))
+        runs/\x1b[2J
     """
     if text.isprintable():
         return text
@@ -40,8 +41,9 @@ def shell_line(words: Iterable[str]) -> str:
         The words as `shlex.join` quotes them; one with control characters as bash and zsh read
         `$'\x1b'`.
 
-    >>> print(shell_line(["train", "a b", "\x1b[2J"]))
-    train 'a b' $'\x1b[2J'
+    Examples:
+        >>> print(shell_line(["train", "a b", "\x1b[2J"]))
+        train 'a b' $'\x1b[2J'
     """
     return " ".join(map(_quoted, words))
 

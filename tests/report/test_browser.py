@@ -112,14 +112,22 @@ def test_the_page_does_not_scroll_sideways(view) -> None:
     assert wide == [0, []]
 
 
+def test_nothing_of_the_comparison_is_beyond_the_edge_of_a_phone(view) -> None:
+    table = view.run(
+        """const box = document.querySelector('[aria-label=Comparison]');
+        return [box.scrollWidth - box.clientWidth, [...box.querySelectorAll('td')].every(cell =>
+            getComputedStyle(cell, '::before').content === JSON.stringify(cell.dataset.label))]"""
+    )
+    assert table[1] == (view.width == 400)
+    assert table[0] <= 0 or view.width > 400
+
+
 def test_wide_tables_scroll_inside_their_box(view) -> None:
     boxes = view.run(
         """return [...document.querySelectorAll('.scroll')].map(box =>
             [box.tabIndex, getComputedStyle(box).overflowX, box.scrollWidth - box.clientWidth])"""
     )
     assert all((tab, overflow) == (0, "auto") for tab, overflow, _ in boxes)
-    if view.width == 400:
-        assert boxes[0][2] > 0
 
 
 def test_text_is_large_enough(view) -> None:

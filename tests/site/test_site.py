@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -126,14 +127,42 @@ def dir_of_packages() -> list[str]:
     return [path.stem for path in (ROOT / "src" / "hessblocks").iterdir()]
 
 
-def test_the_gallery_shows_every_figure(site: Path) -> None:
-    shown = (site / "docs" / "gallery.html").read_text(encoding="utf-8")
-    """Of a study, which has its points too; the other pictures are of pages."""
-    results = ROOT / "docs" / "results"
-    points = (path.name for path in results.glob("*-figure.json"))
-    figures = {f"{name.removesuffix('-figure.json')}.png" for name in points}
-    assert len(figures) > 20
-    assert [name for name in sorted(figures) if f'src="results/{name}"' not in shown] == []
+def test_every_study_has_a_page_and_a_small_picture_in_the_index(site: Path) -> None:
+    index = (site / "docs" / "results.html").read_text(encoding="utf-8")
+    found = (ROOT / "docs" / "results").glob("*-figure.json")
+    studies = sorted(path.name.removesuffix("-figure.json") for path in found)
+    assert len(studies) > 20
+    for name in studies:
+        page = (site / "docs" / "results" / f"{name}.html").read_text(encoding="utf-8")
+        assert f'src="{name}.png"' in page
+        assert f'src="results/{name}-small.png"' in index
+        assert f'href="results/{name}.html"' in index
+        assert "<table>" in page.partition("<details>")[2], "facts, made of Markdown"
+
+
+def test_operators_have_their_members_and_examples_are_code(site: Path) -> None:
+    places = Links(site / "api" / "curvature.html").places
+    assert {
+        f"hessblocks.curvature.Hessian.{it}" for it in ("dense", "to_scipy", "adjoint")
+    } <= places
+    for page in (site / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<blockquote>" not in text, f"{page.name}: an example that is not under Examples:"
+
+
+def test_indices_stand_below_the_line_and_code_stays_as_it_is(site: Path) -> None:
+    text = (site / "docs" / "theory.html").read_text(encoding="utf-8")
+    assert text.count("H<sub>o</sub>") > 5
+    assert "W<sub>Q</sub>W<sub>K</sub>" in text.replace(" ", "")
+    assert "w_query, w_key" in re.sub(r"<[^>]+>", "", text)
+    assert "&lt;sub&gt;" not in text
+
+
+def test_search_leaves_history_out_and_looks_into_guides(site: Path) -> None:
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    pages = {item["location"].partition("#")[0] for item in json.loads(index)["docs"]}
+    assert "docs/curvature.html" in pages
+    assert not pages & {"docs/log.html", "CHANGELOG.html"}
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda it: it.stem)
@@ -178,7 +207,7 @@ def test_no_page_scrolls_sideways_on_a_phone(browser, site: Path, pages: str) ->
     wide = """const limit = document.documentElement.clientWidth;
         const parts = [...document.querySelectorAll('.md-content img, .md-content h1, .md-content h2, .md-content h3, .md-content p')];
         return [document.documentElement.scrollWidth - limit, parts.filter(e => e.getClientRects().length &&
-            !e.closest('.md-typeset__scrollwrap') && e.getBoundingClientRect().right > limit + 1)
+            !e.closest('.md-typeset__scrollwrap, p:has(> img)') && e.getBoundingClientRect().right > limit + 1)
             .map(e => e.outerHTML.slice(0, 80))]"""
     found = {}
     for page in sorted(site.glob(pages)):
@@ -200,7 +229,7 @@ def test_the_site_is_dark_where_that_is_preferred(browser, site: Path) -> None:
 def test_pictures_follow_the_dark_page(browser, site: Path) -> None:
     filters = {}
     for dark in (False, True):
-        open_page(browser, site / "docs" / "gallery.html", 1280, dark=dark)
+        open_page(browser, site / "docs" / "results.html", 1280, dark=dark)
         filters[dark] = browser.execute_script(
             "return [...document.querySelectorAll('.md-content img')].map(e => "
             "getComputedStyle(e).filter)"

@@ -89,10 +89,11 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
         ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or
             parts that exclude each other.
 
-    >>> from hessblocks.blocks import preset
-    >>> block = with_slots(preset("pre-ln"), ["position=rotary", "attention.query.init=zeros"])
-    >>> block.position.kind, block.attention.query.init
-    ('rotary-position', 'zeros')
+    Examples:
+        >>> from hessblocks.blocks import preset
+        >>> block = with_slots(preset("pre-ln"), ["position=rotary", "attention.query.init=zeros"])
+        >>> block.position.kind, block.attention.query.init
+        ('rotary-position', 'zeros')
     """
     tree: dict[Any, Any] = {}
     for path, value in slot_pairs(slots):

@@ -140,10 +140,11 @@ def preset(
         ArgumentError: unknown preset or field (the known ones are listed), or parts that exclude
             each other.
 
-    >>> preset("sas-p", width=64, heads=4).layout
-    'parallel'
-    >>> preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
-    512
+    Examples:
+        >>> preset("sas-p", width=64, heads=4).layout
+        'parallel'
+        >>> preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
+        512
     """
     base, own = parted(name)
     others = given or {}
@@ -178,8 +179,9 @@ def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
     Raises:
         ArgumentError: brackets that are not closed, or without slots.
 
-    >>> parted("sas[mlp.gated=true]")
-    ('sas', [('mlp.gated', 'true')])
+    Examples:
+        >>> parted("sas[mlp.gated=true]")
+        ('sas', [('mlp.gated', 'true')])
     """
     base, bracket, rest = name.partition("[")
     if not bracket:
@@ -215,8 +217,9 @@ def with_start(block: BlockConfig, start: str) -> BlockConfig:
     Raises:
         ArgumentError: an unknown start.
 
-    >>> with_start(preset("sas"), "fixed").mlp.input.std
-    0.02
+    Examples:
+        >>> with_start(preset("sas"), "fixed").mlp.input.std
+        0.02
     """
     check_name("start", start, STARTS)
     fixed: BlockConfig = _fixed(block) if start == "fixed" else block
@@ -240,8 +243,9 @@ def pattern_names(name: str) -> list[str]:
     Returns:
         Their names.
 
-    >>> pattern_names("pre-ln+sas-p[mlp.gated=true]")
-    ['pre-ln', 'sas-p[mlp.gated=true]']
+    Examples:
+        >>> pattern_names("pre-ln+sas-p[mlp.gated=true]")
+        ['pre-ln', 'sas-p[mlp.gated=true]']
     """
     return re.split(r"\+(?![^\[\]]*\])", name)
 
@@ -255,8 +259,9 @@ def summary(name: str) -> str:
     Raises:
         ArgumentError: unknown preset.
 
-    >>> summary("sas")
-    'skipless; no values, no projection'
+    Examples:
+        >>> summary("sas")
+        'skipless; no values, no projection'
     """
     check_name("preset", name, PRESETS)
     return _PRESETS[name][0]

@@ -3,7 +3,7 @@
 import itertools
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
 from hessblocks import figures
@@ -63,12 +63,13 @@ Looks = Mapping[str, figures.Mark]
 
 
 @mpl.rc_context(dict(figures.MATPLOTLIB))
-def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
+def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool = True) -> Drawn:
     """Draw the figure for `write_picture`; each name has its mark in all panels.
 
     Args:
         figure: what is drawn.
         narrowest: smallest width, in inches; less for a phone.
+        legend: whether names that do not stand beside lines and points stand below.
 
     Returns:
         The figure.
@@ -79,7 +80,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST) -> Drawn:
     width = max(figure.size[0] * columns, narrowest)
     caption = textwrap.wrap(figure.caption, int(width * LETTERS))
     title = textwrap.wrap(figure.title, int(width * LETTERS * 0.75))
-    handles = _legend(figure, looks)
+    handles = _legend(figure, looks) if legend else []
     across = min(len(handles), int(width / LEGEND_INCHES)) or 1
     written = LINE * (len(caption) + 0.6)
     below = written + LINE * (1.2 * math.ceil(len(handles) / across) + 0.6)
@@ -176,7 +177,7 @@ def _draw_panel(
         axis.axhline(0, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     axis.set_xscale(panel.x_scale)
     if panel.x_scale == "log":
-        _few_ticks(axis)
+        _few_ticks(axis, {x for series in panel.shown for x in series.x})
     if panel.ticks:
         _name_ticks(axis, panel, width)
     elif panel.x_scale == "linear" and width < NARROW:
@@ -184,11 +185,12 @@ def _draw_panel(
         axis.tick_params(labelsize=9)
 
 
-def _few_ticks(axis: Axes) -> None:
-    """Put numbers at 1, 2 and 5 of a short logarithmic axis; long ones are left to matplotlib."""
+def _few_ticks(axis: Axes, values: Collection[float]) -> None:
+    """Put numbers at the values of a logarithmic axis, where they are few, or at 1, 2 and 5."""
     low, high = axis.get_xlim()
     if high < 30 * low:
-        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        few = FixedLocator(sorted(values)) if len(values) <= NUMBERS - 2 else None
+        axis.xaxis.set_major_locator(few or LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
 

@@ -102,8 +102,9 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
         At least one decade, from 1 to 10 where no value is positive; symlog where one is 0, which
         then goes a third of the first decade below zero.
 
-    >>> log_axis([0.02, 30.0])["y_scale"], log_axis([0.0, 0.02])["limits"][0]
-    ('log', -0.0033333333333333335)
+    Examples:
+        >>> log_axis([0.02, 30.0])["y_scale"], log_axis([0.0, 0.02])["limits"][0]
+        ('log', -0.0033333333333333335)
     """
     shown = list(values)
     positive = [value for value in shown if value > 0]

@@ -68,9 +68,10 @@ def build(
         ArgumentError: unknown preset, task or field, a size below 1, parts that exclude each other,
             or blocks that do not fit into one model.
 
-    >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
-    >>> model.num_parameters()
-    6384
+    Examples:
+        >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
+        >>> model.num_parameters()
+        6384
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for what, size in sizes.items():

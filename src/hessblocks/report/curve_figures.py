@@ -15,7 +15,9 @@ from hessblocks.storage import NORM, Metric
 MOST_POINTS = 300
 """A longer curve is averaged over windows of successive points."""
 HEADROOM = 1.1
-"""The axis goes up to this multiple of the largest initial loss."""
+"""The axis goes up to this multiple of the largest initial loss,"""
+SETTLED = 0.2
+"""and to twice the height of the curves from this share of the steps on, which leaves them apart."""
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 LOSS = "Loss $L$ (nats per token)"
@@ -107,6 +109,9 @@ def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
         first.setdefault((row.preset, row.seed, row.split), row.loss)
     low = min(row.loss for row in finite)
     high = min(max(row.loss for row in finite), HEADROOM * max(first.values()))
+    last = max(row.step for row in finite)
+    settled = max(row.loss for row in finite if row.step >= SETTLED * last)
+    high = min(high, 2 * settled - low) if settled > low else high
     margin = MARGIN * (high - low) or 1.0
     return low - margin, high + margin
 

@@ -45,9 +45,10 @@ def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenS
     Source: token similarity and rank as in Dong et al. (2021); kurtosis as in He et al. (2024),
         arXiv 2405.19279, equation 2.
 
-    >>> alike = token_signal(torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))
-    >>> round(alike.token_similarity, 3), round(alike.stable_rank, 3)
-    (1.0, 1.0)
+    Examples:
+        >>> alike = token_signal(torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool))
+        >>> round(alike.token_similarity, 3), round(alike.stable_rank, 3)
+        (1.0, 1.0)
     """
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32)) * real[..., None]
     squares = x.square().sum(dim=(0, 1)) / real.sum()
@@ -82,8 +83,9 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
 
     Source: rank collapse as in Dong et al. (2021), arXiv 2103.03404; the threshold is ours.
 
-    >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
-    3
+    Examples:
+        >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
+        3
     """
     collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
     return len(similarities) - collapsed if collapsed else None

@@ -46,13 +46,14 @@ SHOWN = 20
 class Tabular(abc.ABC):
     """A result that is printed as one line and holds a table.
 
-    >>> class Squares(Tabular):
-    ...     def to_rows(self):
-    ...         return [{"n": n, "square": n * n} for n in range(3)]
-    ...     def __str__(self):
-    ...         return "3 squares"
-    >>> Squares()
-    3 squares
+    Examples:
+        >>> class Squares(Tabular):
+        ...     def to_rows(self):
+        ...         return [{"n": n, "square": n * n} for n in range(3)]
+        ...     def __str__(self):
+        ...         return "3 squares"
+        >>> Squares()
+        3 squares
     """
 
     rows_alone: ClassVar[bool] = False

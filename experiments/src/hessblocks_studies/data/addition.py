@@ -34,8 +34,9 @@ def addition_batch(
     Raises:
         ArgumentError: fewer than one sum or digit, or more than 18 digits.
 
-    >>> read(addition_batch(1, digits=2)["input_ids"][0])
-    '44+39=083'
+    Examples:
+        >>> read(addition_batch(1, digits=2)["input_ids"][0])
+        '44+39=083'
     """
     if sums < 1:
         raise ArgumentError(f"sums: expected at least 1, got {sums}")

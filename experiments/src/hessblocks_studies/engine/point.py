@@ -69,8 +69,9 @@ def seed_of(*parts: Scalar) -> int:
     Returns:
         A whole number below 2⁵⁶.
 
-    >>> seed_of("fig3a", 0) == seed_of("fig3a", 0) != seed_of("fig3a", 1)
-    True
+    Examples:
+        >>> seed_of("fig3a", 0) == seed_of("fig3a", 0) != seed_of("fig3a", 1)
+        True
     """
     digest = hashlib.sha256(canonical(list(parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big")

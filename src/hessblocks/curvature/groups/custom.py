@@ -26,9 +26,10 @@ def select_groups(
     Raises:
         ArgumentError: a pattern matches nothing; near names are listed.
 
-    >>> groups = dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"])
-    >>> list(select_groups(groups, ["*.mlp.*"]))
-    ['layers.0.mlp.in', 'layers.1.mlp.in']
+    Examples:
+        >>> groups = dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"])
+        >>> list(select_groups(groups, ["*.mlp.*"]))
+        ['layers.0.mlp.in', 'layers.1.mlp.in']
     """
     chosen: set[str] = set()
     for pattern in patterns:

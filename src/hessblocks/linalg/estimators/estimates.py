@@ -18,8 +18,9 @@ ENDS = 6
 class Estimate(Tabular):
     """Estimate of a number: its value, its standard error and what was spent on it.
 
-    >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
-    1.23 ± 0.05 (16 probes)
+    Examples:
+        >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
+        1.23 ± 0.05 (16 probes)
     """
 
     value: float

@@ -132,9 +132,10 @@ def trace(
     Source: Hutchinson (1990); Meyer, Musco, Musco and Woodruff (2021), algorithm 1; Epperly, Tropp
     and Webber (2024), algorithm 2.1.
 
-    >>> from hessblocks.linalg import DenseOperator
-    >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
-    3 (exact)
+    Examples:
+        >>> from hessblocks.linalg import DenseOperator
+        >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
+        3 (exact)
     """
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))

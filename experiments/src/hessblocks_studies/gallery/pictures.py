@@ -1,0 +1,128 @@
+"""Pictures of a study for its page: the result first, the rest apart, references as lines."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from hessblocks.figures import Figure, Heatmap, Panel, Series, number
+
+TABLE_OF_PAIRS = "bigram table"
+"""A reference, as studies name it."""
+RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gains": (
+            "values: skipless, Figure 4",
+            "projections: skipless, Figure 4",
+            "α, Figure 17",
+            "β, Figure 18",
+        ),
+        "trial": (
+            "narrow: runs, above pre-ln, zero queries",
+            "narrow: runs, one thing changed",
+            "narrow: runs",
+            "wide: runs against time",
+        ),
+        "simplification": (
+            "spread, all weight matrices",
+            "runs",
+            "common matrices, before training",
+            "common matrices, after training",
+        ),
+        "optimisers": (
+            "runs",
+            "steps to pre-ln's loss",
+            "gap and unevenness before training",
+            "gap and unevenness after training with AdamW",
+        ),
+        "edge-of-stability": (
+            "warm-up",
+            "no warm-up",
+            "warm-up: how near the edge",
+            "no warm-up: how near the edge",
+        ),
+    }
+)
+"""Study → the panels that answer it, of those with more than a screen shows."""
+IN_WORDS = ("restrict-updates",)
+"""Studies whose references lie so far away that lines would squeeze the result."""
+THUMBNAIL = (3.0, 2.3)
+"""Inches of a panel of the index."""
+
+
+def with_lines(panel: Panel, lines: Mapping[str, float] = MappingProxyType({})) -> Panel:
+    """Draw references as thin lines, each with its name; the table of pairs always.
+
+    Args:
+        panel: with series that have points.
+        lines: name → height.
+
+    Returns:
+        The panel, from whose legend they are gone.
+    """
+    shown = [series for series in panel.shown if series.name != TABLE_OF_PAIRS]
+    ends = [x for series in shown for x in series.x]
+    own = {one.name: one.y[0] for one in panel.shown if one.name == TABLE_OF_PAIRS}
+    if not ends or panel.kind == "bars":
+        return panel
+    across = (min(ends), max(ends))
+    guides = (
+        Series(name=name, x=across, y=(height, height), guide=True)
+        for name, height in {**own, **lines}.items()
+    )
+    return replace(panel, series=(*shown, *guides))
+
+
+def study_pictures(name: str, figure: Figure) -> tuple[Figure, Figure | None]:
+    """Part the figure of a study into the result and the rest.
+
+    Args:
+        name: of the study.
+        figure: as it was stored.
+
+    Returns:
+        The result, and the other panels, None where there are none.
+    """
+    panels = [_mended(panel) for panel in figure.panels]
+    caption = figure.caption
+    if name in IN_WORDS:
+        caption += f" Not drawn: {_in_words(figure)}."
+        panels = [_without(panel) for panel in panels]
+    wanted = RESULTS.get(name)
+    if wanted is None:
+        return replace(figure, panels=tuple(panels), caption=caption), None
+    titled = {panel.title: panel for panel in panels}
+    first = tuple(titled.pop(title) for title in wanted)
+    rest = replace(figure, panels=tuple(titled.values()), caption="")
+    return replace(figure, panels=first, caption=caption), rest
+
+
+def small_picture(figure: Figure) -> Figure:
+    """Keep the first panel, in letters for a thumbnail."""
+    panel = replace(figure.panels[0], title="")
+    if isinstance(panel, Panel):
+        guides = (one for one in panel.series if not one.guide)
+        panel = replace(panel, series=tuple(guides), x_label="", y_label="")
+    return Figure(title="", caption="", panels=(panel,), size=THUMBNAIL, marked=figure.names)
+
+
+def _mended(panel: Panel | Heatmap) -> Panel | Heatmap:
+    """Give a panel the references that it is measured against."""
+    if isinstance(panel, Heatmap):
+        return panel
+    edge = {"the edge": 1.0} if panel.y_label == "sharpness over the edge" else {}
+    return with_lines(panel, edge)
+
+
+def _in_words(figure: Figure) -> str:
+    """Write the heights of references."""
+    every = {one.name: one for panel in figure.plots for one in panel.shown}
+    known = (every[name] for name in (TABLE_OF_PAIRS, "gpt2") if name in every)
+    return ", ".join(f"{one.name} {number(one.y[0])}" for one in known)
+
+
+def _without(panel: Panel | Heatmap) -> Panel | Heatmap:
+    """Leave references out."""
+    if isinstance(panel, Heatmap):
+        return panel
+    kept = (one for one in panel.series if one.name not in (TABLE_OF_PAIRS, "gpt2"))
+    return replace(panel, series=tuple(kept))

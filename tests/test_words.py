@@ -1,0 +1,111 @@
+"""Pages can be read: how many words and numbers they have, and how soon Python and a picture come.
+
+Folded parts (`<details>`), tables and code count for themselves: a reader opens them for their numbers.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d[\d,.]*(?:e-?\d+)?(?![\w])")
+PICTURE = re.compile(r"!\[|<img|<picture")
+NUMBERS = 5.0
+"""Most numbers in a hundred words of running text."""
+
+
+def prose(page: str) -> str:
+    """A page without code, tables, folded parts, comments, markup and the targets of links."""
+    for gone in (r"(?s)```.*?```", r"(?s)<details.*?</details>", r"(?s)<!--.*?-->", r"(?m)^\|.*$"):
+        page = re.sub(gone, " ", page)
+    page = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", page)
+    return re.sub(r"<[^>]+>|`[^`]*`", " ", page)
+
+
+def words(text: str) -> list[str]:
+    """Words of a text, numbers among them."""
+    return [word for word in text.split() if re.search(r"\w", word)]
+
+
+def numbers_in_a_hundred(page: str) -> float:
+    """Numbers in a hundred words of running text."""
+    text = prose(page)
+    return 100 * len(NUMBER.findall(text)) / len(words(text))
+
+
+def before(page: str, mark: str | re.Pattern[str]) -> int:
+    """Words of all kinds before a mark."""
+    found = re.search(mark, page)
+    assert found, f"no {mark}"
+    return len(words(page[: found.start()]))
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+EASY = (
+    "docs/glossary.md",
+    "docs/quickstart.md",
+    "docs/blocks.md",
+    "docs/findings.md",
+    "docs/comparison.md",
+    "docs/results.md",
+)
+"""Pages that a newcomer lands on."""
+
+
+@pytest.mark.parametrize("page", EASY)
+def test_a_page_has_few_numbers(page: str) -> None:
+    assert numbers_in_a_hundred(read(page)) <= NUMBERS
+
+
+@pytest.mark.parametrize("page", ["docs/findings.md", "docs/comparison.md"])
+def test_answers_and_a_picture_come_first(page: str) -> None:
+    """Half of a thousand words to read; protocol, verdicts and history are folded."""
+    text = read(page)
+    assert len(words(prose(text))) <= 500
+    assert before(text, PICTURE) <= 260
+    assert text.index("- **") < text.index("<picture>") < text.index("<details markdown>")
+    assert text.count("<details markdown>") == text.count("</details>") > 4
+
+
+def answer(page: str) -> str:
+    """What stands above the first picture."""
+    return " ".join(read(page).partition("<picture>")[0].split())
+
+
+def test_the_answers_of_findings_have_the_numbers_of_their_study() -> None:
+    told = json.loads(read("docs/results/simplification.json"))["tables"]["unevenness"]
+    spread = {
+        line["variant"]: line["value"]
+        for line in told
+        if (line["quantity"], line["groups"]) == ("spread", "all weight matrices")
+        and line["share_of_the_steps"] == 0
+    }
+    factors = [round(10 ** spread[block]) for block in ("pre-ln, zero queries", "sas-p")]
+    assert "factor of {} from the middle, one of SAS-P a factor of {}.".format(*factors) in answer(
+        "docs/findings.md"
+    )
+
+
+def test_the_answers_of_comparison_have_the_numbers_of_their_study() -> None:
+    told = json.loads(read("docs/results/trial.json"))["tables"]["losses"]
+    ends = {(line["runs"], line["variant"]): line["final_loss"] for line in told}
+    gaps = {
+        f"{runs} {block}": f"{abs(ends[runs, block] - ends[runs, 'pre-ln, zero queries']):.3f}"
+        for runs in ("narrow", "wide")
+        for block in ("sas", "sas-p")
+    }
+    text = answer("docs/comparison.md")
+    assert "SAS ends {} nats above pre-LN and SAS-P {},".format(*list(gaps.values())[:2]) in text
+    assert "SAS is {} and SAS-P {} nats below pre-LN".format(*list(gaps.values())[2:]) in text
+
+
+def test_numbers_are_counted() -> None:
+    page = "One two 3 four -0.5 ± 1e-3, six.\n\n| 9 | 9 |\n\n```\n7 7\n```\n`8` [2](x.md) SAS-P layers.0\n"
+    assert len(NUMBER.findall(prose(page))) == 4
+    assert len(words(prose(page))) == 10
+    assert before("a b\n\n![c](d)", PICTURE) == 2
