@@ -1,4 +1,4 @@
-"""Trace, diagonal, density and single products as a user asks for them, next to two other libraries.
+"""Trace, diagonal, density and products as a user asks for them, next to two other libraries.
 
 Run `python -m benchmarks tasks`. The model is a GPT-2 of 2 layers, width 128, vocabulary 1024 on
 2 x 64 tokens, float32, random weights; curvature over all parameters. A task begins with model and

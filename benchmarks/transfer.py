@@ -1,7 +1,7 @@
 """Best learning rates over widths: starts that go by the width with rates ∝ 1/width, and neither.
 
-Run `python -m benchmarks transfer`. Each pair of a block and a way has its rate searched in half decades at
-every width, with one seed; where rates go by the width they are those of the base width, 64.
+Run `python -m benchmarks transfer`. Each pair of a block and a way has its rate searched in half
+decades at every width, with one seed; rates that go by the width are those of the base width, 64.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pages can be read: how many words and numbers they have, and how soon Python and a picture come.
 
-Folded parts (`<details>`), tables and code count for themselves: a reader opens them for their numbers.
+Folded parts (`<details>`), tables and code count for themselves: a reader opens them for numbers.
 """
 
 import json
@@ -105,7 +105,10 @@ def test_the_answers_of_comparison_have_the_numbers_of_their_study() -> None:
 
 
 def test_numbers_are_counted() -> None:
-    page = "One two 3 four -0.5 ± 1e-3, six.\n\n| 9 | 9 |\n\n```\n7 7\n```\n`8` [2](x.md) SAS-P layers.0\n"
+    page = (
+        "One two 3 four -0.5 ± 1e-3, six.\n\n| 9 | 9 |\n\n"
+        "```\n7 7\n```\n`8` [2](x.md) SAS-P layers.0\n"
+    )
     assert len(NUMBER.findall(prose(page))) == 4
     assert len(words(prose(page))) == 10
     assert before("a b\n\n![c](d)", PICTURE) == 2

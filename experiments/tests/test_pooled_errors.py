@@ -58,7 +58,7 @@ UNEVEN = (DEVIATION, *(DEVIATION * times for times in (0.5, 0.5, 1, 1, 1, 2, 2))
 def test_a_wrong_verdict_is_among_all_of_a_study_in_5_percent_of_cases(
     seeds: int, deviations: Sequence[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Seven blocks, each a hair within the bound of a match or beyond it: every verdict is wrong."""
+    """Seven blocks, each a hair within the bound of a match or beyond: every verdict is wrong."""
     wrong = 0
     for side in (1.0 - 1e-9, 1.0 + 1e-9):
         means = (0.0, *(side * LIMIT * sign for sign in (1, -1, 1, -1, 1, -1, 1)))
@@ -177,7 +177,7 @@ def check(p_value: float | None, *, holds: bool | None = True) -> Check:
 
 
 def test_verdicts_are_allowed_for_by_their_number() -> None:
-    """Of three, 0.01 ≤ 0.05 / 3, 0.03 > 0.05 / 2; that of 0.04 follows it; controls do not count."""
+    """Of three, 0.01 ≤ 0.05 / 3, 0.03 > 0.05 / 2; that of 0.04 follows; controls do not count."""
     found = allowed_for([check(0.04), check(None), check(0.01), check(0.03)])
     assert [one.holds for one in found] == [None, True, True, None]
     assert found[0].ours == "1; decided alone, not among 3 (Holm)"

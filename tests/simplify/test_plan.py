@@ -1,4 +1,4 @@
-"""The plan takes the cheapest for what it saves, says so, and healing helps without touching more."""
+"""The plan takes the cheapest for what it saves, says so; healing helps and touches no more."""
 
 import copy
 

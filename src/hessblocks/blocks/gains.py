@@ -143,7 +143,7 @@ class Branch(BlockPart, kind="branch"):
 
 
 class ResidualSum(nn.Module):
-    """Residual sum skip · x + gain · norm(branch); a fixed skip of 0 and gains of 1 cost nothing."""
+    """Residual sum skip · x + gain · norm(branch); a fixed skip of 0 or gain of 1 is free."""
 
     def __init__(self, part: Branch, width: int, depth: int) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from hessblocks.errors import ArgumentError
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
 """Attention kernel: computes A V, by whatever way, from the arguments of `fused_kernel`.
 
-Without a mask and with `causal`, query number i attends to keys 0 to i. Where attention has them, it
-also takes `softcap` and `sinks`, as `matrix_kernel` does.
+Without a mask and with `causal`, query number i attends to keys 0 to i. Where attention has them,
+it also takes `softcap` and `sinks`, as `matrix_kernel` does.
 """
 
 

@@ -64,7 +64,7 @@ class Dense(Weight, kind="dense"):
     init: str = one_of("normal", "zeros", "identity", "orthogonal", TIED)
     """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
     std: float | str = above_zero(FAN_IN)
-    """Standard deviation of the entries of a normal initial value; fan-in is gain / sqrt(inputs)."""
+    """Standard deviation of a normal initial value's entries; fan-in is gain / sqrt(inputs)."""
     gain: float = above_zero(GAIN)
     """That of fan-in."""
     bias: bool = False
@@ -75,8 +75,8 @@ class Dense(Weight, kind="dense"):
         super().__post_init__()
         if self.std != FAN_IN and self.gain != GAIN:
             raise ArgumentError(
-                f"dense: gain={self.gain:g} and std={self.std:g} exclude each other: a gain is that "
-                "of std='fan-in'; leave one of them out"
+                f"dense: gain={self.gain:g} and std={self.std:g} exclude each other: a gain is "
+                "that of std='fan-in'; leave one of them out"
             )
 
     @property

@@ -96,8 +96,8 @@ OF_OURS = ("python-code", "random")
 """Texts that have a name and no place."""
 VARIANTS = (
     "Names of blocks, with commas; `hessblocks presets` lists them. Slots of one alone stand in "
-    "brackets: sas[mlp.gated=true]. A block of your own is FILE.json, with what BlockConfig.to_dict "
-    "gives."
+    "brackets: sas[mlp.gated=true]. A block of your own is FILE.json, with what "
+    "BlockConfig.to_dict gives."
 )
 GOES_ON = "Run folder; the same one again goes on where it stopped."
 Out = Annotated[Path, Parameter(help=GOES_ON)]

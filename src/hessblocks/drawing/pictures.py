@@ -18,7 +18,7 @@ from hessblocks.storage import atomic_path
 COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
 OF_MAPS, OF_LINES = Image.Quantize.MEDIANCUT, Image.Quantize.FASTOCTREE
-"""How they are chosen: finest where many pixels are, or alike everywhere, which keeps small marks."""
+"""How they are chosen: finest where many pixels are, or alike everywhere for small marks."""
 UNDATED = {"Date": None, "Creator": None}
 """Metadata of a svg: nothing that differs from one day to the next."""
 

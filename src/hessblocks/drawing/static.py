@@ -272,7 +272,7 @@ def _draw_series(
 
 
 def _name_series(axis: Axes, panel: figures.Panel) -> None:
-    """Write names at the ends of lines, in their order, and beside points, where they hide least."""
+    """Write names at the ends of lines, in order, and beside points, where they hide least."""
     shown = [series for series in panel.shown if not series.guide]
     ends = {one.name: axis.transData.transform((one.x[-1], one.y[-1])) for one in shown}
     hidden = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in ends.values()]

@@ -50,8 +50,8 @@ def compare(
         device: auto, cpu or cuda.
         progress: told what is going on.
         finish: given the folder when all is done, such as `hessblocks.report.write_report`.
-        **fields: of `ModelSettings` (without width that of the blocks given), `TunedSettings` (tune=True,
-            steps=1000) and `ObservationSettings`.
+        **fields: of `ModelSettings` (without width that of the blocks given), `TunedSettings`
+            (tune=True, steps=1000) and `ObservationSettings`.
 
     Returns:
         What the folder then holds.

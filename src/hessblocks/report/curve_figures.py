@@ -17,7 +17,7 @@ MOST_POINTS = 300
 HEADROOM = 1.1
 """The axis goes up to this multiple of the largest initial loss,"""
 SETTLED = 0.2
-"""and to twice the height of the curves from this share of the steps on, which leaves them apart."""
+"""and to twice the height of the curves from this share of the steps on, so they stay apart."""
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 LOSS = "Loss $L$ (nats per token)"

@@ -78,12 +78,12 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     whole, once = found["sum_alone"], found["kl_chosen"]
     layers = f"{found['healed_layers']} of {found['layers_left']} layers"
     return (
-        f"{found['saved']:.1%} fewer parameters cost {_nats(removed)} nats a token of KL, and "
+        f"{found['saved']:.1%} fewer parameters cost {_nats(removed)} nats per token of KL, and "
         f"{_nats(healed)} after {found['healing_seconds']:.0f} s of healing {layers}; the loss of "
         f"{found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured on text that "
         "nothing was chosen by.",
-        f"Of the layers {found['layer_parameters']:.1%} of the parameters, {found['operations']:.1%} "
-        f"of the operations a token and {found['cache']:.1%} of the cache are gone.",
+        f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
+        f"{found['operations']:.1%} of the operations per token and {found['cache']:.1%} of the cache are gone.",
         f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
         f"sum is {abs(whole / once - 1):.0%} too {'high' if whole > once else 'low'}.",
         alone,

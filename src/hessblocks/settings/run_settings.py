@@ -69,7 +69,7 @@ class ModelSettings(BlockSizes):
     blocks: Annotated[tuple[tuple[str, str], ...], NoOption()] = ()
     """Blocks of the user's: name, and the block as JSON."""
     embedding_std: Annotated[float | None, above_0("a number")] = None
-    """Standard deviation of the entries of embeddings at the start; that of the block by default."""
+    """Standard deviation of initial embeddings; that of the block by default."""
 
 
 @dataclass(frozen=True, kw_only=True)

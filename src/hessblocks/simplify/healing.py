@@ -31,7 +31,7 @@ class _Healer(GuardedTrainer):
     teacher: PreTrainedModel | None = None
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        """Compute nats a token."""
+        """Compute nats per token."""
         if self.teacher is None:
             loss: Tensor = model(**inputs).loss
             return loss

@@ -23,7 +23,7 @@ ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a change costs on held-out text, in nats a token, with errors over sequences."""
+    """What a change costs on held-out text, in nats per token, with errors over sequences."""
 
     kl: Estimate
     """KL divergence between the predictions of the original and of the changed model."""
@@ -67,7 +67,7 @@ class Held(Pass):
         self._before = [part.log_softmax(-1) for part in self._logits(self.states[-1])]
         self._loss = self._losses(self._before)
         self.before = _mean(self._loss)
-        """Loss of the original, nats a token."""
+        """Loss of the original, nats per token."""
 
     @torch.no_grad()
     def cost(self, layers: Sequence[nn.Module], start: int) -> Cost:

@@ -33,7 +33,7 @@ class Step:
     layer: int
     """Number of its layer in the model at the start."""
     kl: float
-    """KL divergence from the model at the start after it, nats a token."""
+    """KL divergence from the model at the start after it, nats per token."""
     kl_error: float
     """Its standard error over text."""
     alone: float

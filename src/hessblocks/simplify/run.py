@@ -209,7 +209,7 @@ def _write(model: Any, place: Path, tokenizer: Any, found: Mapping[str, Any]) ->
     said = {
         "made from": f"a pretrained {(model.config.family or {}).get('model_type', 'model')}",
         "parameters saved": f"{found['saved']:.1%}",
-        "KL divergence from it, nats a token": f"{found['healed']['kl']:.3g}",
+        "KL divergence from it, nats per token": f"{found['healed']['kl']:.3g}",
         "removed": "; ".join(f"{step['kind']} of layer {step['layer']}" for step in found["steps"]),
     }
     with storage.atomic_folder(place) as temporary, quiet():

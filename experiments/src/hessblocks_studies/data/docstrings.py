@@ -74,7 +74,8 @@ def load_docstring_corpus(vocabulary: int) -> data.Corpus:
     """The docstrings as tokens, each ended by the end of text; splits train, validation and test.
 
     Args:
-        vocabulary: entries of the encoding, learnt from the training split; `data.MASK` and `data.PADDING`
+        vocabulary: entries of the encoding, learnt from the training split; `data.MASK` and
+            `data.PADDING`
             are among them.
 
     Returns:

@@ -169,7 +169,7 @@ class Runs:
         return _close_up(panel(title, *axes, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
-        """Final loss and parameters of every variant; its error is that of all runs, if one fits."""
+        """Final loss and parameters of every variant, with the error of all runs if one fits."""
         pooled = self.residual if self.residual and self.residual.fits else None
         table: list[dict[str, object]] = []
         for variant, seeds in self.losses.items():
@@ -198,7 +198,8 @@ class Runs:
             self.apart(base, table)
             .judged(
                 f"{base} has learnt more than pairs of tokens",
-                f"at least {MARGIN:g} below the {table} (ours; without it no loss here says anything)",
+                f"at least {MARGIN:g} below the {table} (ours; without it "
+                "no loss here says anything)",
                 limit=-MARGIN,
                 above=False,
             )

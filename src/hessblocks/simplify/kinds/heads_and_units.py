@@ -1,4 +1,4 @@
-"""Take heads away, a group that shares keys and values at a time, or a quarter of the MLP's units."""
+"""Take away a group of heads that share keys and values, or a quarter of the MLP's units."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""Replace value ∘ projection by the identity: shaped attention (αI + βA − γC) X, its gains refitted.
+"""Replace value ∘ projection by the identity: shaped attention (αI + βA − γC) X, gains refitted.
 
-Source: He & Hofmann (2024), section 4.2; keys of grouped heads are repeated, since each head mixes a
-slice of its own of the states.
+Source: He & Hofmann (2024), section 4.2; keys of grouped heads are repeated, since each head mixes
+a slice of its own of the states.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Replace queries by the identity, or queries or values by the first layer's, and refit the projection.
+"""Replace queries by the identity, queries or values by the first layer's; refit the projection.
 
 Letters: N tokens, I inputs of a matrix, K of them that are kept.
 """
