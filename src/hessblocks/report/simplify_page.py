@@ -83,7 +83,8 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         f"{found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured on text that "
         "nothing was chosen by.",
         f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
-        f"{found['operations']:.1%} of the operations per token and {found['cache']:.1%} of the cache are gone.",
+        f"{found['operations']:.1%} of the operations per token and "
+        f"{found['cache']:.1%} of the cache are gone.",
         f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
         f"sum is {abs(whole / once - 1):.0%} too {'high' if whole > once else 'low'}.",
         alone,

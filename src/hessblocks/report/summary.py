@@ -27,7 +27,8 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
     Returns:
         `command`, `out`, `seconds`, `match`, `bigram_loss`, `tuned`, `missing` and `presets`: for
         each block its parameters, steps, rate, tokens per parameter, speed, memory, losses,
-        `standard_errors` of those, heterogeneity and curvature (before and after training: group → part → value, standard_error).
+        `standard_errors` of those, heterogeneity and
+        curvature (before and after training: group → part → value, standard_error).
     """
     found = compare_results(results)
     times = [row.value for row in found.results.select("training_time")]
