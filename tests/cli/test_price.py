@@ -138,13 +138,27 @@ def test_the_same_call_goes_on_and_draws_nothing(
     assert shell("check", out).status == 1
 
 
+def test_bits_are_allocated_anew_from_the_same_samples(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    monkeypatch.setattr(pricing.curvature, "price", None)
+    outcome = run(shell, place, out, "--allocate", "3.2")
+    assert outcome.status == 0, outcome.errors
+    assert json.loads((out / "config.json").read_text())["allocate"] == 3.2
+    before, now = (json.loads((one / "summary.json").read_text()) for one in (place / "out", out))
+    assert now["bill"] == before["bill"]
+    assert now["bits"] <= 3.2 < before["bits"]
+    assert shell("check", out).status == 0
+
+
 def test_other_settings_and_damaged_samples_are_refused(
     shell: Shell, place: Path, tmp_path: Path
 ) -> None:
     out = shutil.copytree(place / "out", tmp_path / "out")
-    outcome = run(shell, place, out, "--allocate", "3.2")
+    outcome = run(shell, place, out, "--prune", "0.5")
     assert outcome.status == 2
-    assert "allocate is 3.2, was 3.5" in sentence(outcome)
+    assert "prune is" in sentence(outcome)
     with (out / "draws.safetensors").open("r+b") as file:
         file.truncate(900)
     outcome = run(shell, place, out)

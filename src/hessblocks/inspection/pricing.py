@@ -49,7 +49,8 @@ def measure_price(
         source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
             Face cache.
         data: file or folder of text.
-        out: run folder, new or of the same call; runs/price-MODEL by default.
+        out: run folder, new or of the same call, whose `allocate` may differ; runs/price-MODEL by
+            default.
         device: cpu, cuda or auto.
         progress: shows what is going on, and what it costs before it starts.
         finish: given the folder when all is done.
@@ -90,8 +91,9 @@ def measure_price(
         "device": device,
     }
     problem = Problem(subject.model, text, loss="causal-lm")
-    with claimed(folder, config):
-        bill = _bill(problem, changes, settings, folder, progress)
+    drawn = {name: value for name, value in config.items() if name != "allocate"}
+    with claimed(folder, config, free=["allocate"]):
+        bill = _bill(problem, changes, settings, folder, storage.identity_of(drawn), progress)
         bill.save(folder / "bill.csv")
         found = {"command": "price", "model": subject.name, "changes": len(bill)}
         found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
@@ -140,10 +142,11 @@ def _bill(
     changes: Mapping[str, Change],
     settings: PricingSettings,
     folder: Path,
+    of: str,
     progress: Progress,
 ) -> Bill:
     """Take the samples of an earlier call, or draw and keep them."""
-    path, of = folder / "draws.safetensors", storage.identity_in(folder)
+    path = folder / "draws.safetensors"
     if path.exists():
         kept = _read(path, of)
         sizes = tuple(kept.pop("relative_sizes").tolist())
@@ -207,6 +210,9 @@ def _summary(
         sets["allocation"] = allocation.names
         width = max(bits for bits in settings.round if bits <= settings.allocate)
         found |= {"bits": allocation.total.bits, "uniform": width, "shares": allocation.to_rows()}
+    else:
+        for name in ("allocation.csv", "tensor-types.txt"):
+            (folder / name).unlink(missing_ok=True)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]
     if settings.check:
         with progress.stage("check"):

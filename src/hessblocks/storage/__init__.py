@@ -59,6 +59,7 @@ from hessblocks.storage.manifest import (
     check_in_place,
     check_manifest,
     identity_in,
+    identity_of,
     remedy,
     remembered_in,
     sha256,

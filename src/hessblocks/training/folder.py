@@ -75,12 +75,18 @@ class RunFolder:
         """Find the folder of one run of a comparison."""
         return RunFolder(storage.run_path(self.path, preset, seed))
 
-    def prepare(self, config: Mapping[str, Any], growing: Collection[str] = ()) -> None:
+    def prepare(
+        self,
+        config: Mapping[str, Any],
+        growing: Collection[str] = (),
+        free: Collection[str] = (),
+    ) -> None:
         """Write config.json and environment.json, or check that they fit.
 
         Args:
             config: all settings.
             growing: names of lists that may have more entries than they had.
+            free: names of settings that may be others than before.
 
         Raises:
             ArgumentError: the folder holds another run, or something else.
@@ -88,7 +94,7 @@ class RunFolder:
         """
         storage.remove_partials(self.path)
         if self.config.exists():
-            self._compare(config, growing)
+            self._compare(config, growing, free)
         elif self.path.exists() and any(path.name[0] != "." for path in self.path.iterdir()):
             raise ArgumentError(
                 f"--out: {self.path} is not empty and holds no run; choose a new or empty folder."
@@ -97,14 +103,17 @@ class RunFolder:
             storage.write_json(self.config, config)
         storage.keep_environment(self.environment)
 
-    def _compare(self, config: Mapping[str, Any], growing: Collection[str]) -> None:
+    def _compare(
+        self, config: Mapping[str, Any], growing: Collection[str], free: Collection[str]
+    ) -> None:
         new = json.loads(json.dumps(config))
         try:
             old = storage.read_object(self.config)
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            more |= {name: new[name] for name in free if new[name] != old[name]}
             if "blocks" not in old:  # of an earlier version, which other settings tell apart
                 new.pop("blocks", None)
-            elif more:
+            elif more and growing:
                 more["blocks"] = new["blocks"] | old["blocks"]
             command = new.get("command")
             other = old.get("command") != command
@@ -127,7 +136,10 @@ class RunFolder:
 
 @contextmanager
 def claimed(
-    path: Path, config: Mapping[str, Any], growing: Collection[str] = ()
+    path: Path,
+    config: Mapping[str, Any],
+    growing: Collection[str] = (),
+    free: Collection[str] = (),
 ) -> Iterator[RunFolder]:
     """Hold the run folder for this process, and prepare it; the lock ends with the process.
 
@@ -135,6 +147,7 @@ def claimed(
         path: path of the folder.
         config: all settings.
         growing: as `RunFolder.prepare` takes it.
+        free: as `RunFolder.prepare` takes it.
 
     Raises:
         ArgumentError: it holds something else.
@@ -142,7 +155,7 @@ def claimed(
     """
     with storage.held(path):
         folder = RunFolder(path)
-        folder.prepare(config, growing)
+        folder.prepare(config, growing, free)
         yield folder
 
 
