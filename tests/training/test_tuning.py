@@ -27,7 +27,7 @@ def test_the_best_lies_inside(best: int) -> None:
     tried = search(lambda rate: abs(math.log10(rate / top)))
     assert min(tried, key=tried.__getitem__) == top
     assert {half_decade(best - 1), half_decade(best + 1)} <= set(tried)
-    assert len(tried) == 3 + abs(best + 5)
+    assert len(tried) <= 3 + abs(best + 5)
 
 
 def test_rates_at_which_runs_diverge_are_too_high() -> None:

@@ -27,7 +27,6 @@ from hessblocks.training.run import Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     GuardedTrainer,
-    MaskedTrainer,
     RunTrainer,
     held_out,
     make_trainer,

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset
+from torch.utils.data import Dataset, Sampler, Subset
 from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedModel,
@@ -19,7 +19,6 @@ from transformers import (
     PrinterCallback,
     Trainer,
     TrainingArguments,
-    default_data_collator,
 )
 
 from hessblocks.conventions import AnyPath
@@ -171,20 +170,34 @@ class RunTrainer(GuardedTrainer):
         return ShuffledPasses(windows, count, arguments.seed)
 
 
-class MaskedTrainer(GuardedTrainer):
-    """Trainer that masks training windows; held-out windows are masked beforehand."""
+class MaskedRunTrainer(RunTrainer):
+    """Trainer of a run whose tokens are masked; each masked token counts alike in a loss."""
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Put the held-out windows together as they are."""
-        own, self.data_collator = self.data_collator, default_data_collator
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.data_collator = own
+    masks: Masking
+    """Hides tokens of the training windows; held-out windows come masked."""
 
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Float[Tensor, ""]:
+        """Mask as seed and step say, so that a run that goes on has the masks of a whole one."""
+        arguments, step = self.args, self.state.global_step
+        place = (arguments.seed, step, len(self._passes), arguments.process_index)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+            masked = self.masks({"input_ids": row} for row in inputs["input_ids"])
+        return super().training_step(model, masked, num_items_in_batch)
 
-class MaskedRunTrainer(MaskedTrainer, RunTrainer):
-    """Trainer of a run whose tokens are masked."""
+    @cached_property
+    def _share(self) -> float:
+        """Share of the held-out tokens that are asked for."""
+        windows = cast(list[Example], self.eval_dataset)
+        return float(torch.stack([one["labels"] >= 0 for one in windows]).double().mean())
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
+        """Weigh the mean of a batch by how many of its tokens are asked for."""
+        loss, *others = super().prediction_step(model, inputs, *given, **named)
+        share = float((inputs["labels"] >= 0).double().mean())
+        return (None if loss is None else loss * share / self._share, *others)
 
 
 def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
@@ -270,21 +283,18 @@ def make_trainer(
             evenly.
     """
     windows: Any = held_out(corpus, settings)
-    kind, more = RunTrainer, {}
+    kind = RunTrainer
     if settings.model.task == "masked-lm":
         masks = masking(corpus, settings.model.context)
-        windows, kind, more = (
-            masked_once(windows, masks),
-            MaskedRunTrainer,
-            {"data_collator": masks},
-        )
+        windows, kind = masked_once(windows, masks), MaskedRunTrainer
     trainer = kind(
         model=model,
         args=run_arguments(settings, folder, len(windows)),
         train_dataset=corpus.windows("train", settings.model.context),
         eval_dataset=windows,
-        **more,
     )
+    if isinstance(trainer, MaskedRunTrainer):
+        trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
     trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
     model.config.use_cache = True  # the Trainer turns it off, also in the model that is saved

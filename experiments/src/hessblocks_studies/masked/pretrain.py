@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import default_data_collator
 
 from hessblocks import __version__, training
 from hessblocks.data import Corpus, cached
@@ -116,7 +118,7 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
     with quiet(), tempfile.TemporaryDirectory() as unused:
         model = settings.model()
         arguments = training.run_arguments(run, Path(unused), len(windows), adam_epsilon=EPSILON)
-        trainer = training.MaskedTrainer(
+        trainer = MaskedTrainer(
             model=model,
             args=arguments,
             train_dataset=corpus.windows("train", settings.context),
@@ -126,3 +128,15 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
         training.Recorder(run, listener=note).record(trainer)
         model.save_pretrained(folder)
     return {"losses": losses}
+
+
+class MaskedTrainer(training.GuardedTrainer):
+    """Trainer that masks training windows; held-out windows are masked beforehand."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Put the held-out windows together as they are."""
+        own, self.data_collator = self.data_collator, default_data_collator
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = own
