@@ -1,5 +1,6 @@
 """Transformer block: attention and MLP, their norms, skips and gains."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -9,6 +10,8 @@ from hessblocks.blocks.kernels import Context
 
 Vectors = Float[Tensor, "*tokens width"]
 """One vector a token."""
+State = Float[Tensor, "*tokens state"]
+"""What a layer takes and returns: x, and behind it what `BlockConfig.carried` names."""
 
 
 class Block(nn.Module):
@@ -32,26 +35,68 @@ class Block(nn.Module):
             width, config.heads, config.resolved_key_value_heads, layer
         )
         self.mlp = config.mlp.build(width, config.resolved_mlp_width)
+        self.carried = config.carried
+        skip, values = config.embedding_skip, config.attention.value_residual
+        self.embedding_skip = None if skip is None else skip.build(width, depth)
+        later = values if layer > 0 else None
+        self.value_residual = later and later.build(self.carried["values"], depth)
         self.attention_branch = config.attention_branch.build(width, depth)
         self.mlp_branch = config.mlp_branch.build(width, depth)
 
     def forward(
         self,
-        x: Float[Tensor, "sequences tokens width"],
+        x: Float[Tensor, "sequences tokens state"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "sequences tokens width"]:
-        """Map (sequences, tokens, width) to the same shape."""
+    ) -> Float[Tensor, "sequences tokens state"]:
+        """Map (sequences, tokens, width) to the same shape.
+
+        With an embedding skip or a value residual the state (x, x₀, v₁) is one wider vector a
+        token, so that the layer is a function of its input alone.
+
+        Returns:
+            The output, as wide as the input.
+        """
+        state = self.split(x)
+        x = self.read(x)
         inputs = x if self.post else self.attention_norm(x)
-        attended = self.attention(inputs, context, cache)
-        return self.after_attention(attended, x, inputs)
+        values = None
+        if "values" in state:
+            values = self.attention.value(inputs)
+            if self.value_residual is None:  # the first layer
+                state["values"] = values
+            else:
+                values = self.value_residual(values, state["values"])
+        attended = self.attention(inputs, context, cache, values)
+        state["x"] = self.after_attention(attended, x, inputs)
+        return torch.cat(list(state.values()), dim=-1) if state.keys() > {"x"} else state["x"]
+
+    def widen(self, x: Vectors) -> State:
+        """Make the first layer's input of the embeddings: x₀ = x, v₁ still to be made."""
+        parts = {"x": x, "embedding": x, "values": x.new_zeros(())}
+        wide = [parts[name].expand(*x.shape[:-1], n) for name, n in self.carried.items()]
+        return torch.cat(wide, dim=-1) if wide[1:] else x
+
+    def split(self, state: State) -> dict[str, Float[Tensor, "*tokens _"]]:
+        """Cut a layer's input or output into x, the embedding and the first layer's values."""
+        if len(self.carried) == 1:
+            return {"x": state}
+        return dict(zip(self.carried, state.split(list(self.carried.values()), -1), strict=True))
+
+    def read(self, state: State) -> Vectors:
+        """Return what the sub-blocks read of the layer's input: x, or its sum with x₀."""
+        parts = self.split(state)
+        if self.embedding_skip is None:
+            return parts["x"]
+        mixed: Tensor = self.embedding_skip(parts["x"], parts["embedding"])
+        return mixed
 
     def after_attention(self, attended: Vectors, x: Vectors, inputs: Vectors) -> Vectors:
         """Run the rest of the block, which acts on each token by itself.
 
         Args:
             attended: output of the attention sub-block.
-            x: input of the block.
+            x: what the sub-blocks read of the block's input, `read` of it.
             inputs: input of the attention sub-block, normalised where the norm stands before it.
 
         Returns:

@@ -38,6 +38,8 @@ class BlockFields(BlockPart):
     """Position slot: how a token's place enters the model."""
     attention: Attention = Attention()
     """The attention sub-block."""
+    embedding_skip: Branch | None = None
+    """Sum of the layer's input (its gain) and the embedding x₀ (its skip), which the layer reads."""
     attention_branch: Branch = Branch()
     """Skip and gain of the attention sub-block; a parallel layout has this skip alone."""
     mlp: MLP = MLP()
@@ -49,6 +51,16 @@ class BlockFields(BlockPart):
     def head_width(self) -> int:
         """Entries of one head's query, key and value."""
         return self.width // self.heads
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Width of what a layer takes and returns, by its parts: x, and x₀ and v₁ where read."""
+        values = self.resolved_key_value_heads * self.head_width
+        return (
+            {"x": self.width}
+            | ({} if self.embedding_skip is None else {"embedding": self.width})
+            | ({} if self.attention.value_residual is None else {"values": values})
+        )
 
     @property
     def resolved_key_value_heads(self) -> int:

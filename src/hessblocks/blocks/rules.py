@@ -124,6 +124,19 @@ def _alibi(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _wide(block: BlockFields) -> Iterator[str]:
+    sums = {
+        "embedding_skip": block.embedding_skip,
+        "attention.value_residual": block.attention.value_residual,
+    }
+    for name, branch in sums.items():
+        if branch is not None and not branch.has_skip:
+            yield (
+                f"{name}: skip=0 and trainable_skip=False exclude each other here: what the layers "
+                f"carry would never have an effect; give skip another value or leave {name} out"
+            )
+
+
 def _zero_scores(block: BlockFields) -> Iterator[str]:
     """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
@@ -310,6 +323,7 @@ RULES: tuple[Rule, ...] = (
     _gate,
     _rotary,
     _alibi,
+    _wide,
     _zero_scores,
     _zero_norms,
     _zero_pairs,

@@ -155,7 +155,7 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
 
 SHARED = (
     *("width", "heads", "resolved_key_value_heads", "resolved_mlp_width"),
-    *("position", "final_norm", "logit_softcap"),
+    *("position", "final_norm", "logit_softcap", "carried"),
 )
 """What all blocks of a model have in common."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))

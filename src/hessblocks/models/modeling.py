@@ -128,12 +128,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
             kernel=attention_functions.attention_kernel(self.config._attn_implementation),
         )
         keep = None if past_key_values is None else past_key_values.update
-        states = [x]
+        states, ends = [x], cast(Layer, self.layers[0])
+        x = ends.widen(x)
         for index, layer in enumerate(self.layers):
             x = layer(x, context, keep and partial(keep, layer_idx=index))
             if output_hidden_states:
-                states.append(x)
-        last = self.final_norm(x)
+                states.append(ends.split(x)["x"])
+        last = self.final_norm(ends.split(x)["x"])
         return BaseModelOutputWithPast(
             last_hidden_state=last,
             past_key_values=past_key_values,
