@@ -53,6 +53,19 @@ SLOTS: dict[str, list[Choice]] = {
     "window": [("window", {"attention.window": 2})],
     "temperature": [("temperature", {"attention.temperature": 2.0})],
     "softcap": [("softcap", {"attention.softcap": 1.5})],
+    "embedding_skip": [
+        ("embedding_skip", {"embedding_skip": Branch(skip=0.3, trainable_skip=True, gain=0.9)})
+    ],
+    "value_residual": [
+        (
+            "value_residual",
+            {
+                "attention.value_residual": Branch(
+                    skip=0.5, trainable_skip=True, gain=0.5, trainable=True
+                )
+            },
+        )
+    ],
     "sink": [("sink", {"attention.sink": Sink(score=0.5)})],
     "shaping": [
         ("shaping|centre", {"attention.shaping": shaping})
@@ -169,9 +182,10 @@ def outputs(blocks: nn.ModuleList, block: hb.BlockConfig, x: Tensor) -> Tensor:
         windows={2: with_bias(near, bias, causal=True)},
         aligned=bias is None,
     )
+    x = blocks[0].widen(x)
     for layer in blocks:
         x = layer(x, context)
-    return x
+    return blocks[0].split(x)["x"]
 
 
 def check_it_trains(block: hb.BlockConfig) -> None:

@@ -88,6 +88,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "window, shaped": lambda: of_preset(
         "pre-ln", attention=Attention(window=2, shaping=Shaping(alpha=0.5))
     ),
+    "embedding skip": lambda: of_preset("pre-ln", embedding_skip=Branch(skip=0.3)),
     "alibi": lambda: of_preset("pre-ln", position="alibi", width=8, key_value_heads=1),
     "alibi, shaped": lambda: of_preset(
         "pre-ln", position="alibi", attention=Attention(shaping=Shaping(alpha=0.5), window=3)

@@ -89,6 +89,12 @@ CASES = {
     "error function for norms": lambda: of_preset(
         "pre-ln", norm=Derf(), final_norm=Derf(), attention_branch=Branch(norm=Derf()), **UNTIED
     ),
+    "embedding skip": lambda: of_preset(
+        "parallel",
+        embedding_skip=Branch(gain=0.8, trainable=True, skip=0.3, trainable_skip=True),
+        **UNTIED,
+    ),
+    "embedding skip, post": lambda: of_preset("post-ln", embedding_skip=Branch(skip=0.3), **UNTIED),
     "alibi, sas": lambda: of_preset("sas", position="alibi", **UNTIED),
     "few classes": lambda: of_preset("pre-ln", width=8, **UNTIED),
 }
@@ -165,8 +171,10 @@ def test_every_parameter_from_the_last_attention_on_has_a_block(name: str) -> No
     expected = sum(
         p.numel() for p in case.model.parameters() if p.requires_grad and id(p) not in known
     )
-    # scale and shift inside the tanh or erf of the norm in front of the attention
-    expected -= {"tanh for norms": 1, "error function for norms": 2}.get(name, 0)
+    # what stands before the attention: scale and shift inside tanh or erf, gains of a skip
+    expected -= {"tanh for norms": 1, "error function for norms": 2, "embedding skip": 2}.get(
+        name, 0
+    )
     sizes = {group: found.block(group, group).shape[0] for group in found.groups}
     if found.tied:
         sizes.pop("unembedding")

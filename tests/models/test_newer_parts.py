@@ -51,6 +51,18 @@ TYPED: dict[str, list[str]] = {
     "alibi": ["position=alibi"],
     "alibi, shaped": ["position=alibi", "attention.shaping=shaping", "attention.window=3"],
     "derf": ["norm=derf", "attention_branch.norm=derf"],
+    "embedding skip": [
+        *("embedding_skip=branch", "embedding_skip.gain=0.9", "embedding_skip.skip=0.2"),
+        *("embedding_skip.trainable=true", "embedding_skip.trainable_skip=true"),
+    ],
+    "value residual": [
+        *("attention.value_residual=branch", "attention.value_residual.gain=0.5"),
+        *("attention.value_residual.trainable=true", "attention.value_residual.skip=0.5"),
+        *(
+            "attention.value_residual.trainable_skip=true",
+            "embedding_skip=branch",
+        ),
+    ],
     "sink": ["attention.sink=sink", "attention.sink.score=0.5", "attention.window=3"],
     "sink, shaped": ["attention.sink=sink", "attention.shaping=shaping"],
     "gate, shaped": ["attention.gate=reparametrised", "attention.shaping=shaping"],
@@ -173,6 +185,7 @@ def test_a_gate_multiplies_what_each_head_returns(per: str, shaping: Shaping | N
         (["attention.softcap=1.5"], "covers attention without a softcap of its scores"),
         (["attention.sink=sink"], "and without a sink"),
         (["logit_softcap=1e9"], "covers logits without a softcap"),
+        (["attention.value_residual=branch"], "covers values without a residual of the first"),
     ],
 )
 def test_closed_forms_refuse_what_they_do_not_cover_by_name(slots: list[str], words: str) -> None:
@@ -214,6 +227,7 @@ def test_what_excludes_each_other_is_refused() -> None:
             ["attention.gate=identity", "attention.gate_per=head"],
             "gate with initial value 'identity' and gate_per='head' exclude each other",
         ),
+        (["embedding_skip=branch", "embedding_skip.skip=0"], "embedding_skip: skip=0 and"),
         (["attention.softcap=0"], "softcap: expected a number above 0, got 0"),
         (["attention.scores=linear", "attention.sink=sink"], "scores='linear' and sink exclude"),
         (["norm=layer", "norm.gain=none"], r"norm\.gain: expected a number, got 'none'"),

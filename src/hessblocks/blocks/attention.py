@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.gains import Shaping, Sink
+from hessblocks.blocks.gains import Branch, Shaping, Sink
 from hessblocks.blocks.kernels import Context, Kernel, linear_kernel
 from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.parts import BlockPart, above_zero, one_of
@@ -56,6 +56,8 @@ class Attention(BlockPart, kind="attention"):
     """W_K; keeps its default where there is one matrix."""
     value: Weight = Dense()
     """W_V."""
+    value_residual: Branch | None = None
+    """Sum of a later layer's values (its gain) and the first layer's (its skip); ResFormer."""
     first_value: Weight | None = None
     """W_V of the first layer, where it differs."""
     projection: Weight = Dense()
@@ -125,7 +127,11 @@ class SelfAttention(nn.Module):
             self.projection.tie_to(self.value)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, cache: Cache | None = None
+        self,
+        x: Float[Tensor, "B T D"],
+        context: Context,
+        cache: Cache | None = None,
+        values: Float[Tensor, "B T _"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Mix the tokens of `x`.
 
@@ -133,11 +139,12 @@ class SelfAttention(nn.Module):
             x: the sub-block's input, after its norm.
             context: masks, positions and the kernel.
             cache: takes the new keys and values, returns those of all tokens so far.
+            values: of all heads, in the place of those that are made of `x`.
 
         Returns:
             What attention adds, before skip and gain.
         """
-        query, key, own = self._project(x, context.rotation)
+        query, key, own = self._project(x, context.rotation, values)
         key, value = (key, own) if cache is None else cache(key, own)
         mixed = self._mix(query, key, value, own, context)
         if self.gate is not None:
@@ -159,13 +166,15 @@ class SelfAttention(nn.Module):
         identity = identity.expand(*value.shape[:2], -1, -1)
         return self._mix(query, key, identity, identity, context)
 
-    def _project(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, rotation: Rotation | None, values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         query = self.query_norm(self._split(self.query(x), self.heads))
         if self.key is None:
             key = self._split(self.key_norm(x), self.key_value_heads)  # the keys are the inputs
         else:
             key = self.key_norm(self._split(self.key(x), self.key_value_heads))
-        value = self._split(self.value(x), self.key_value_heads)
+        value = self._split(self.value(x) if values is None else values, self.key_value_heads)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         return query, key, value

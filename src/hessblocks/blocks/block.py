@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -14,6 +15,8 @@ from hessblocks.blocks.weights import SharedLinear
 
 Vectors = Float[Tensor, "*tokens width"]
 """One vector per token."""
+State = Float[Tensor, "*tokens state"]
+"""What a layer takes and returns: x, and after it what `BlockConfig.carried` names."""
 
 
 class Block(nn.Module):
@@ -35,6 +38,11 @@ class Block(nn.Module):
         self.parallel = config.layout == "parallel"
         self.attention: SelfAttention | None = None
         self.mlp_norm: nn.Module | None = None
+        self.carried = config.carried
+        skip, values = config.embedding_skip, config.attention.value_residual
+        self.embedding_skip = None if skip is None else skip.build(width, depth)
+        later = values if layer > 0 else None
+        self.value_residual = later and later.build(self.carried["values"], depth)
         if config.sub_blocks != "mlp":
             self.attention_norm = first.build(width)
             groups, head_width = config.resolved_key_value_heads, config.resolved_head_width
@@ -55,23 +63,64 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "sequences tokens width"],
+        x: Float[Tensor, "sequences tokens state"],
         context: Context,
         cache: Cache | None = None,
-    ) -> Float[Tensor, "sequences tokens width"]:
-        """Map (sequences, tokens, width) to the same shape."""
+    ) -> Float[Tensor, "sequences tokens state"]:
+        """Map (sequences, tokens, width) to the same shape.
+
+        With an embedding skip or a value residual the state (x, x₀, v₁) is one wider vector a
+        token, so that the layer is a function of its input alone.
+
+        Returns:
+            The output, as wide as the input.
+        """
+        state = self.split(x)
+        x = self.read(x)
         if self.attention is None:
-            return self._after_sum(x)
+            state["x"] = self._after_sum(x)
+            return self._joined(state)
         inputs = x if self.post else self.attention_norm(x)
-        attended = self.attention(inputs, context, cache)
-        return self.after_attention(attended, x, inputs)
+        values = None
+        if "values" in state:
+            values = self.attention.value(inputs)
+            if self.value_residual is None:  # the first layer
+                state["values"] = values
+            else:
+                values = self.value_residual(values, state["values"])
+        attended = self.attention(inputs, context, cache, values)
+        state["x"] = self.after_attention(attended, x, inputs)
+        return self._joined(state)
+
+    def _joined(self, state: dict[str, Tensor]) -> State:
+        return torch.cat(list(state.values()), dim=-1) if state.keys() > {"x"} else state["x"]
+
+    def widen(self, x: Vectors) -> State:
+        """Make the first layer's input of the embeddings: x₀ = x, v₁ still to be made."""
+        parts = {"x": x, "embedding": x, "values": x.new_zeros(())}
+        wide = [parts[name].expand(*x.shape[:-1], n) for name, n in self.carried.items()]
+        return torch.cat(wide, dim=-1) if wide[1:] else x
+
+    def split(self, state: State) -> dict[str, Float[Tensor, "*tokens _"]]:
+        """Cut a layer's input or output into x, the embedding and the first layer's values."""
+        if len(self.carried) == 1:
+            return {"x": state}
+        return dict(zip(self.carried, state.split(list(self.carried.values()), -1), strict=True))
+
+    def read(self, state: State) -> Vectors:
+        """Return what the sub-blocks read of the layer's input: x, or its sum with x₀."""
+        parts = self.split(state)
+        if self.embedding_skip is None:
+            return parts["x"]
+        mixed: Tensor = self.embedding_skip(parts["x"], parts["embedding"])
+        return mixed
 
     def after_attention(self, attended: Vectors, x: Vectors, inputs: Vectors) -> Vectors:
         """Run the rest of the block, which acts on each token by itself.
 
         Args:
             attended: output of the attention sub-block.
-            x: input of the block.
+            x: what the sub-blocks read of the block's input, `read` of it.
             inputs: input of the attention sub-block, normalised where the norm stands before it.
 
         Returns:

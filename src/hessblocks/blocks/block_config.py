@@ -33,6 +33,7 @@ class BlockConfig(BlockFields, kind="block"):
     sequential, post: x̂ = norm(attention_branch(attention(x), x))
                       out = norm(mlp_branch(mlp(x̂), x̂))
     parallel:         out = attention_branch(attention(n), x) + mlp_branch(mlp(n)), n = norm(x)
+    with an embedding_skip x is gain · x + skip · x₀ everywhere, x₀ the embedding
     branch(f, x) = skip · x + gain · norm(f), with a norm of its own (none by default)
 
     A layer without one of its sub-blocks leaves its line out.

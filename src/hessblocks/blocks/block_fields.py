@@ -51,6 +51,8 @@ class BlockFields(BlockPart):
     1 / sqrt(width), over-width is 1 / width; of several blocks that of the first counts."""
     attention: Attention = Attention()
     """The attention sub-block."""
+    embedding_skip: Branch | None = None
+    """Sum of the layer's input (its gain) and the embedding x₀ (its skip): what it reads."""
     attention_branch: Branch = Branch()
     """Skip and gain of the attention sub-block; a parallel layout has this skip alone."""
     mlp: MLP = MLP()
@@ -69,6 +71,16 @@ class BlockFields(BlockPart):
     def resolved_head_width(self) -> int:
         """Entries of one head's query, key and value."""
         return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Width of what a layer takes and returns, by its parts: x, and x₀ and v₁ where read."""
+        values = self.resolved_key_value_heads * self.resolved_head_width
+        return (
+            {"x": self.width}
+            | ({} if self.embedding_skip is None else {"embedding": self.width})
+            | ({} if self.attention.value_residual is None else {"values": values})
+        )
 
     @property
     def resolved_key_value_heads(self) -> int:

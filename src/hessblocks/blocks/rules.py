@@ -149,6 +149,19 @@ def _alibi(block: BlockFields) -> Iterator[str]:
         )
 
 
+def _wide(block: BlockFields) -> Iterator[str]:
+    sums = {
+        "embedding_skip": block.embedding_skip,
+        "attention.value_residual": block.attention.value_residual,
+    }
+    for name, branch in sums.items():
+        if branch is not None and not branch.has_skip:
+            yield (
+                f"{name}: skip=0 and trainable_skip=False exclude each other here: what the layers "
+                f"carry would never have an effect; give skip another value or leave {name} out"
+            )
+
+
 def _zero_scores(block: BlockFields) -> Iterator[str]:
     """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
@@ -261,6 +274,11 @@ def _sub_blocks(block: BlockFields) -> Iterator[str]:
         )
     if block.sub_blocks == "attention" and block.mlp_norm is not None:
         yield "sub_blocks: attention alone and mlp_norm exclude each other; leave mlp_norm out"
+    if block.sub_blocks == "mlp" and block.attention.value_residual is not None:
+        yield (
+            "attention: value_residual and sub_blocks='mlp' exclude each other: there are no "
+            "values; leave value_residual out"
+        )
 
 
 def _grouped(block: BlockFields) -> bool:
@@ -348,6 +366,7 @@ RULES: tuple[Rule, ...] = (
     _gate,
     _rotary,
     _alibi,
+    _wide,
     _zero_scores,
     _zero_norms,
     _zero_pairs,

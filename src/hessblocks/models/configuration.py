@@ -158,7 +158,10 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
                 )
 
 
-SHARED = ("width", "resolved_head_width", "position", "final_norm", "logit_softcap")
+SHARED = (
+    *("width", "resolved_head_width", "position", "final_norm"),
+    *("logit_softcap", "carried"),
+)
 """What all blocks of a model have in common."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
 """Hugging Face's names of the block's sizes."""

@@ -74,7 +74,8 @@ def merge_layer(
 def _values_touch(block: blocks.BlockConfig) -> bool:
     attention = block.attention
     values = (attention.value, attention.first_value or attention.value, attention.projection)
-    return attention.gate is None and all(weight == PLAIN for weight in values)
+    apart = attention.gate is not None or attention.value_residual is not None
+    return not apart and all(weight == PLAIN for weight in values)
 
 
 def _scores_touch(block: blocks.BlockConfig) -> bool:

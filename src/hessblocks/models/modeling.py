@@ -131,13 +131,14 @@ class HessblocksModel(HessblocksPreTrainedModel):
             kernel=attention_functions.attention_kernel(self.config._attn_implementation),
         )
         keep = None if past_key_values is None else past_key_values.update
-        states, index = [x], 0
+        states, index, ends = [x], 0, cast(Layer, self.layers[0])
+        x = ends.widen(x)
         for layer in self.layers:
             x = layer(x, context, keep and partial(keep, layer_idx=index))
             index += layer.attention is not None  # a cache has no gaps: its first layer counts
             if output_hidden_states:
-                states.append(x)
-        last = self.final_norm(x)
+                states.append(ends.split(x)["x"])
+        last = self.final_norm(ends.split(x)["x"])
         return BaseModelOutputWithPast(
             last_hidden_state=last,
             past_key_values=past_key_values,

@@ -14,7 +14,7 @@ ROLES = {
     "value": _SELF + "(value|v_proj)",
     "query_key_value": _SELF + "(c_attn|query_key_value|qkv_proj)",
     "projection": _SELF + r"(projection|[co]_proj|out_proj|dense)|attention\.output\.dense",
-    "gain": r"attention\.(gains|sink)|(attention|mlp)_branch",
+    "gain": r"attention\.(gains|sink)|(attention|mlp)_branch|embedding_skip|value_residual",
     "mlp_in": r"mlp\.(input|gate|c_fc|gate_proj|up_proj|dense_h_to_4h)|intermediate\.dense|fc1",
     "mlp_out": r"mlp\.(output|c_proj|down_proj|dense_4h_to_h)|output\.dense|fc2",
     "norm": r".*(norm|LayerNorm)|ln_\d",

@@ -189,11 +189,11 @@ def propagate(
             for index, a in enumerate(attentions)
         ]
     return Signal(
-        inputs=token_signal(seen[0].x, real),
+        inputs=token_signal(_stream(layers[0], seen[0].x), real),
         layers=tuple(
             LayerSignal(
                 layer=index,
-                tokens=token_signal(called[layer].output, real),
+                tokens=token_signal(_stream(layer, called[layer].output), real),
                 **mixing[index],
                 jacobian=jacobians[index],
                 gradient_norms=gradients[index],
@@ -201,6 +201,11 @@ def propagate(
             for index, layer in enumerate(layers)
         ),
     )
+
+
+def _stream(layer: Any, vectors: Tensor) -> Tensor:
+    """Cut x off what a layer of ours carries besides: the embedding, the first layer's values."""
+    return layer.split(vectors)["x"] if hasattr(layer, "carried") else vectors
 
 
 def _check(inputs: Batch) -> None:

@@ -80,6 +80,8 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory": main_memory(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        # of float32 training; a key of its own where there is an accelerator
+        **({"products of training": "tf32"} if torch.cuda.is_available() else {}),
     }
 
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
@@ -58,7 +59,8 @@ class GuardedTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
         """Pass forward and backward; keep input and output until the update is made."""
-        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        with single_products(step_products(self.args.device.type, bf16=self.args.bf16)):
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
         return loss
 
@@ -101,6 +103,36 @@ class GuardedTrainer(Trainer):
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Do nothing: only float16 has a scaler, and no training here is in float16."""
+
+
+def step_products(device: str, *, bf16: bool) -> str:
+    """Choose the precision of matrix products in forward and backward passes of training.
+
+    Args:
+        device: cpu or cuda.
+        bf16: whether bfloat16 is asked for.
+
+    Returns:
+        bfloat16, tf32 (float32 with 10 bits of fraction) or float32.
+    """
+    if bf16:
+        return "bfloat16"
+    return "tf32" if device == "cuda" else "float32"
+
+
+@contextmanager
+def single_products(precision: str) -> Iterator[None]:
+    """Let products of float32 matrices on CUDA be in TF32 inside, where `precision` says so.
+
+    Outside, where losses are held out and curvature is measured, they stay in float32.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = precision if precision == "tf32" else before
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
 
 
 def quiet_arguments(

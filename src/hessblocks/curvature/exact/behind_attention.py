@@ -46,7 +46,7 @@ class TokenDerivatives:
 def token_derivatives(
     network: HiddenNetwork,
     attended: Float[Tensor, "N D"],
-    x: Float[Tensor, "N D"],
+    x: Float[Tensor, "N state"],
     loss: SeenLoss,
 ) -> TokenDerivatives:
     """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, x_n)), labels_n).

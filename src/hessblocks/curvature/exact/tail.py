@@ -83,7 +83,7 @@ class TokenTail:
         self._linear = {
             name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
         }
-        self.width = found.seen.x.shape[-1]
+        self.width = found.seen.attended.shape[-1]
         with undisturbed(model), torch.no_grad():
             hidden, inputs = vmap(lambda *point: self._run({}, *point))(*self._points)
         self._inputs: dict[str, Tensor] = inputs

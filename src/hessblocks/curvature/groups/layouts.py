@@ -112,10 +112,11 @@ def _letters(module: str, end: str) -> dict[str, str]:
 
 _HESSBLOCKS = {
     **{role: rf"attention\.{role}" for role in (*READ, "projection", "gate")},
-    "gains": r"attention\.(gains|sink)|(attention|mlp)_branch",
+    "gains": r"attention\.(gains|sink)|(attention|mlp)_branch|embedding_skip|value_residual",
     "mlp.in": r"mlp\.(input|gate)",
     "mlp.out": r"mlp\.output",
-    "norm": r"(attention|mlp)_(norm|branch\.norm)|attention\.(query|key)_norm",
+    "norm": r"(attention|mlp)_(norm|branch\.norm)|(embedding_skip|value_residual)\.norm"
+    r"|attention\.(query|key)_norm",
     "embedding.token": "token_embedding",
     "embedding.position": "position_embedding",
     "final.norm": "final_norm",

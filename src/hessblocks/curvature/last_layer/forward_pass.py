@@ -22,8 +22,8 @@ _TRIED = 4
 class Seen:
     """Inputs and outputs of the last attention in a forward pass."""
 
-    x: Float[Tensor, "B L D"]
-    """Input of the layer."""
+    x: Float[Tensor, "B L state"]
+    """Input of the layer, wider than D where layers carry more than one vector a token."""
     inputs: Float[Tensor, "B L D"]
     """Input of its attention."""
     attended: Float[Tensor, "B L D"]

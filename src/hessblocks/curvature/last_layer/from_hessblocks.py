@@ -3,6 +3,7 @@
 Letters: D width.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     if attention is None:
         raise uncovered("covers a last layer with attention")
     _check_parts(attention)
+    if "values" in block.carried:
+        raise uncovered("covers values without a residual of the first layer's")
     if model.softcap is not None:
         raise uncovered("covers logits without a softcap")
     seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
@@ -43,13 +46,16 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     context = next(one for one in seen.arguments if hasattr(one, "rotation"))
     turned = context.rotation
 
-    def network(a: Tensor, x: Tensor) -> Tensor:
+    def network(a: Tensor, state: Tensor) -> Tensor:
+        x = block.read(state)
         normalised = x if block.post else block.attention_norm(x)
         hidden: Tensor = model.model.final_norm(block.after_attention(a, x, normalised))
         return hidden
 
     stem = f"model.layers.{len(model.model.layers) - 1}.attention_norm"
     before = [] if block.post else [name for name, _ in block.attention_norm.named_parameters()]
+    of_layer = stem.removesuffix("attention_norm")
+    mixed = [name for name, _ in block.named_parameters() if name.startswith("embedding_skip.")]
 
     for name in ROLES:
         if isinstance(module := getattr(attention, name), nn.Linear):
@@ -93,8 +99,12 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         seen=seen,
         output_layer=model.lm_head,
         network=network,
-        before=frozenset(f"{stem}.{name}" for name in before),
-        multipliers=norm_multipliers(model, {stem} if before else set(), seen),
+        before=frozenset(
+            [f"{stem}.{name}" for name in before] + [of_layer + name for name in mixed]
+        ),
+        multipliers=norm_multipliers(
+            model, {stem} if before else set(), replace(seen, x=block.read(seen.x))
+        ),
         left_out=tuple(
             name
             for name, parameter in attention.named_parameters()
