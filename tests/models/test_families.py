@@ -166,6 +166,10 @@ def test_what_cannot_become_blocks_is_refused_in_a_sentence() -> None:
 @pytest.mark.bad_input
 def test_only_whole_layers_may_be_missing_on_the_way_back() -> None:
     ours = hb.from_pretrained_blocks(pretrained("llama"))
+    foreign = copy.deepcopy(ours)
+    foreign.config.family["attn_implementation"] = "somebody/code"
+    with pytest.raises(hb.ArgumentError, match="asks for code from elsewhere"):
+        hb.to_family(foreign)
     with pytest.raises(hb.ArgumentError, match="made of blocks already"):
         hb.from_pretrained_blocks(ours)
     config = copy.deepcopy(ours.config)

@@ -74,12 +74,14 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         pipeline_tag=task,
         tags=["hessblocks", *filter(None, [config.preset])],
     )
+    sizes = {(b.heads, b.resolved_key_value_heads, b.resolved_mlp_width) for b in config.blocks}
     return _template().render(
         data=data.to_yaml().strip(),
         preset=preset,
         kind=kind,
         version=__version__,
         config=config,
+        where="" if len(sizes) == 1 else ", first layer",
         parameters=f"{model.num_parameters():,}",
         training=training,
         auto=f"AutoModel{ending.removeprefix('Model')}",

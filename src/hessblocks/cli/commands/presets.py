@@ -108,12 +108,14 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
     model = _trunk(block, sizes)
     weights = [*_applied_weights(model), embedding := sizes.vocab_size * sizes.width]
     seen = min(sizes.context, block.attention.window or sizes.context)
+    layers = 0 if block.sub_blocks == "mlp" else sizes.depth
+    mixed = block.heads * block.resolved_head_width
     return BlockSize(
         preset=name,
         summary=summary(name),
         parameters=embedding + sum(parameter.numel() for parameter in model.parameters()),
-        matmuls=len(weights) + 2 * sizes.depth,
-        multiply_adds=sum(weights) + 2 * sizes.depth * seen * sizes.width,
+        matmuls=len(weights) + 2 * layers,
+        multiply_adds=sum(weights) + 2 * layers * seen * mixed,
     )
 
 

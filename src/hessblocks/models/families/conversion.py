@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 
+from hessblocks import storage
 from hessblocks.blocks import LearnedPosition
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
@@ -90,10 +91,11 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
     blocks = model.config.blocks
     fields: dict[str, Any] = {name: getattr(model.config, name) for name in KEPT}
     kind = given["model_type"]
-    fields |= {"num_hidden_layers": len(blocks)}
+    fields["num_hidden_layers"] = len(blocks)
     if isinstance(blocks[0].position, LearnedPosition):
         fields["max_position_embeddings"] = model.config.context
-    config: Any = AutoConfig.for_model(**{**given, "model_type": kind})
+    config: Any = AutoConfig.for_model(**given)
+    storage.check_own_code("model: its family", config)
     if getattr(config, "layer_types", None):
         windows = (block.attention.window for block in blocks)
         config.layer_types = ["full_attention" if one is None else SLIDING for one in windows]
