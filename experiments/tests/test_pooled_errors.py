@@ -11,7 +11,7 @@ from scipy import stats
 
 from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
-from hessblocks_studies.shared.differences import apart, difference
+from hessblocks_studies.shared.differences import MOST_SEEDS, apart, difference, undecided
 from hessblocks_studies.shared.gathering import allowed_for
 from hessblocks_studies.shared.pooled_errors import Values, pooled_error
 
@@ -186,3 +186,42 @@ def test_verdicts_are_allowed_for_by_their_number() -> None:
     void = check(0.001).void("void")
     assert (void.holds, void.p_value, void.void("void").ours) == (None, None, "1; void")
     assert [one.holds for one in allowed_for([check(0.04), void])] == [True, None]
+
+
+@pytest.mark.parametrize("side", [1.0 - 1e-9, 1.0 + 1e-9])
+def test_a_rule_that_adds_seeds_is_wrong_in_5_percent_of_cases(
+    side: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three blocks get a seed each while one of both differences is open; four others have three."""
+    generator = np.random.default_rng(4)
+    wrong, used = 0, []
+    for _ in range(DRAWS):
+        means = (0.0, side * LIMIT, 0.0, 0.0, 0.0, 0.0, 0.0)
+        whole = drawn(generator, means, EVEN[:7], MOST_SEEDS)
+        seeds = 3
+        while True:
+            known = {
+                block: {s: v for s, v in each.items() if s < (seeds if int(block) < 3 else 3)}
+                for block, each in whole.items()
+            }
+            found = [difference(known, block, "0") for block in ("1", "2")]
+            if not undecided(found, LIMIT):
+                break
+            seeds += 1
+        used.append(seeds)
+        wrong += found[0].within(LIMIT) is (side > 1)
+    with capsys.disabled():
+        print(f"\nat the bound: {wrong / DRAWS:.1%} wrong, {statistics.fmean(used):.1f} seeds")
+    assert wrong <= stats.binom.ppf(0.999, DRAWS, 0.05)
+
+
+def test_a_seed_is_added_until_an_interval_decides_or_eight_are_there() -> None:
+    generator = np.random.default_rng(5)
+    near = drawn(generator, (0.0, LIMIT, 0.0, 0.0), (DEVIATION,) * 4, MOST_SEEDS)
+    found = difference(near, "1", "0")
+    assert not undecided([found], LIMIT)
+    assert undecided([replace(found, seeds=7)], LIMIT)
+    assert not undecided([replace(found, seeds=7, mean=1.0)], LIMIT)
+    assert undecided([replace(found, seeds=7, mean=1.0), replace(found, seeds=7)], LIMIT)
+    assert not undecided([replace(found, seeds=2)], LIMIT)
+    assert not undecided([], LIMIT)

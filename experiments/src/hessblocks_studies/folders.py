@@ -108,7 +108,8 @@ def _refresh(folder: Path, store: engine.Store) -> None:
             f"{folder / engine.POINTS} {older}; its tables stay as they are", stacklevel=4
         )
         return
-    engine.write_outputs(*asked, store)
+    study, points = asked
+    engine.write_outputs(study, engine.grown(study, points, store), store)
 
 
 def _of_older_revisions(

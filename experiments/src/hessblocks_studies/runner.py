@@ -142,7 +142,10 @@ def measure_study(
     # loads the Trainer: not in workers
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
+    measured = 0
+    failures: list[engine.Outcome] = []
     with engine.opened(folder) as store:
+        points = engine.grown(study, points, store)
         missing = engine.Stored.of(store, points).missing
         _warn_of_a_narrower_request(study.name, folder, len(points), store)
         write_json(folder / "config.json", {**config, "points": len(points)})
@@ -150,18 +153,15 @@ def measure_study(
         if missing:
             warn_of_another_environment(folder / "environment.json")
         checks = engine.write_outputs(study, points, store)
-        pace = engine.Pace(study.name, done=len(points) - len(missing), total=len(points))
-        reporter.show(pace.now())
-        failures = []
-        with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
-            for seen, outcome in enumerate(outcomes, start=1):
-                if outcome.error is None:
-                    store.add(outcome.point.key, outcome.rows, outcome.seconds, outcome.attempts)
-                else:
-                    failures.append(outcome)
-                reporter.show(pace.now(seen - len(failures), len(failures)))
-        if missing:
-            checks = engine.write_outputs(study, points, store)
+        while True:
+            failures = _measure(study, points, missing, store, where, reporter)
+            measured += len(missing)
+            if missing:
+                points = engine.grown(study, points, store)
+                checks = engine.write_outputs(study, points, store)
+            missing = [] if failures else engine.Stored.of(store, points).missing
+            if not missing:
+                break
     if failures:
         first = failures[0]
         raise RunError(
@@ -175,10 +175,32 @@ def measure_study(
         rows=tuple(stored.rows),
         checks=checks,
         points=len(points),
-        measured=len(missing),
+        measured=measured,
         retried=stored.retried,
         seconds=stored.seconds,
     )
+
+
+def _measure(
+    study: engine.Study[Any],
+    points: Sequence[engine.Point],
+    missing: Sequence[engine.Point],
+    store: engine.Store,
+    where: engine.Executor,
+    reporter: engine.Reporter,
+) -> list[engine.Outcome]:
+    """Measure the missing points into the store, and tell of each; list those that failed."""
+    pace = engine.Pace(study.name, done=len(points) - len(missing), total=len(points))
+    reporter.show(pace.now())
+    failures: list[engine.Outcome] = []
+    with contextlib.closing(where.outcomes(study.measure, missing)) as outcomes:
+        for seen, outcome in enumerate(outcomes, start=1):
+            if outcome.error is None:
+                store.add(outcome.point.key, outcome.rows, outcome.seconds, outcome.attempts)
+            else:
+                failures.append(outcome)
+            reporter.show(pace.now(seen - len(failures), len(failures)))
+    return failures
 
 
 def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: engine.Store) -> None:

@@ -8,6 +8,6 @@ from hessblocks_studies.engine.executors import Executor, InProcess
 from hessblocks_studies.engine.outputs import outputs_of, write_outputs
 from hessblocks_studies.engine.point import Measure, Outcome, Point, seed_of
 from hessblocks_studies.engine.reporter import Pace, Reporter, Silent, StudyProgress
-from hessblocks_studies.engine.stored import Stored, opened
+from hessblocks_studies.engine.stored import Stored, grown, opened
 from hessblocks_studies.engine.study import SCALES, Check, Rows, Scale, Study, Summary
 from hessblocks_studies.engine.workers import LocalProcesses

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from hessblocks.storage import Row, Store, held, mended_store
 from hessblocks_studies.engine.point import Point
+from hessblocks_studies.engine.study import Study
 
 
 @contextmanager
@@ -25,6 +26,29 @@ def opened(folder: Path) -> Iterator[Store]:
     """
     with held(folder):
         yield mended_store(folder)
+
+
+def grown(study: Study[Any], points: Sequence[Point], store: Store) -> list[Point]:
+    """List the points of a study with those of every seed that its numbers have asked for so far.
+
+    A store tells the same seeds again, whoever reads it: where all points are measured and decide
+    nothing, those of one more seed follow.
+
+    Args:
+        study: whose points they are.
+        points: that it begins with.
+        store: of what is measured.
+
+    Returns:
+        All of them, in their order.
+    """
+    found = list(points)
+    while study.more and not (stored := Stored.of(store, found)).missing:
+        added = study.more(stored.rows, [point.settings for point in found])
+        if not added:
+            break
+        found += study.made(added, found[0].gpus)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

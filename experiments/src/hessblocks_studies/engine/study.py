@@ -93,6 +93,9 @@ class Study(Generic[S]):
     """Raised when equal settings give other numbers than before."""
     gpus: float = 0
     """Accelerators that a point of the paper's scale takes on a cluster."""
+    more: Callable[[Rows, Sequence[S]], Sequence[S]] | None = None
+    """From all rows and the settings of their points to those of one more seed; to none where the
+    numbers decide. None for a study whose seeds are fixed."""
 
     def points(self, scale: str, seeds: int | None = None) -> list[Point]:
         """The points of a scale.
@@ -109,7 +112,11 @@ class Study(Generic[S]):
         """
         check_name("scale", scale, SCALES)
         gpus = self.gpus if scale == "paper" else 0
+        return self.made(self.settings(cast(Scale, scale), seeds), gpus)
+
+    def made(self, settings: Sequence[S], gpus: float) -> list[Point]:
+        """The points of some settings, with so many accelerators each."""
         return [
-            Point(study=self.name, settings=settings, revision=self.revision, gpus=gpus)
-            for settings in self.settings(cast(Scale, scale), seeds)
+            Point(study=self.name, settings=one, revision=self.revision, gpus=gpus)
+            for one in settings
         ]

@@ -12,6 +12,7 @@ from hessblocks_studies.shared.differences import (
     judged_by,
     over_seeds,
     slopes,
+    undecided,
 )
 from hessblocks_studies.shared.gap_curves import gap_panel
 from hessblocks_studies.shared.gathering import (

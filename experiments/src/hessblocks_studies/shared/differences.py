@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import linear_regression
 from typing import Any
@@ -21,6 +21,8 @@ from hessblocks_studies.shared.pooled_errors import (
     rounded,
 )
 
+FEWEST_SEEDS = 3
+"""With which a sequential rule begins."""
 UNDECIDED = "undecided, as its control is"
 """Behind the numbers of a verdict whose control's seeds do not decide."""
 
@@ -284,6 +286,29 @@ def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float
 def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[Scalar, float]:
     """{seed: how far the first value is above the second}, of the seeds that have both."""
     return {seed: value - below[seed] for seed, value in above.items() if seed in below}
+
+
+MOST_SEEDS = 8
+"""At which a sequential rule ends, decided or not."""
+EARLY = 0.02
+"""p-value at which it ends before: looked at after every seed from the third to the eighth, one of
+0.05 would be wrong too often."""
+
+
+def undecided(found: Sequence[Difference], limit: float) -> bool:
+    """Tell whether one more seed is due: an interval is neither inside the tolerance nor outside.
+
+    Args:
+        found: the differences that verdicts are about.
+        limit: the tolerance, to both sides.
+
+    Returns:
+        True where one of them is open and has fewer than `MOST_SEEDS` seeds, and all have three.
+    """
+    if not found or any(one.seeds < FEWEST_SEEDS or not one.known for one in found):
+        return False
+    p_values = [one.p_value(-limit, limit) for one in found if one.seeds < MOST_SEEDS]
+    return any(p_value is not None and p_value > EARLY for p_value in p_values)
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:
