@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -112,19 +113,24 @@ def main(runs: Path, target: Path = DOCS) -> None:
     for source, section in sections:
         for name, own in (("summary", section.name), ("figure", f"{section.name}-figure")):
             shutil.copyfile(source / f"{name}.json", folder / f"{own}.json")
-        drawn = draw_study(folder, section.name) if section.picture else ()
-        write_text(folder / f"{section.name}.md", described(section, drawn))
+        drawn, caption = draw_study(folder, section.name) if section.picture else ((), "")
+        write_text(folder / f"{section.name}.md", described(section, drawn, caption))
     write_index(target, {section.name: section for _, section in sections})
 
 
-def draw_study(folder: Path, name: str) -> tuple[str, ...]:
+def draw_study(folder: Path, name: str) -> tuple[tuple[str, ...], str]:
     """Draw the result, the rest and the thumbnail of a study from its stored figure.
 
     Returns:
-        Names of the pictures of its page.
+        Names of the pictures of its page, and the caption.
     """
     result, rest = study_pictures(name, read_figure(folder / f"{name}-figure.json"))
-    figures = {name: result, f"{name}-more": rest, f"{name}-small": small_picture(result)}
+    bare = {"title": "", "caption": ""}  # which the page says in words
+    figures = {
+        name: replace(result, **bare),
+        f"{name}-more": rest and replace(rest, **bare),
+        f"{name}-small": small_picture(result),
+    }
     for own, figure in figures.items():
         if figure is not None:
             with TemporaryDirectory() as place:
@@ -132,7 +138,8 @@ def draw_study(folder: Path, name: str) -> tuple[str, ...]:
                 shown = draw(figure, 0 if small else NARROWEST, legend=not small)
                 drawn = write_picture(shown, Path(place), own)
                 shutil.copyfile(drawn, folder / drawn.name)
-    return tuple(own for own in (name, f"{name}-more") if figures[own] is not None)
+    pictures = tuple(own for own in (name, f"{name}-more") if figures[own] is not None)
+    return pictures, result.caption
 
 
 def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
@@ -144,7 +151,7 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
     """
     folder = target / PICTURES
     there = [name for name in names() if (folder / f"{name}.md").exists()]
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {words: [] for words in GROUPS.values()}
     for name in there:
         summary, page = read_object(folder / f"{name}.json"), folder / f"{name}.md"
         old = summary.get("revision") != find(name).revision
@@ -154,11 +161,11 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
         group = next(
             words for start, words in GROUPS.items() if summary["source"].startswith(start)
         )
-        lines.setdefault(group, []).append(item(folder, name, summary, old=old))
+        lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
         missing(shown.values(), there),
-        *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items()),
+        *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))
 
@@ -203,11 +210,10 @@ def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
     return "\n".join(["## Missing", "", *lines, ""]) if lines else ""
 
 
-def described(section: StudySection, pictures: Sequence[str]) -> str:
+def described(section: StudySection, pictures: Sequence[str], caption: str) -> str:
     """The page of one study: its finding, its picture, then facts and settings folded."""
     done, title = section.summary["points"]["done"], section.summary["title"]
     result, *rest = [f"![{title}]({name}.png)" for name in pictures] or [""]
-    caption = [] if not section.caption else [f"*{section.caption}*"]
     facts = table(("fact", "expected", "ours", "verdict"), section.facts)
     how = [
         f"Settings: {section.settings}." if section.settings else "",
@@ -220,7 +226,7 @@ def described(section: StudySection, pictures: Sequence[str]) -> str:
         f"**{FINDINGS[section.name]}** Source: {section.summary['source']}. Facts: "
         f"{section.tally}. [All studies](../results.md)",
         result,
-        *caption,
+        f"*{caption}*" if caption else "",
         f"Known: {section.summary['published']}",
         *(
             [folded(f"Facts, expected and measured ({len(section.facts)})", facts)]

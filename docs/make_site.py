@@ -8,6 +8,7 @@ their cells) and the reference (of the public names and their docstrings). Nothi
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import griffe
 import jupytext
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -131,15 +133,20 @@ def title(path: Path) -> str:
 
 
 def example(script: Path) -> Iterator[tuple[str, str]]:
-    """A script as it is, as a notebook and as a page."""
+    """A script as it is, as a notebook and as a page, with what docs/run_examples.py kept of it."""
     text = script.read_text(encoding="utf-8")
     notebook = jupytext.reads(text, fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # not drawn at random: the same files give the same site
-    cells = [
-        cell.source if cell.cell_type == "markdown" else f"```python\n{cell.source}\n```"
-        for cell in notebook.cells
-    ]
+    kept = script.parent / "outputs" / f"{script.stem}.json"
+    outputs = iter(json.loads(kept.read_text("utf-8"))["cells"] if kept.exists() else ())
+    cells = []
+    for cell in notebook.cells:
+        code = cell.cell_type == "code"
+        cells.append(f"```python\n{cell.source}\n```" if code else cell.source)
+        if code and (output := next(outputs, "")):
+            cells.append(f"```text\n{output}\n```")
+            cell.outputs = [nbformat.v4.new_output("stream", text=output)]
     if not cells[0].startswith("# "):
         cells.insert(0, f"# {title(script)}")
     cells.insert(1, f"[Script]({script.name}) · [notebook]({script.stem}.ipynb)")

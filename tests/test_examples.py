@@ -1,6 +1,7 @@
 """Every example runs as it stands, offline, and prints what its text promises."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -69,6 +70,23 @@ def test_an_example_runs_and_prints_what_it_promises(path: Path, tmp_path: Path)
     printed = run(path, given, tmp_path)
     lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, printed)]
     assert lacking == [], printed
+
+
+KEPT = sorted((ROOT / "examples" / "outputs").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_what_the_site_shows_of_an_example_is_what_it_promises(path: Path) -> None:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, "\n".join(cells))]
+    assert lacking == []
+    script = (ROOT / "examples" / f"{path.stem}.py").read_text(encoding="utf-8")
+    parts = re.split(r"(?m)^# %%", script)[1:] or [""]
+    assert len(cells) == sum(not part.startswith(" [markdown]") for part in parts)
+
+
+def test_all_but_the_large_examples_have_their_output() -> None:
+    assert len(KEPT) >= len(EXAMPLES) - 1
 
 
 def run(path: Path, given: list[str], tmp_path: Path) -> str:

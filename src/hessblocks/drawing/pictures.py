@@ -19,6 +19,8 @@ COLOURS = 255
 """Colours of a png: enough for a colour scale, and a file a third as large."""
 OF_MAPS, OF_LINES = Image.Quantize.MEDIANCUT, Image.Quantize.FASTOCTREE
 """How they are chosen: finest where many pixels are, or alike everywhere for small marks."""
+WHITE = 252
+"""Parts of a colour from here on are those of white paper, which the page goes on with."""
 UNDATED = {"Date": None, "Creator": None}
 """Metadata of a svg: nothing that differs from one day to the next."""
 
@@ -46,6 +48,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
         with atomic_path(path) as temporary:
             method = OF_MAPS if any(axis.images for axis in figure.axes) else OF_LINES
             few = image.quantize(COLOURS, method, dither=Image.Dither.NONE)
+            few.putpalette([255 if part >= WHITE else part for part in few.getpalette() or []])
             few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
         figure.set_layout_engine("none")  # places are settled; the svg need not find them again
         if not any(axis.images for axis in figure.axes):  # those have places of their own
