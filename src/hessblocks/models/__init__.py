@@ -8,6 +8,7 @@ from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.fold import fold
+from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
     HessblocksForMaskedLM,

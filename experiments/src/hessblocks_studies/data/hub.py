@@ -12,9 +12,15 @@ from typing import Any
 
 import tokenizers
 
-from hessblocks.data import Corpus, cached_corpus, check_vocabulary, fingerprint, write_corpus
+from hessblocks.data import (
+    SPECIAL,
+    Corpus,
+    cached_corpus,
+    check_vocabulary,
+    fingerprint,
+    write_corpus,
+)
 from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
-from hessblocks_studies.data.docstrings import SPECIAL
 from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
 
 HUB_VERSION = 1
@@ -137,7 +143,7 @@ def _encode(texts: list[str], vocabulary: int, folder: Path, name: str) -> Mappi
     if not train:
         raise ArgumentError(f"--data: {name} has {len(texts)} documents; expected at least 2.")
     splits = {"train": train, "validation": validation}
-    made = write_corpus(folder, splits, vocabulary, SPECIAL)
+    made = write_corpus(folder, splits, vocabulary, SPECIAL["masked-lm"])
     return {"split": f"each {HELD_OUT}th document", **made}
 
 
