@@ -14,8 +14,7 @@ import torch
 
 from hessblocks.data import BIGRAMS, BigramTable, load_corpus
 from hessblocks.settings import ModelSettings, RunSettings, TrainingSettings
-from hessblocks.training import held_out
-from hessblocks.training.tuning import next_rate, tuning_loss
+from hessblocks.training import held_out, next_rate, tuning_loss
 
 WIDTHS = (64, 128, 256)
 WAYS = {"scaled, by width": ("scaled", "width"), "fixed, the same": ("fixed", "same")}

@@ -79,7 +79,7 @@ def test_masks_are_drawn_anew_in_training_and_are_a_share(spoken: Corpus) -> Non
     assert hidden.double().mean().item() == pytest.approx(0.8 * share, abs=0.02)
 
 
-def test_a_killed_run_goes_on_with_the_same_digits(spoken: Corpus, tmp_path: Path) -> None:
+def test_masks_of_a_killed_run_are_those_of_a_whole_one(spoken: Corpus, tmp_path: Path) -> None:
     go(spoken, tmp_path / "whole")
     out = tmp_path / "killed"
     for moment in range(40, 400, 10):

@@ -40,7 +40,6 @@ from hessblocks.blocks.presets import (
     with_start,
 )
 from hessblocks.blocks.shaped import centre
-from hessblocks.blocks.variants import read_blocks
 from hessblocks.blocks.weights import (
     Dense,
     Identity,

@@ -18,7 +18,6 @@ from hessblocks.blocks import (
     Dense,
     pattern_names,
     preset,
-    read_blocks,
 )
 from hessblocks.conventions import IGNORED
 from hessblocks.data import (
@@ -34,7 +33,7 @@ from hessblocks.data import (
 )
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
-from hessblocks.models import build
+from hessblocks.models import build, read_blocks
 from hessblocks.settings import InspectionSettings
 from hessblocks.storage import parse_json
 

@@ -36,6 +36,7 @@ from hessblocks.training.trainer import (
     run_arguments,
     tokenizer_of,
 )
+from hessblocks.training.tuning import next_rate, tuning_loss
 
 __all__ = [
     "CheckpointWarning",

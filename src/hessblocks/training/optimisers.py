@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 from transformers import PreTrainedModel, Trainer
@@ -42,7 +43,7 @@ class OptimiserPair(Optimizer):
             one.step()
 
 
-def layer_matrices(model: PreTrainedModel) -> list[Tensor]:
+def layer_matrices(model: PreTrainedModel) -> list[Float[Tensor, "outputs inputs"]]:
     """List the matrices of a model's layers: all but embeddings, a head of its own and vectors.
 
     Args:
@@ -95,7 +96,7 @@ def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | No
     return OptimiserPair(Muon([first], adjust_lr_fn="match_rms_adamw"), kind(rest, **given))
 
 
-def averages(model: PreTrainedModel, optimiser: str) -> Sequence[tuple[int, Tensor]]:
+def averages(model: PreTrainedModel, optimiser: str) -> Sequence[tuple[int, Shaped[Tensor, "..."]]]:
     """Say how many averages an optimiser keeps of each trained parameter.
 
     Args:

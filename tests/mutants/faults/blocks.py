@@ -4,6 +4,10 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("slots in brackets are lost", "[*slot_pairs($a), *rest] => [*slot_pairs($a)]",
+          "test_a_file_is_a_block_under_its_name", within="preset"),
+    fault("fan-in forgets its gain", "$part.gain * $a => $a", "test_fan_in_goes_by_the_inputs",
+          within="reset_parameters"),
     fault("scores are divided by the head width",
           "self.head_width ** (-0.5) => self.head_width ** (-1.0)",
           "test_the_first_steps_are_as_remembered", within="__init__"),

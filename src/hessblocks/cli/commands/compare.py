@@ -45,8 +45,8 @@ def compare(
     """
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.blocks import read_blocks
     from hessblocks.cli.commands.work import carry_out
+    from hessblocks.models import read_blocks
 
     names, blocks = read_blocks(presets)
     model = replace(model, blocks=blocks)

@@ -42,8 +42,8 @@ def train(
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
     options.check_place(text.data)
     from hessblocks import training as runs
-    from hessblocks.blocks import read_blocks
     from hessblocks.cli.commands.work import carry_out
+    from hessblocks.models import read_blocks
 
     (preset,), blocks = read_blocks([preset], what="preset")
     model = replace(model, blocks=blocks)

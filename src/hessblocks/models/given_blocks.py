@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hessblocks.blocks.block_config import BlockConfig
-from hessblocks.blocks.presets import JOIN, PRESETS, parted, pattern_names
+from hessblocks.blocks import JOIN, PRESETS, BlockConfig, parted, pattern_names
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.storage import canonical, read_object, stays_inside
 
