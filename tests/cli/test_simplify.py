@@ -70,6 +70,8 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
         patched.setattr(running, "_healed", torn)
         shell(*words(place, tmp_path / "out"))
     points = (tmp_path / "out" / "points.jsonl").read_bytes()
+    made = json.loads((place / "out" / "summary.json").read_text())["steps"]
+    assert points.count(b'"key":"step ') == len(made) > 0
     assert points == (place / "out" / "points.jsonl").read_bytes()
     lines = points.splitlines(keepends=True)
     (tmp_path / "out" / "points.jsonl").write_bytes(b"".join([lines[0], *lines[2:-1]]))
