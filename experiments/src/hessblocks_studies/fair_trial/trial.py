@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
-from hessblocks.errors import RunError
 from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
@@ -29,25 +28,10 @@ LEARNED = "learned"
 def measure(settings: plan.TrialSettings) -> list[Row]:
     """One run's losses, or what a step of every block costs."""
     if settings.phase == plan.ONCE:
-        _read_once(settings.size)
+        shared.check_read_once("trial", settings.size)
     timed = settings.turns is not None
     rows = step_clocks(settings) if timed else shared.train_point(settings)
     return [{**row, "start": settings.start} for row in settings.placed(rows)]
-
-
-def _read_once(size: shared.TextSize) -> None:
-    """Refuse a text that is shorter than what the runs read.
-
-    Raises:
-        RunError: it is.
-    """
-    read = size.steps * size.batch_size * size.context
-    there = len(shared.text_of(size).splits["train"])
-    if there < read:
-        raise RunError(
-            f"trial: {size.data} has {there:,} tokens to train on, {read:,} are read; another "
-            "version of it may do."
-        )
 
 
 def step_clocks(settings: plan.TrialSettings) -> list[Row]:

@@ -5,5 +5,6 @@ STUDIES = {
     "optimisers": "optimisers",
     "temperature": "temperature",
     "edge-of-stability": "edge_of_stability",
+    "ladder": "ladder",
 }
 """Name → module of this room that holds the study as `STUDY`."""

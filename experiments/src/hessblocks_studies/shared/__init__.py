@@ -1,6 +1,6 @@
 """Common parts of studies: trained blocks, curvature, differences over seeds, summaries."""
 
-from hessblocks_studies.data import PACKAGE, TextSize, text_of, widened
+from hessblocks_studies.data import NO_TABLES, PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
 from hessblocks_studies.shared.blockwise_rates import blockwise_learning_rates
 from hessblocks_studies.shared.correlations import correlation, correlation_check
@@ -10,6 +10,7 @@ from hessblocks_studies.shared.differences import (
     difference,
     gaps,
     judged_by,
+    line,
     over_seeds,
     slopes,
     undecided,
@@ -85,11 +86,13 @@ from hessblocks_studies.shared.trained_points import (
     Grid,
     Sweep,
     TrainedSettings,
+    check_read_once,
     level,
     run_settings,
     train,
     train_point,
     trained_study,
+    whole_loss,
 )
 from hessblocks_studies.shared.trained_summary import (
     CLOSE,
@@ -106,6 +109,7 @@ from hessblocks_studies.shared.tuned_runs import (
     COUNTED,
     TUNED_COLUMNS,
     TUNING,
+    TUNING_SEED,
     Make,
     Tuned,
     TunedSettings,

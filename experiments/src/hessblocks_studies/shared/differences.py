@@ -288,6 +288,38 @@ def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[S
     return {seed: value - below[seed] for seed, value in above.items() if seed in below}
 
 
+def line(places: Sequence[tuple[float, Difference]]) -> Difference:
+    """The change of differences over a factor of ten, by least squares on log10 of their places.
+
+    With c_i = (x_i − x̄) / Σ (x_j − x̄)² it is Σ c_i y_i. The differences are of different runs;
+    where one error is pooled over all of them, its degrees of freedom are the slope's.
+
+    Args:
+        places: abscissa above 0 and difference.
+
+    Returns:
+        The slope; of no seeds where fewer than three differences are known.
+    """
+    known = [(math.log10(x), one) for x, one in places if one.known and not one.diverged]
+    if len(known) < 3:
+        return Difference(mean=math.nan, error=math.nan, seeds=0)
+    middle = sum(x for x, _ in known) / len(known)
+    squares = sum((x - middle) ** 2 for x, _ in known)
+    weights = [(x - middle) / squares for x, _ in known]
+    parts = [
+        (weight * one.whole, one.whole_freedom)
+        for weight, (_, one) in zip(weights, known, strict=True)
+    ]
+    pooled = len({round(freedom, 6) for _, freedom in parts}) == 1 and not known[0][1].own
+    return Difference(
+        mean=sum(weight * one.mean for weight, (_, one) in zip(weights, known, strict=True)),
+        error=math.hypot(*(error for error, _ in parts)),
+        seeds=min(one.seeds for _, one in known),
+        freedom=parts[0][1] if pooled else welch(*parts),
+        own=any(one.own for _, one in known),
+    )
+
+
 MOST_SEEDS = 8
 """At which a sequential rule ends, decided or not."""
 EARLY = 0.02

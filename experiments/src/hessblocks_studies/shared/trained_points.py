@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from hessblocks import training
 from hessblocks.data import BIGRAMS, BigramTable, Corpus
+from hessblocks.errors import RunError
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies.data import TextSize, run_of_size, text_of
@@ -245,6 +246,46 @@ def train_point(
     rows = [measured("parameters", count, "exact")]
     rows += train(model, run_settings(settings), text_of(settings.size), observer, change)
     return [{**settings.owner, **row} for row in rows]
+
+
+@torch.no_grad()
+def whole_loss(model: nn.Module, corpus: Corpus, context: int, together: int = 64) -> float:
+    """Compute the loss on all held-out windows.
+
+    Args:
+        model: a causal language model; it is left in the mode that it was in.
+        corpus: that is held out from.
+        context: tokens of a window.
+        together: windows of a batch.
+
+    Returns:
+        Nats per token.
+    """
+    windows, mode = corpus.windows("validation", context), model.training
+    device = next(model.parameters()).device
+    model.eval()
+    total = 0.0
+    for start in range(0, len(windows), together):
+        places = range(start, min(start + together, len(windows)))
+        tokens = torch.stack([windows[place]["input_ids"] for place in places]).to(device)
+        total += float(model(input_ids=tokens, labels=tokens).loss) * len(places)
+    model.train(mode)
+    return total / len(windows)
+
+
+def check_read_once(study: str, size: TextSize) -> None:
+    """Refuse a text that is shorter than what a run reads.
+
+    Raises:
+        RunError: it is.
+    """
+    read = size.steps * size.batch_size * size.context
+    there = len(text_of(size).splits["train"])
+    if there < read:
+        raise RunError(
+            f"{study}: {size.data} has {there:,} tokens to train on, {read:,} are read; another "
+            "version of it may do."
+        )
 
 
 def _bigram_rows(settings: TrainedSettings) -> list[Row]:

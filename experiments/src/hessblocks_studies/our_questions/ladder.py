@@ -1,0 +1,164 @@
+"""Climb a ladder of sizes at the paper's tokens a parameter: how does the gap change with size?
+
+The rule: PLAN.md beside this file, section `ladder`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from hessblocks.figures import Panel
+from hessblocks.storage import Row
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Study, Summary
+from hessblocks_studies.our_questions import ladder_plan as plan
+
+AXES = {
+    plan.WIDTHS: "parameters of pre-LN",
+    plan.TOKENS: "tokens a parameter",
+    plan.DEPTHS: "layers",
+}
+"""Phase → what changes in it."""
+
+
+def measure(settings: plan.LadderSettings) -> list[Row]:
+    """Train one model; its last loss is of all held-out windows, and its curvature at both ends."""
+    size, text = settings.size, shared.text_of(settings.size)
+    if size.data is not None:
+        shared.check_read_once("ladder", size)
+
+    def observe(model: nn.Module, step: int) -> list[Row]:
+        rows: list[Row] = []
+        if settings.whole and step == size.steps:
+            loss = shared.whole_loss(model, text, size.context)
+            rows.append(shared.measured(shared.LOSS, loss, "all windows"))
+        if settings.probe and step in (0, size.steps):
+            keys = () if step else ("key",)
+            rows += shared.curvature_rows(model, text, settings.probe, settings.seed, keys)
+        return rows
+
+    found = settings.placed(shared.train_point(settings, observe))
+    place = {"tokens_a_parameter": settings.tokens_a_parameter, "layers": size.depth}
+    return [{**row, **place, "parameters": settings.parameters} for row in found]
+
+
+def places(rows: Rows, phase: str) -> dict[str, float]:
+    """{rung: its place on the axis of the phase}, from the smallest."""
+    column = {plan.WIDTHS: "parameters", plan.TOKENS: "tokens_a_parameter", plan.DEPTHS: "layers"}
+    found = {
+        plan.rung_of(row["variant"]): float(row[column[phase]])
+        for row in rows
+        if row["phase"] == phase and not row["variant"].startswith(shared.BIGRAMS)
+    }
+    return dict(sorted(found.items(), key=lambda one: one[1]))
+
+
+def summarise(rows: Rows) -> Summary:
+    """Plot the gap to pre-ln against size, tokens and depth; judge every rung and the slope."""
+    by_phase = {phase: each for (phase,), each in shared.grouped(rows, "phase").items()}
+    runs = {phase: shared.Runs(by_phase.get(phase, ())) for phase in AXES}
+    tuned = shared.Tuned.of(rows, plan.TUNING, plan.WIDTHS)
+    checks: list[Check] = tuned.rate_checks()[:1]
+    table: list[dict[str, object]] = []
+    panels: list[Panel] = []
+    for phase, label in AXES.items():
+        rungs = places(rows, phase)
+        found = {
+            block: {
+                rung: runs[phase].apart(plan.at(block, rung), plan.at(plan.BASE, rung))
+                for rung in rungs
+            }
+            for block in plan.JUDGED
+        }
+        table += [
+            _line(phase, rung, rungs[rung], block, gap)
+            for block, gaps in found.items()
+            for rung, gap in gaps.items()
+            if gap.seeds
+        ]
+        for block in plan.VERDICTS:
+            checks += [_rung_check(runs[phase], phase, block, rung) for rung in rungs]
+            checks += _slope_checks(block, label, rungs, found[block])
+        panels.append(_panel(label, rungs, found))
+    labels = {name: name for name in tuned.tuning.grids}
+    return shared.summary(
+        "The gap to pre-LN along a ladder of sizes",
+        "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
+        "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
+        f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.NARROWEST}.",
+        [panel for panel in (*panels, tuned.tuning.tuning_panel(labels, "tuning")) if panel.shown],
+        checks,
+        gaps=table,
+        tuning=tuned.tuning_table(),
+        error=[{"phase": p, **shared.error_line(one.residual)} for p, one in runs.items()],
+    )
+
+
+def _line(
+    phase: str, rung: str, place: float, block: str, gap: shared.Difference
+) -> dict[str, object]:
+    """A gap with its interval, and that in which one new seed lies."""
+    known = gap.known
+    return {
+        "phase": phase,
+        "rung": rung,
+        "place": place,
+        "block": block,
+        "gap": gap.mean,
+        "reach": gap.reach() if known else None,
+        "reach_of_one_new_seed": gap.of_one_seed() if known else None,
+        "seeds": gap.seeds,
+    }
+
+
+def _rung_check(runs: shared.Runs, phase: str, block: str, rung: str) -> Check:
+    """Whether a block matches the base at one place; void where the base has learnt too little."""
+    base = plan.at(plan.BASE, rung)
+    check = runs.alike(plan.at(block, rung), base, f"{block} matches {plan.BASE}, {phase}: {rung}")
+    learnt = runs.below_the_table(base, plan.TABLE)
+    return shared.judged_by(learnt, check, shared.void_of(plan.BASE))
+
+
+def _slope_checks(
+    block: str, label: str, rungs: Mapping[str, float], gaps: Mapping[str, shared.Difference]
+) -> list[Check]:
+    found = shared.line([(rungs[rung], gap) for rung, gap in gaps.items()])
+    if not found.seeds:
+        return []
+    return [
+        found.judged(
+            f"the gap of {block} to {plan.BASE} grows with {label}",
+            "open question: a slope above 0",
+            unit="nats over a factor of ten",
+        )
+    ]
+
+
+def _panel(
+    label: str,
+    rungs: Mapping[str, float],
+    found: Mapping[str, Mapping[str, shared.Difference]],
+) -> Panel:
+    """The gaps, with their intervals as bars."""
+    curves: dict[str, Sequence[shared.Place]] = {
+        block: [
+            (rungs[rung], gap.mean, gap.reach() if gap.known else float("nan"))
+            for rung, gap in gaps.items()
+            if gap.seeds and not gap.diverged
+        ]
+        for block, gaps in found.items()
+    }
+    return shared.panel(f"against {label}", label, "above pre-LN (nats per token)", curves, log="x")
+
+
+STUDY = Study(
+    name="ladder",
+    title="the gap of the simplified blocks against size, tokens a parameter and depth",
+    source="ours, testing the claims of the simplified-blocks paper",
+    published="At 4 tokens a parameter SAS and SAS-P match pre-ln in loss per update (Figure 5).",
+    settings=plan.points,
+    measure=measure,
+    summarise=summarise,
+    columns=(*shared.TUNED_COLUMNS, "parameters", "layers", "tokens_a_parameter"),
+    gpus=1,
+)

@@ -1,0 +1,239 @@
+"""List the points of the study `ladder`: rungs of width, of tokens and of depth; rates, starts.
+
+`BEST` is filled in by hand as the tuning comes in.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Scale
+
+BASE = "pre-ln, zero queries"
+"""What gaps are to."""
+VERDICTS = ("sas", "sas-p")
+"""What verdicts are about."""
+JUDGED = (*VERDICTS, "parallel, zero queries")
+BLOCKS = (BASE, *JUDGED)
+TUNING, WIDTHS, NEIGHBOURS, TOKENS, DEPTHS = (
+    shared.TUNING, "widths", "next rates", "tokens", "depths",
+)  # fmt: skip
+PAPER_TOKENS = 4
+"""Tokens a parameter of the paper's main runs."""
+NARROWEST = 64
+RUNGS: dict[Scale, tuple[int, ...]] = {
+    "smoke": (16, 32, 48, 64),
+    "laptop": (64, 96, 128, 192),
+    "paper": (256, 384, 512, 768),
+}
+"""Scale → widths; rates are tuned at the first three and checked at the fourth."""
+MANY: dict[Scale, tuple[float, ...]] = {
+    "smoke": (1,),
+    "laptop": (1, 12, 25),
+    "paper": (1, 12),
+}
+"""Scale → further tokens a parameter, at the smallest width."""
+LAYERS: dict[Scale, tuple[int, ...]] = {
+    "smoke": (2,),
+    "laptop": (3, 12, 24),
+    "paper": (36, 72),
+}
+"""Scale → further depths, at the smallest width."""
+SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 3}
+RATES = (1e-2, 3e-3, 3e-2)
+"""Tried at width `NARROWEST`, the likeliest first; in proportion to 1 / width elsewhere."""
+BEST: dict[str, float] = dict.fromkeys(BLOCKS, 1e-2)
+"""Block → the rate of its runs at width `NARROWEST`: a guess until the tuning is done."""
+SIZES: dict[Scale, shared.TextSize] = {
+    "smoke": replace(shared.SMALLEST, evaluations=2),
+    "laptop": replace(
+        shared.LAPTOP, evaluations=20, data=f"{shared.PACKAGE}torch{shared.NO_TABLES}"
+    ),
+    "paper": shared.PAPER,
+}
+SHORT: dict[Scale, float] = {"smoke": 0.01, "laptop": 1.0, "paper": 1.0}
+"""Scale → share of the tokens that is read."""
+WHOLE = 10**6
+"""More held-out windows than there are."""
+TABLE = shared.BIGRAMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderSettings(shared.TunedSettings):
+    """A point of this study: one model, or the bigram table."""
+
+    tokens_a_parameter: float
+    """Tokens that are read, for each parameter of pre-ln."""
+    whole: bool | None = None
+    """Whether the last loss is that of all held-out windows."""
+    probe: shared.Probe | None = None
+    """How the curvature is measured at both ends; None where it is not."""
+
+    @property
+    def parameters(self) -> int:
+        """Of pre-ln at this size."""
+        return parameters(self.size)
+
+
+def parameters(size: shared.TextSize) -> int:
+    """The parameters of pre-ln: 4 w² + 2 w m a layer, two norms, embeddings and the last norm."""
+    layer = 4 * size.width**2 + 2 * size.width * size.mlp_width + 2 * size.width
+    return size.depth * layer + (size.vocab_size + 1) * size.width
+
+
+def at(block: str, rung: str) -> str:
+    """Name a block at a rung."""
+    return f"{block} ({rung})"
+
+
+def rung_of(label: str) -> str:
+    """The rung of such a name."""
+    return label.rpartition(" (")[2].removesuffix(")")
+
+
+def size_of(
+    scale: Scale, width: int, tokens: float = PAPER_TOKENS, depth: int | None = None
+) -> shared.TextSize:
+    """The size of a rung, its steps in whole evaluations."""
+    size = shared.widened(SIZES[scale], width)
+    size = replace(size, depth=depth or size.depth)
+    wanted = SHORT[scale] * tokens * parameters(size) / (size.batch_size * size.context)
+    each = max(1, round(wanted / size.evaluations))
+    return replace(size, steps=each * size.evaluations)
+
+
+def std_slots(block: str, size: shared.TextSize) -> tuple[str, ...]:
+    """Standard deviations by fan-in of the matrices that a block draws: 1 / √(its inputs)."""
+    simplified = block in VERDICTS
+    narrow = ("attention.key", *(() if simplified else ("attention.value", "attention.projection")))
+    inner = 1 / math.sqrt(size.width)
+    return (
+        "position=rotary",
+        *(f"{name}.std={inner:.6g}" for name in (*narrow, "mlp.input")),
+        f"mlp.output.std={1 / math.sqrt(size.mlp_width):.6g}",
+    )
+
+
+def _point(
+    scale: Scale,
+    phase: str,
+    block: str,
+    rung: str,
+    size: shared.TextSize,
+    seed: int,
+    **more: object,
+) -> LadderSettings:
+    """A model of a rung, at the rate of its size."""
+    table = block == TABLE
+    tokens = size.steps * size.batch_size * size.context / parameters(size)
+    whole = True if scale != "smoke" else None
+    if table and whole:
+        size = replace(size, evaluation_sequences=WHOLE)
+    probed = phase == WIDTHS and not table and seed == next(iter(shared.run_seeds(1)))
+    settings = LadderSettings(
+        study="ladder",
+        variant=block,
+        seed=seed,
+        size=size,
+        phase=phase,
+        label=TABLE if table else at(block, rung),
+        slots=() if table else std_slots(block, size),
+        embedding_std=None if table else shared.best_start(block, size.width),
+        tokens_a_parameter=round(tokens, 3),
+        whole=whole,
+        probe=shared.PROBES[scale] if probed else None,
+    )
+    return replace(settings, **more)  # type: ignore[arg-type]
+
+
+def rate_of(block: str, width: int) -> float:
+    """The rate of a block's runs, in proportion to 1 / width."""
+    return BEST[block] * NARROWEST / width
+
+
+def rungs(scale: Scale) -> dict[str, dict[str, shared.TextSize]]:
+    """Phase → rung → size; the paper's tokens and the usual depth stand in all three."""
+    first = RUNGS[scale][0]
+    usual = size_of(scale, first)
+    return {
+        WIDTHS: {f"width {width}": size_of(scale, width) for width in RUNGS[scale]},
+        TOKENS: {
+            f"{tokens:g} tokens a parameter": size_of(scale, first, tokens)
+            for tokens in sorted({PAPER_TOKENS, *MANY[scale]})
+        },
+        DEPTHS: {
+            f"{depth} layers": size_of(scale, first, depth=depth)
+            for depth in sorted({usual.depth, *LAYERS[scale]})
+        },
+    }
+
+
+def tuning(scale: Scale) -> list[LadderSettings]:
+    """Every block at its rates, at the first three widths, with one seed."""
+    return [
+        _point(
+            scale,
+            TUNING,
+            block,
+            f"width {width}",
+            replace(size_of(scale, width), learning_rate=rate * NARROWEST / width),
+            shared.TUNING_SEED,
+            tuned=True,
+        )
+        for rate in (RATES if scale != "smoke" else RATES[:1])
+        for width in RUNGS[scale][:3]
+        for block in BLOCKS
+    ]
+
+
+def runs(scale: Scale, seeds: int) -> list[LadderSettings]:
+    """All rungs, seed by seed, the verdicts' blocks first; each seed has a table of its own."""
+    found = []
+    for seed in shared.run_seeds(seeds):
+        for phase, sizes in rungs(scale).items():
+            first = next(iter(sizes.values()))
+            found.append(_point(scale, phase, TABLE, "", first, seed))
+            found += [
+                _point(
+                    scale,
+                    phase,
+                    block,
+                    rung,
+                    replace(size, learning_rate=rate_of(block, size.width)),
+                    seed,
+                )
+                for rung, size in sizes.items()
+                for block in BLOCKS
+            ]
+    return found
+
+
+def next_rates(scale: Scale) -> list[LadderSettings]:
+    """The next rates on both sides at the last width, with the first seed of the runs."""
+    width, (seed,) = RUNGS[scale][-1], shared.run_seeds(1)
+    return [
+        _point(
+            scale,
+            NEIGHBOURS,
+            block,
+            f"width {width}",
+            replace(size_of(scale, width), learning_rate=rate_of(block, width) * factor),
+            seed,
+            tuned=True,
+        )
+        for block in BLOCKS
+        for factor in (10**-0.5, 10**0.5)
+    ]
+
+
+def points(scale: Scale, count: int | None) -> list[LadderSettings]:
+    """The tuning, the rungs, the next rates at the last width.
+
+    Args:
+        scale: of the study.
+        count: seeds of the runs; None for the scale's own.
+
+    Returns:
+        The points' settings.
+    """
+    return [*tuning(scale), *runs(scale, count or SEEDS[scale]), *next_rates(scale)]
