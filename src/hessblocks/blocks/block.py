@@ -41,8 +41,9 @@ class Block(nn.Module):
         self.carried = config.carried
         skip, values = config.embedding_skip, config.attention.value_residual
         self.embedding_skip = None if skip is None else skip.build(width, depth)
-        later = values if layer > 0 else None
-        self.value_residual = later and later.build(self.carried["values"], depth)
+        self.value_residual: nn.Module | None = None
+        if values is not None and layer > 0:
+            self.value_residual = values.build(self.carried["values"], depth)
         if config.sub_blocks != "mlp":
             self.attention_norm = first.build(width)
             groups, head_width = config.resolved_key_value_heads, config.resolved_head_width

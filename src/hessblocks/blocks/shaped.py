@@ -152,7 +152,8 @@ def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
     within = counting.lower.to(kept.dtype) @ x_BCND
     sums_BTD = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
     # a slice of all would cost a buffer of zeros in the backward pass
-    return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
+    needed: Tensor = sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
+    return needed
 
 
 def _flat(x_BHTV: Tensor) -> Tensor:
@@ -160,7 +161,8 @@ def _flat(x_BHTV: Tensor) -> Tensor:
 
 
 def _heads(x_BTD: Tensor, like: Tensor) -> Tensor:
-    return x_BTD.unflatten(2, (like.shape[1], -1)).transpose(1, 2)
+    x_BHTV: Tensor = x_BTD.unflatten(2, (like.shape[1], -1)).transpose(1, 2)
+    return x_BHTV
 
 
 def _wide(gains: Tensor, values: Tensor) -> tuple[Tensor, ...]:

@@ -85,6 +85,8 @@ class NormalEquations:
         both = copy.copy(self)
         assert self.gram is not None
         assert self.cross is not None
+        assert other.gram is not None
+        assert other.cross is not None
         both.gram, both.cross = self.gram + other.gram, self.cross + other.cross
         both.square = self.square + other.square
         return both

@@ -216,7 +216,7 @@ def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[st
     single = isinstance(settings, RunSettings)
     names = ("preset", "seed") if single else ("presets", "seeds", "match", "tune")
     model = {name: one for name, one in asdict(settings.model).items() if name != "blocks"}
-    presets = [settings.preset] if isinstance(settings, RunSettings) else settings.presets
+    presets = [settings.preset] if isinstance(settings, RunSettings) else vars(settings)["presets"]
     blocks = {
         name: {
             f"{place}": block.to_dict()

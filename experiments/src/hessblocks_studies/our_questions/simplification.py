@@ -164,8 +164,8 @@ def summarise(rows: Rows) -> Summary:
     return shared.summary(
         "Uneven curvature and loss, sixteen blocks",
         "Diagonal blocks of H on a fixed held-out batch, before training and after each fourth of "
-        "it; every block at its best rate. Curves are of the head of each family, points of one "
-        "mark all blocks of it. Tuning has one seed, the runs have seeds of their own. "
+        "it; every block at its best rate. Curves are of the head of each family. "
+        "Tuning has one seed, the runs have seeds of their own. "
         f"{shared.CURVES}",
         [panel for panel in _panels(tuned, found) if panel.shown],
         [
@@ -296,12 +296,12 @@ def _scatter(
     even: Mapping[str, tuple[float, float]],
     final: Mapping[str, tuple[float, float]],
 ) -> Panel:
-    """Final loss against the spread, one point per block, one mark per family."""
+    """Final loss against the spread, one point and one mark per block."""
     places = {
-        family: [
-            (even[block][0], *final[block]) for block in blocks if block in even and block in final
-        ]
-        for family, blocks in FAMILIES.items()
+        block: [(even[block][0], *final[block])]
+        for blocks in FAMILIES.values()
+        for block in blocks
+        if block in even and block in final
     }
     labels = (LABELS[shared.SPREAD], "final validation loss (nats per token)")
     return shared.panel(title, *labels, places, line=False)
