@@ -1,7 +1,7 @@
-"""Draw pictures and write tables of README.md, comparison.md and findings.md from results.
+"""Draw pictures and write tables of comparison.md and findings.md from results.
 
 Usage: python docs/make_pages.py [FOLDER]
-FOLDER holds pages and results, this one by default; the README stands beside it. A picture is of
+FOLDER holds pages and results, this one by default. A picture is of
 the panels that its page is about; a table is written behind each line `<!-- table: NAME -->`, where
 the old one stood. Nothing is measured here.
 """
@@ -49,7 +49,7 @@ OPTIMISERS = {
 }
 """As the study `optimisers` names them in tables → as its figure does."""
 GLANCED = {BASE: "pre-LN, zero queries", "sas": "SAS", "sas-p": "SAS-P"}
-"""Blocks of the README's table, and what it calls them."""
+"""Blocks that pages name first, and what they call them."""
 Data = Mapping[str, Any]
 """What a study left: checks and tables."""
 
@@ -340,38 +340,6 @@ def by_need(optimisers: Study) -> Figure:
     )
 
 
-def at_a_glance(trial: Data, simplification: Data, optimisers: Data) -> str:
-    """What three studies found of the simplified blocks beside their base."""
-    rows: list[tuple[str, ...]] = []
-    for runs, size in (("narrow", "6 × 64, 8,000 steps"), ("wide", "6 × 256, 1,500 steps")):
-        found, times = (
-            {line["variant"]: line for line in trial["tables"][name] if line["runs"] == runs}
-            for name in ("losses", "times")
-        )
-        rows += [
-            (f"{size}: final loss", *(_loss(found[block]) for block in GLANCED)),
-            ("parameters", *(f"{found[block]['parameters']:,}" for block in GLANCED)),
-            (
-                "time of a step, of the baseline's",
-                *(_share_of_time(times[block]) for block in GLANCED),
-            ),
-        ]
-    spreads = {
-        (line["share_of_the_steps"], line["variant"]): line
-        for line in simplification["tables"]["unevenness"]
-        if (line["quantity"], line["groups"]) == ("spread", ALL)
-    }
-    for share, moment in ((0.0, "before training"), (1.0, "after 1,200 steps")):
-        told = [spreads[share, block] for block in GLANCED]
-        values = (_with_error(line["value"], line["standard_error"]) for line in told)
-        rows.append((f"4 × 64: spread of curvature {moment}", *values))
-    losses_of = {line["variant"]: line for line in optimisers["tables"]["losses"]}
-    for method in ("adamw", "sgd", "muon"):
-        named = f"4 × 64, 1,400 steps: final loss with {OPTIMISERS[method]}"
-        rows.append((named, *(_loss(losses_of[f"{block}, {method}"]) for block in GLANCED)))
-    return _table(("", *GLANCED.values()), rows)
-
-
 def _share_of_time(line: Mapping[str, Any]) -> str:
     return _with_error(line["against_the_base"], line["error_of_the_ratio"])
 
@@ -544,12 +512,6 @@ def _tables(page: str, study: str, **makers: Callable[[Data], str]) -> tuple[Tab
 
 
 TABLES = (
-    Table(
-        page="../README.md",
-        name="at a glance",
-        studies=("trial", "simplification", "optimisers"),
-        make=at_a_glance,
-    ),
     *_tables(
         "comparison.md",
         "trial",

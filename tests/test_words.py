@@ -112,3 +112,16 @@ def test_numbers_are_counted() -> None:
     assert len(NUMBER.findall(prose(page))) == 4
     assert len(words(prose(page))) == 10
     assert before("a b\n\n![c](d)", PICTURE) == 2
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    page = read("README.md")
+    assert len(words(page)) <= 700
+    assert before(page, "```python") < 200
+    assert before(page, PICTURE) < 120
+    assert before(page, "```bash") < 120, "the two commands stand in the first screen"
+    assert numbers_in_a_hundred(page) <= NUMBERS
+    assert "±" not in page
+    doors = ("price MODEL", "simplify MODEL", "compare --presets", "curvature MODEL")
+    for command in (*doors, "reproduce fig3a"):
+        assert f"`hessblocks {command}" in page

@@ -1,4 +1,4 @@
-"""A study whose numbers ask for more points gets them, killed or not, and every reader sees the same."""
+"""A study whose numbers ask for more points gets them, killed or not; all readers see the same."""
 
 from collections.abc import Sequence
 from dataclasses import replace

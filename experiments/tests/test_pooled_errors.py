@@ -192,7 +192,7 @@ def test_verdicts_are_allowed_for_by_their_number() -> None:
 def test_a_rule_that_adds_seeds_is_wrong_in_5_percent_of_cases(
     side: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three blocks get a seed each while one of both differences is open; four others have three."""
+    """Three blocks get a seed each while one of both differences is open; four have three."""
     generator = np.random.default_rng(4)
     wrong, used = 0, []
     for _ in range(DRAWS):
