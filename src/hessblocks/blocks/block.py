@@ -36,10 +36,10 @@ class Block(nn.Module):
         )
         self.mlp = config.mlp.build(width, config.resolved_mlp_width)
         self.carried = config.carried
-        skip, values = config.embedding_skip, config.attention.value_residual
+        skip, values = config.embedding_skip, config.attention.value_residual if layer else None
         self.embedding_skip = None if skip is None else skip.build(width, depth)
-        later = values if layer > 0 else None
-        self.value_residual = later and later.build(self.carried["values"], depth)
+        inner = self.carried.get("values", 0)
+        self.value_residual = None if values is None else values.build(inner, depth)
         self.attention_branch = config.attention_branch.build(width, depth)
         self.mlp_branch = config.mlp_branch.build(width, depth)
 

@@ -150,7 +150,7 @@ def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
     # a long running sum in half precision would lose the late tokens
     totals = x_BCND.sum(dim=2, keepdim=True, dtype=wide)
     within = counting.lower.to(kept.dtype) @ x_BCND
-    sums_BTD = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
+    sums_BTD: Tensor = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
     # a slice of all would cost a buffer of zeros in the backward pass
     return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
 
@@ -160,7 +160,8 @@ def _flat(x_BHTV: Tensor) -> Tensor:
 
 
 def _heads(x_BTD: Tensor, like: Tensor) -> Tensor:
-    return x_BTD.unflatten(2, (like.shape[1], -1)).transpose(1, 2)
+    apart: Tensor = x_BTD.unflatten(2, (like.shape[1], -1))
+    return apart.transpose(1, 2)
 
 
 def _wide(gains: Tensor, values: Tensor) -> tuple[Tensor, ...]:
