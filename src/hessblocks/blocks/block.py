@@ -39,10 +39,10 @@ class Block(nn.Module):
         self.attention: SelfAttention | None = None
         self.mlp_norm: nn.Module | None = None
         self.carried = config.carried
-        skip, values = config.embedding_skip, config.attention.value_residual
+        skip, values = config.embedding_skip, config.attention.value_residual if layer else None
         self.embedding_skip = None if skip is None else skip.build(width, depth)
         self.value_residual: nn.Module | None = None
-        if values is not None and layer > 0:
+        if values is not None:
             self.value_residual = values.build(self.carried["values"], depth)
         if config.sub_blocks != "mlp":
             self.attention_norm = first.build(width)

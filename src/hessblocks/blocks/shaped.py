@@ -150,10 +150,9 @@ def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
     # a long running sum in half precision would lose the late tokens
     totals = x_BCND.sum(dim=2, keepdim=True, dtype=wide)
     within = counting.lower.to(kept.dtype) @ x_BCND
-    sums_BTD = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
+    sums_BTD: Tensor = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
     # a slice of all would cost a buffer of zeros in the backward pass
-    needed: Tensor = sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
-    return needed
+    return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
 
 
 def _flat(x_BHTV: Tensor) -> Tensor:
@@ -161,8 +160,8 @@ def _flat(x_BHTV: Tensor) -> Tensor:
 
 
 def _heads(x_BTD: Tensor, like: Tensor) -> Tensor:
-    x_BHTV: Tensor = x_BTD.unflatten(2, (like.shape[1], -1)).transpose(1, 2)
-    return x_BHTV
+    apart: Tensor = x_BTD.unflatten(2, (like.shape[1], -1))
+    return apart.transpose(1, 2)
 
 
 def _wide(gains: Tensor, values: Tensor) -> tuple[Tensor, ...]:

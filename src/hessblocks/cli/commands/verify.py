@@ -77,8 +77,17 @@ def verify(
         )
 
 
+SLOTS: dict[str, dict[str, Any]] = {
+    "norms of branches": {"attention_branch.norm": "rms", "mlp_branch.norm": "layer"},
+    "alibi": {"position": "alibi"},
+    "derf": {"norm": "derf", "final_norm": "derf"},
+    "skip to the embedding": {"embedding_skip": "branch"},
+}
+"""Slots that no preset has and that have a closed form, as pre-LN is given them."""
+
+
 def _models() -> dict[str, Callable[[], Any]]:
-    """Make tiny models: of every preset, and of every family."""
+    """Make tiny models: of every preset, with other slots, and of every family."""
     from hessblocks.blocks import PRESETS
     from hessblocks.curvature import FAMILY_MODELS
     from hessblocks.models import build
@@ -86,7 +95,11 @@ def _models() -> dict[str, Callable[[], Any]]:
     size: dict[str, Any] = {"depth": 2, "width": 4, "heads": 2, "mlp_width": 6}
     text: dict[str, Any] = {"vocab_size": 7, "context": 6, "tie_word_embeddings": False}
     presets = {f"hessblocks, {name}": partial(build, name, **size, **text) for name in PRESETS}
-    return {**presets, **FAMILY_MODELS}
+    others = {
+        f"hessblocks, {name}": partial(build, "pre-ln", slots=slots, **size, **text)
+        for name, slots in SLOTS.items()
+    }
+    return {**presets, **others, **FAMILY_MODELS}
 
 
 def _table(checks: Sequence[Check]) -> Any:
