@@ -22,7 +22,7 @@ class SimplifySettings:
     """Windows that removals are measured on, and as many others to judge the result."""
     fitted: Annotated[int, at_least(2)] = 24
     """Windows that weights are refitted on, and forecasts made of."""
-    tokens: Annotated[int, at_least(2)] = 128
+    tokens: Annotated[int, at_least(2)] = 64
     """Tokens of each window, 2 or more."""
     samples: Annotated[int, Range(lambda value: value != 1 and value >= 0, "0, or 2 or more")] = 32
     """Sampled gradients of the forecasts; 0: no forecasts."""
