@@ -207,7 +207,7 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
 
 
 def test_time_to_the_loss_of_each_pre_ln_has_its_own_verdict() -> None:
-    """With usual queries pre-ln ends at 2.5, with zero ones at 0.5; sas-p, of equal steps, at 1."""
+    """With usual queries pre-ln ends at 2.5, with zero ones at 0.5; sas-p, of longer steps, at 1."""
     ends = {"pre-ln": 2.5, BASES[1]: 0.5, "sas-p": 1.0}
     rows = [row for name, end in ends.items() for s in (0, 1) for row in curve(name, s, [4.0, end])]
     rows += [row for seed in (0, 1) for row in curve(BIGRAMS, seed, [4.0])]
@@ -215,7 +215,7 @@ def test_time_to_the_loss_of_each_pre_ln_has_its_own_verdict() -> None:
         row
         for name in ("pre-ln", "sas-p")
         for seed, of_all in enumerate((1.0, 2.0, 3.0))
-        for row in timed(name, of_all, seed=seed)
+        for row in timed(name, of_all * (1.1 if name == "sas-p" else 1.0), seed=seed)
     ]
     found = {check.fact: check.holds for check in find("speed").summarise(rows + clocks).checks}
     facts = [f"sas-p needs less time than {base} to the last loss of {base}" for base in BASES]
@@ -447,7 +447,7 @@ def test_to_match_is_to_be_neither_worse_nor_better() -> None:
     """Losses within 0.05 nats of each other match."""
     values = {
         "one": {0: 3.00, 1: 3.01, 2: 2.99},
-        "same": {0: 3.02, 1: 3.03, 2: 3.01},
+        "same": {0: 3.01, 1: 3.02, 2: 3.00},
         "better": {0: 2.80, 1: 2.81, 2: 2.79},
         "worse": {0: 3.20, 1: 3.21, 2: 3.19},
         "near": {0: 3.00, 1: 3.06, 2: 3.03},
