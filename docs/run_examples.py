@@ -1,7 +1,7 @@
 """Run examples and keep what each cell prints, for the site.
 
 Run `python docs/run_examples.py [NAME ...]`. It writes examples/outputs/NAME.json, a text per cell
-of code. Without names all run but that of a pretrained model, which takes minutes and 9 GB of memory.
+of code. Without names all run but that of a pretrained model, which takes minutes and 9 GB.
 """
 
 from __future__ import annotations
