@@ -186,8 +186,8 @@ def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
     base, bracket, rest = name.partition("[")
     if not bracket:
         return base, []
-    split = (one.partition("=") for one in rest[:-1].split(","))
-    pairs = [(slot.strip(), value.strip()) for slot, _, value in split]
+    words = (one.partition("=") for one in rest[:-1].split(","))
+    pairs = [(path.strip(), value.strip()) for path, _, value in words]
     if not rest.endswith("]") or not all(map(all, pairs)):
         raise ArgumentError(
             f"preset: expected NAME[SLOT=VALUE,...], such as sas[mlp.gated=true], got {name!r}"
