@@ -59,7 +59,7 @@ FAULTS = (
           "torch.promote_types($x_BTD.dtype, torch.float32) => $x_BTD.dtype",
           "test_half_precision_means_are_summed_in_single", within="_sums"),
     fault("shaped attention counts its tokens on the CPU, a dropped device",
-          "torch.arange($$a, device=$values.device) => torch.arange($$a)",
+          "torch.arange(1, $a + 1, device=$values.device)[None] => torch.arange(1, $a + 1)[None]",
           "test_the_numbers_are_those_of_the_cpu[on_models.py]", within="of"),
     fault("a tied projection is not transposed",
           "self._source[0].initial_weight.T => self._source[0].initial_weight",

@@ -68,7 +68,7 @@ FAULTS = (
     fault("two uses of one weight pass", "len($names) > 1 => len($names) > 99",
           "test_what_outputs_do_not_show_is_refused", within="_check_ties"),
     fault("the closed form overlooks a gate", "$attention.gate is not None => False",
-          "test_closed_forms_refuse_a_gate_by_name", within="_check_parts"),
+          "test_closed_forms_refuse_what_they_do_not_cover_by_name", within="_check_parts"),
     fault("the closed form overlooks the window", "$attention.window => None",
           "test_last_block.py::test_every_block_equals_dense_autodiff[outer-window]",
           within="from_hessblocks"),

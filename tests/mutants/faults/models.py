@@ -5,7 +5,7 @@ from tests.mutants.mutant import fault
 # fmt: off
 FAULTS = (
     fault("eager attention sees what is hidden", "~mask => mask",
-          "test_a_mask_of_the_users_own_reaches_the_centre_too", within="eager_attention"),
+          "test_a_mask_of_the_users_own_reaches_the_centre_too", within="matrix_kernel"),
     fault("an edited card is overwritten", "$begin + $end == _mark($text) => bool($begin)",
           "test_our_card_follows_the_model_until_it_is_edited", within="_ours"),
     fault("a card that is not ours is overwritten",
@@ -18,7 +18,7 @@ FAULTS = (
           " => ($own := self.__get__($config, type($config))) is None", "test_configuration.py"),
     fault("of two names of a size the later counts", "$a != given[ours] => $a is None",
           "test_configuration.py"),
-    fault("values are merged across a gate", "$attention.gate is None and $a => $a",
+    fault("values are merged across a gate", "$attention.gate is not None or $a => $a",
           "test_gates_are_folded_but_values_are_not_merged_across_them", within="_values_touch"),
     fault("folding forgets the gain of a branch", "gain * state[target] => 1.0 * state[target]",
           "test_a_folded_preset_computes_the_same"),
@@ -38,7 +38,8 @@ FAULTS = (
     fault("a window has one token more", "_Window($name, $window) => _Window($name, $window + 1)",
           "test_a_window_is_that_of_mistral", within="_mask_of"),
     fault("positions behind padding on the left are off by one",
-          "$real.cumsum(dim=-1) - 1 => $real.cumsum(dim=-1)",
+          "($real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, $new)"
+          " => $real.cumsum(dim=-1).index_select(1, $new)",
           "test_left_padding_changes_no_logits"),
     fault("positions behind a cache begin again",
           "$past + torch.arange($tokens, device=$x.device)"
