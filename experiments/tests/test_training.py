@@ -207,7 +207,7 @@ def test_time_to_the_loss_of_pre_ln_is_compared_seed_by_seed() -> None:
 
 
 def test_time_to_the_loss_of_each_pre_ln_has_its_own_verdict() -> None:
-    """With usual queries pre-ln ends at 2.5, with zero ones at 0.5; sas-p, of longer steps, at 1."""
+    """With usual queries pre-ln ends at 2.5, with zero ones at 0.5; sas-p, slower, at 1."""
     ends = {"pre-ln": 2.5, BASES[1]: 0.5, "sas-p": 1.0}
     rows = [row for name, end in ends.items() for s in (0, 1) for row in curve(name, s, [4.0, end])]
     rows += [row for seed in (0, 1) for row in curve(BIGRAMS, seed, [4.0])]

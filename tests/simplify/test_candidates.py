@@ -113,6 +113,15 @@ def test_changed_models_are_saved_generate_and_train(name: str, tmp_path) -> Non
     assert any(not torch.equal(value, before[key]) for key, value in changed.state_dict().items())
 
 
+def test_a_cache_begins_at_the_first_layer_with_attention() -> None:
+    model, text = model_of("llama"), ids(10)
+    (one,) = candidates(model, Pass(model, text), ["attention"], [0])
+    changed = edited(model, one)
+    first = changed(text[:, :7], use_cache=True)
+    rest = changed(text[:, 7:], past_key_values=first.past_key_values, use_cache=True).logits
+    assert torch.allclose(rest, changed(text).logits[:, 7:], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2, untied, by layer"])
 def test_a_frozen_norm_is_exact_where_all_tokens_have_one_scale(name: str) -> None:
     """With embeddings of equal spread the first norm is linear, and its fold changes nothing."""

@@ -83,11 +83,8 @@ class NormalEquations:
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Put the tokens of both together."""
         both = copy.copy(self)
-        assert self.gram is not None
-        assert self.cross is not None
-        assert other.gram is not None
-        assert other.cross is not None
-        both.gram, both.cross = self.gram + other.gram, self.cross + other.cross
+        (gram, cross), (more, also) = self._on(None), other._on(None)
+        both.gram, both.cross = gram + more, cross + also
         both.square = self.square + other.square
         return both
 

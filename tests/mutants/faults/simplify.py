@@ -21,7 +21,7 @@ FAULTS = (
           "$inputs if self.mlp_norm is None else self.mlp_norm($x) => $inputs",
           "test_the_logits_are_those_of_the_pretrained_model", within="after_attention"),
     fault("a cache counts layers without attention", "$index += $layer.attention is not None => $index += 1",
-          "test_changed_models_are_saved_generate_and_train", within="forward"),
+          "test_a_cache_begins_at_the_first_layer_with_attention", within="forward"),
     fault("heads are those of the first layer",
           "$block = config.pattern[layer % len(config.pattern)] => $block = config.pattern[0]",
           "test_heads_are_told_apart_in_layers_that_differ", within="heads_of"),
