@@ -10,6 +10,7 @@ from hessblocks.blocks import BlockConfig, BlockPart, Branch, Identity, NoNorm, 
 
 SHOWN = (
     *("width", "heads", "key_value_heads", "mlp_width"),  # sizes, which no drawing has
+    "embedding_std",  # a start, which none has either
     *("layout", "norm_placement", "first_norm", "final_norm", "attention_branch", "mlp_branch"),
     *("attention.shaping", "attention.query", "attention.key", "attention.value"),
     *("attention.first_value", "attention.projection", "mlp.gated"),
@@ -23,7 +24,7 @@ GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
 """Longest name that fits above its block."""
-_PER_ROW, _COLUMN, _ROW, _STEP = 5, 176, 372, 32
+_PER_ROW, _COLUMN, _ROW, _STEP = 6, 176, 372, 32
 _STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
 .name { font-weight: 600; font-size: 14px; }
