@@ -605,7 +605,7 @@ def test_positions_that_help_one_block_more_are_said() -> None:
     assert found[f"rotary positions: {PLACED_FACT}"].holds is True
     assert found[f"sinusoidal positions: {PLACED_FACT}"].holds is False
     assert list(found.values())[-1].holds is False
-    assert list(found.values())[-1].ours.startswith("-0.200 ± 0.001 [")
+    assert list(found.values())[-1].ours.startswith("-0.200 ± 0.00")
 
 
 def runs(table: float = 4.0, **ends: tuple[float, ...]) -> Runs:

@@ -111,7 +111,9 @@ CASES: dict[str, Bad] = {
         train(preset="sasp"), 2, "preset: 'sasp' is unknown; did you mean 'sas-p'"
     ),
     "unknown command": Bad(("trian",), 2, "No such command 'trian'"),
-    "no preset": Bad(("train",), 2, "PRESET: expected a value, got none; known: pre-ln, post-ln"),
+    "no preset": Bad(
+        ("train",), 2, "PRESET: expected a value, got none; known: pre-ln, pre-ln-zero"
+    ),
     "an option without its value": Bad(
         train("--optimiser"), 2, "--optimiser: expected a value, got none; known: adamw, sgd"
     ),

@@ -143,7 +143,8 @@ def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:
     from hessblocks.cli.commands.compare import _next
 
     for name in NAMES.values():
-        line = _next(make(ComparisonSettings, {"presets": ("sas",)}), DataSettings(data=name))
+        asked = make(ComparisonSettings, {"presets": ("sas",)})
+        line = _next("sas", None, asked, DataSettings(data=name))
         assert not RAW.search(line)
         words = words_of(line, tmp_path)
         assert words[words.index("--data") + 1] == name

@@ -272,7 +272,7 @@ def test_weights_in_another_order_are_noticed() -> None:
     weight = model.model.layers[0].mlp.down_proj.weight
     with torch.no_grad():
         weight.copy_(weight.roll(1, 0))
-    with pytest.raises(ArgumentError, match="weights have changed"):
+    with pytest.raises(ArgumentError, match="weights or modules have changed"):
         found.block("model.norm.weight", "model.norm.weight").dense()
 
 

@@ -234,7 +234,9 @@ def test_weights_that_change_afterwards_are_noticed() -> None:
         for parameter in case.model.parameters():
             parameter.mul_(2.0)
     assert found.block("query", "query", "outer").frobenius_norm() <= 2 * query
-    with pytest.raises(ArgumentError, match=r"weights have changed since .*; take it again"):
+    with pytest.raises(
+        ArgumentError, match=r"weights or modules have changed since .*; make it again"
+    ):
         found.block("query", "model.final_norm.weight").dense()
 
 

@@ -154,7 +154,7 @@ def test_a_block_is_of_the_weights_of_its_call_or_refused() -> None:
         for parameter in model.parameters():
             parameter.data.mul_(1.5)
     assert torch.equal(found.block("unembedding", "unembedding").dense(), head)
-    with pytest.raises(ArgumentError, match="weights have changed"):
+    with pytest.raises(ArgumentError, match="weights or modules have changed"):
         found.block("unembedding", "model.norm.weight").dense()
 
 

@@ -23,6 +23,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.reading import KINDS
 from hessblocks.linalg import DenseOperator, DiagonalEstimate, Eigenvalues, solve
 from hessblocks.signal import propagate
+from hessblocks.simplify import Removals
 from hessblocks.storage import Rows, Tabular
 from hessblocks.training.following import Following
 
@@ -100,8 +101,8 @@ def classes(base: type) -> set[type]:
 
 def test_every_kind_of_result_can_be_read() -> None:
     ours = {one for one in classes(Tabular) if one.__module__.startswith("hessblocks")}
-    assert {one for one in ours if one.rows_alone} == {Allocation, Bill}
-    assert ours - classes(Following) - {Tabular, Allocation, Bill} == set(KINDS.values())
+    assert {one for one in ours if one.rows_alone} == {Allocation, Bill, Removals}
+    assert ours - classes(Following) - {Tabular, Allocation, Bill, Removals} == set(KINDS.values())
 
 
 def test_norms_can_be_worked_with_again(tmp_path: Path) -> None:

@@ -140,15 +140,15 @@ def _check_entries(mask: Tensor) -> None:
 
 
 def with_bias(
-    mask: Shaped[Tensor, "#B #H T S"] | None,
+    mask: Any,
     bias: Float[Tensor, "#B H T S"] | None,
     *,
     causal: bool,
-) -> Shaped[Tensor, "#B #H T S"] | None:
+) -> Any:
     """Add what positions add to the scores to a mask.
 
     Args:
-        mask: booleans, numbers, or None for what `causal` says.
+        mask: booleans, numbers, flex attention's own, or None for what `causal` says.
         bias: finite; None for nothing.
         causal: whether, without a mask, a token attends to no later one.
 

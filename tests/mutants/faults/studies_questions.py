@@ -17,7 +17,7 @@ FAULTS = (
           "shared.judged_by($good, $verdict, POOR) => $verdict",
           "test_trial.py::test_verdicts_are_void_where_the_base_is_no_base"),
     fault("a gap on another text is taken above the base on the usual one",
-          "$runs if plan.BASE in plan.CHANGED[$phase] else self.runs => self.runs",
+          "own if base in plan.CHANGED[phase] else self.runs => self.runs",
           "test_blocks_on_a_text_read_once_are_judged_against_the_base_on_it"),
     fault("a trial counts though a lower rate is better in runs as long",
           "_at_its_rate($$a, plan.BASE) => _at_its_rate($$a)",

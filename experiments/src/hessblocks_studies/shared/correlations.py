@@ -110,7 +110,8 @@ def correlation(
     if len(groups) >= FEWEST and math.isfinite(value):
         spread = float(np.std(found, ddof=1))
         reach = float(special.stdtrit(len(groups) - 1, 0.975)) * spread
-        p_value = rounded(2 * float(special.stdtr(len(groups) - 1, -abs(turned(value)) / spread)))
+        away = math.inf if value and not spread else abs(turned(value)) / (spread or 1.0)
+        p_value = rounded(2 * float(special.stdtr(len(groups) - 1, -away)))
         low, high = (math.tanh(turned(value) + side * reach) for side in (-1, 1))
         low, high = min(low, value), max(high, value)
     return Correlation(

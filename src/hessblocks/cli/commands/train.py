@@ -10,12 +10,14 @@ from hessblocks import settings
 from hessblocks.cli import options
 from hessblocks.escape import shell_line
 
-_LOAD = "import sys, hessblocks, transformers; print(transformers.pipeline({}, sys.argv[1])({}))"
+_LOAD = (
+    "import sys, hessblocks, transformers; print(transformers.pipeline({}, sys.argv[1])({})[0][{}])"
+)
 _TRY = {
-    "causal-lm": ('"text-generation"', '"def", max_new_tokens=8'),
-    "masked-lm": ('"fill-mask"', '"def <|mask|>(self"'),
+    "causal-lm": ('"text-generation"', '"def", max_new_tokens=8', '"generated_text"'),
+    "masked-lm": ('"fill-mask"', '"def <|mask|>(self"', '"sequence"'),
 }
-"""Task → a pipeline of transformers, and what it is given."""
+"""Task → a pipeline of transformers, what it is given, and what of its answer is printed."""
 
 
 @options.taking
