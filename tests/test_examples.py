@@ -49,7 +49,7 @@ PROMISED = {
         r"strength  10: first task 0\.9\d, second 0\.9\d",
     ],
     "follow_a_finetuning": [
-        r"step  0: .* key 0 ± 0, heterogeneity \d\d,\d{3}",
+        r"step  0: .* key 0 ± 0, heterogeneity \d?\d,\d{3}",
         r"step 80: held-out loss 0\.0\d\d, .* key 0\.[1-9]",
         r"80 values, in the Trainer's log as curvature/embedding\.token/full",
     ],

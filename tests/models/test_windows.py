@@ -88,7 +88,7 @@ def test_the_centre_is_uniform_over_the_window(mask: Tensor | None) -> None:
     layer = model.model.layers[0]
     layer.attention.register_forward_hook(lambda _, given, out: seen.append((*given, out)))
     model(ids(3, TOKENS), attention_mask=mask)
-    x, context, _, found = seen[0]
+    x, context, *_, found = seen[0]
     allowed = NEAR & (torch.ones_like(PADDED) if mask is None else PADDED).bool()[:, None, :]
     allowed = (allowed | torch.eye(TOKENS, dtype=torch.bool))[:, None]
     query, key, value = layer.attention._project(x, context.rotation)
