@@ -45,7 +45,7 @@ def options(command: str) -> dict[str, Argument]:
     return {one.names[0]: one for one in arguments if one.parse and one.names[0] != "*"}
 
 
-LEFT_OUT = {"betas", "clip", "log_every", "evaluation_sequences", "sample"}
+LEFT_OUT = {"betas", "blocks", "clip", "log_every", "evaluation_sequences", "sample"}
 """Fields that are no options; `sample` stands for those of its own."""
 
 
@@ -102,7 +102,7 @@ def test_each_optimiser_has_its_own_defaults() -> None:
 
 
 def test_train_and_compare_have_the_same_options() -> None:
-    own = {"PRESET", "--presets", "--seeds", "--match"}
+    own = {"PRESET", "--presets", "--seeds", "--match", "--tune"}
     names = [options(command).keys() - own for command in ("train", "compare")]
     assert names[0] == names[1]
     assert len(names[0]) > 25
