@@ -162,15 +162,17 @@ def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
 
 def _value(given: Any, hint: Any, place: str) -> Any:
     """Convert a given value to the type that the field's annotation demands."""
-    wanted = [one for one in (typing.get_args(hint) or (hint,)) if one is not types.NoneType]
-    optional = types.NoneType in typing.get_args(hint)
+    united = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    choices = typing.get_args(hint) if united else (hint,)
+    wanted = [one for one in choices if one is not types.NoneType]
+    optional = types.NoneType in choices
     if optional and (given is None or given == "none"):
         return None
     kind = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) else object
     if issubclass(kind, BlockPart):
         return part_of(given, kind, place)
     if not set(wanted) <= set(_WORDS):
-        raise ArgumentError(f"{place}: can be given in a part only, not by name.")
+        raise ArgumentError(f"{place}: can only be given inside a part, not by path.")
     value = _read(given) if isinstance(given, str) and kind is not str else given
     if not any(_fits(value, one) for one in wanted):
         expected = " or ".join([*(_WORDS[one] for one in wanted), *(["none"] if optional else [])])
