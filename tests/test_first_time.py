@@ -19,11 +19,10 @@ top = hb.extreme_eigenvalues(H, 1, "largest")
 hb.spectral_density(H, steps=20).plot().savefig("spectrum.png")
 hb.curvature_map(problem, groups, probes=4).plot().savefig("map.png")
 hb.group_norms(problem, groups, probes=4).plot().savefig("norms.png")
-write = hb.report.write_curvature_report
-hb.measure_curvature("llama", batch, probes=4, out="llama-run", finish=write)
+hb.measure_curvature("llama", batch, probes=4, out="run", finish=hb.report.write_curvature_report)
 print(problem, top, sep="\\n")
 """
-REPORT = Path("llama-run", "report.html")
+REPORT = Path("run", "report.html")
 
 
 def save_llama(folder: Path) -> LlamaForCausalLM:

@@ -47,7 +47,7 @@ def test_values_of_the_first_layer_and_embeddings_reach_every_layer() -> None:
     tokens = ids(2, 7)
     embedded = x = model.model.token_embedding(tokens)
     block = model.config.block_config
-    rotation = block.position.rotation(torch.arange(7)[None], block.head_width, x.dtype)
+    rotation = block.position.rotation(torch.arange(7)[None], block.width // block.heads, x.dtype)
     first = None
     with torch.no_grad():
         for layer in model.model.layers:

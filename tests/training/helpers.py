@@ -23,6 +23,7 @@ from hessblocks.training.comparison import compare
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}
 SEAL = "0123456789abcdef-0123456789abcdef"
 MODEL = ModelSettings(depth=2, width=16, heads=2, context=16)
+SIZES = {name: one for name, one in vars(MODEL).items() if name != "blocks"}
 TRAINING = TrainingSettings(
     steps=12,
     batch_size=4,

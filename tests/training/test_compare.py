@@ -29,7 +29,7 @@ from hessblocks.storage.rows import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import claimed
 from hessblocks.training.preparation import config_of, resolve_device
-from tests.training.helpers import COMPARISON, MODEL, TRAINING, complete, files, numbers
+from tests.training.helpers import COMPARISON, MODEL, SIZES, TRAINING, complete, files, numbers
 
 
 def test_the_comparison_gathers_its_runs(undisturbed: Path) -> None:
@@ -47,8 +47,7 @@ def test_the_initial_norms_are_those_of_the_dense_hessian(
     corpus: Corpus, undisturbed: Path
 ) -> None:
     torch.manual_seed(0)
-    sizes = {name: one for name, one in vars(MODEL).items() if name != "blocks"}
-    model = hb.build("sas-p", vocab_size=corpus.vocab_size, **sizes)
+    model = hb.build("sas-p", vocab_size=corpus.vocab_size, **SIZES)
     batch = corpus.curvature_batch(2, 6, seed=0)
     group = parameter_groups(model)["layers.1.mlp.out"]
     dense = Hessian(Problem(model, batch), group).dense().norm().item()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
@@ -201,11 +202,13 @@ def test_the_other_presets_go_on(
 ) -> None:
     build = preparation.build
 
-    def spoilt(preset: str, **sizes: Any) -> nn.Module:
-        model = build(preset, **sizes)
-        if preset == "pre-ln":
-            with torch.no_grad():
-                model.get_submodule(NAME).weight.fill_(1e38)
+    def infinite(module: nn.Module, _: object, output: Tensor) -> Tensor:
+        return output * math.inf if module.training else output
+
+    def spoilt(blocks: list[hb.BlockConfig], **sizes: Any) -> nn.Module:
+        model = build(blocks, **sizes)
+        if sizes["name"] == "pre-ln":
+            model.get_submodule(NAME).register_forward_hook(infinite)
         return model
 
     monkeypatch.setattr(preparation, "build", spoilt)

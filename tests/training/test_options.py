@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import train
 from hessblocks.training.folder import RunFolder
-from tests.training.helpers import MODEL, TRAINING, killed_at_write
+from tests.training.helpers import MODEL, SIZES, TRAINING, killed_at_write
 from tests.training.test_run import batches, loss_of
 
 
@@ -41,7 +41,7 @@ def losses(out: Path) -> list[float]:
 def by_hand(corpus: Corpus, chosen: RunSettings) -> list[float]:
     """The loop in plain torch, for the optimiser, schedule and passes of the settings."""
     torch.manual_seed(chosen.seed)
-    model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **asdict(MODEL))
+    model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **SIZES)
     training, found = chosen.training, []
     decayed = {name: p for name, p in model.named_parameters() if p.ndim >= 2}
     inner = [decayed.pop(name) for name in [*decayed] if ".layers." in name]

@@ -20,7 +20,7 @@ from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import ShuffledPasses, spread
-from tests.training.helpers import MODEL, TRAINING
+from tests.training.helpers import MODEL, SIZES, TRAINING
 
 
 def settings(preset: str = "sas", **training: object) -> RunSettings:
@@ -54,7 +54,7 @@ def loss_of(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 def by_hand(corpus: Corpus, chosen: RunSettings) -> tuple[torch.nn.Module, list[float]]:
     """AdamW, linear warm-up and decay, clipping, no weight decay of gains: in plain torch."""
     torch.manual_seed(chosen.seed)
-    model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **vars(MODEL))
+    model = hb.build(chosen.preset, vocab_size=corpus.vocab_size, **SIZES)
     training = chosen.training
     gains = ("alpha", "beta", "gamma", "norm", "gain")
     named = list(model.named_parameters())
