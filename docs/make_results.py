@@ -82,6 +82,7 @@ FINDINGS = {
     "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
     "temperature": "Hot attention shrinks query and key blocks, and equal tokens leave none.",
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
+    "ladder": "Whether the gap of SAS and SAS-P closes as models grow is still to be run.",
 }
 """What a study found, in a sentence without numbers; its verdicts say how surely."""
 TOLD = (
