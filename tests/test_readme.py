@@ -35,14 +35,21 @@ def test_it_is_read_in_a_few_minutes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
-def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_code_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks("python")
+    code, closed = blocks("python")
     (name,) = re.findall(r'hb.load\("(.*?)"\)', code)
     write(tiny_llama(), tmp_path / name)  # the real one: tests/test_examples.py
     (tmp_path / "text.txt").write_text("abc and so on. " * 200, encoding="utf-8")
-    exec(compile(code, "README.md", "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
     assert (tmp_path / "curvature.png").stat().st_size > 10_000
+    capsys.readouterr()
+    exec(compile(closed, "README.md", "exec"), names)
+    shown = re.findall(r"\((\d+, \d+)\)", closed.rpartition("#")[2])
+    assert re.findall(r"\(\[?(\d+, \d+)", capsys.readouterr().out) == shown != []
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
