@@ -117,6 +117,16 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert {name for name in hb.__all__ if name[0] != "_"} - headings <= set(dir_of_packages())
 
 
+def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: Path) -> None:
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    tasks = re.findall(r'<h2 id="([^"]+)', text)
+    assert tasks[:3] == ["measure-curvature", "price-a-change", "simplify-a-pretrained-model"]
+    offered = [name for name in hb.__all__ if callable(getattr(hb, name))]
+    assert len(offered) > 50
+    for name in set(offered) - set(dir_of_packages()):
+        assert re.search(rf"<code>hb\.{name}</code></a>: [A-Z]", text), name
+
+
 def test_the_reference_has_the_names_of_the_studies(site: Path) -> None:
     places = Links(site / "api" / "studies.html").places
     assert {"hessblocks_studies.run_study", "hessblocks_studies.find"} <= places
