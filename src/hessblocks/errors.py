@@ -39,9 +39,11 @@ class ArgumentError(HessblocksError, ValueError):
 
     Examples:
         >>> import hessblocks as hb
-        >>> hb.rounded(bits=0)
-        Traceback (most recent call last):
-        hessblocks.errors.ArgumentError: bits: expected a whole number from 1 to 16, got 0
+        >>> try:
+        ...     hb.rounded(bits=0)
+        ... except hb.ArgumentError as error:
+        ...     print(error)
+        bits: expected a whole number from 1 to 16, got 0
     """
 
     exit_status = 2
@@ -51,11 +53,12 @@ class RunError(HessblocksError, RuntimeError):
     """Error for what failed although the arguments were fine; the message says what to do.
 
     Examples:
-        >>> import tempfile, hessblocks as hb
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hb.read(f"{folder}/norms.json")
-        Traceback (most recent call last):
-        hessblocks.errors.RunError: ...cannot be read...
+        >>> import hessblocks as hb
+        >>> try:
+        ...     hb.load("nobody/no-such-model")
+        ... except hb.RunError as error:
+        ...     print(error)
+        MODEL: 'nobody/no-such-model' is no folder, and no model of that name is in the local ...
     """
 
 

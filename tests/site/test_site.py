@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -158,6 +159,19 @@ def test_operators_have_their_members_and_examples_are_code(site: Path) -> None:
     for page in (site / "api").glob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<blockquote>" not in text, f"{page.name}: an example that is not under Examples:"
+
+
+@pytest.mark.parametrize("page", ["curvature", "training"])
+def test_what_is_copied_of_an_example_can_be_run(browser, site: Path, page: str) -> None:
+    open_page(browser, site / "api" / f"{page}.html", 1280)
+    copied = browser.execute_script(
+        """return [...document.querySelectorAll('code:has(> .gp)')].map(code => {
+        code.setAttribute('data-md-copying', '');  // as the theme's button does
+        return code.innerText; })"""
+    )
+    assert copied
+    for text in copied:
+        ast.parse(text)
 
 
 def test_indices_stand_below_the_line_and_code_stays_as_it_is(site: Path) -> None:
