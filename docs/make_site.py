@@ -33,6 +33,50 @@ USERS = {
     "practitioners": ("models", "training", "data"),
 }
 """For whom the library is, and the packages that each of them needs first."""
+TASKS = {
+    "Measure curvature": (
+        "docs/curvature.md",
+        """Problem Hessian OuterProduct Functional EmpiricalFisher MonteCarloFisher
+        PreconditionedHessian parameter_groups select_groups custom_groups ParameterGroup
+        group_norms curvature_map measure_curvature loss_along preconditioned_sharpness
+        CurvatureCallback second_order_attention check_derivatives""",
+    ),
+    "Price a change": (
+        "docs/price.md",
+        "price Bill change_each Change rounded pruned merged removed",
+    ),
+    "Simplify a pretrained model": (
+        "docs/simplify.md",
+        """load text_batch from_pretrained_blocks to_family simplify.candidates
+        simplify.measure_removals simplify.Plan simplify.heal simplify.simplify_model""",
+    ),
+    "Build and train blocks": (
+        "docs/blocks.md",
+        """PRESETS preset BlockConfig build compare training.train models.fold models.draw_blocks
+        measure_signal signal.propagate SignalCallback GainCallback""",
+    ),
+    "Closed forms": (
+        "docs/theory.md",
+        """attention_hessian exact_attention_curvature exact_last_block theory.at_limit
+        theory.rank_bound""",
+    ),
+    "Estimators": (
+        "docs/estimators.md",
+        """trace frobenius_norm diagonal extreme_eigenvalues condition_number spectral_density
+        jensen_shannon_distance inverse identity_like LinearOperator Estimate Spectrum""",
+    ),
+    "Read and draw results": (
+        "docs/curvature.md#calculating-handing-over-drawing",
+        """read report.load_results report.compare_results report.summary drawing.plot drawing.draw
+        drawing.draw_heatmap drawing.write_picture""",
+    ),
+    "Errors, and what has moved": (
+        None,
+        "HessblocksError ArgumentError RunError blockwise_learning_rates",
+    ),
+}
+"""What users do, the page that says how, and the names for it: each that `hessblocks` itself offers
+once, and with their package some that it does not."""
 UNSEARCHED = ("docs/log.md", "CHANGELOG.md")
 """History, which a search leaves out."""
 PLAIN = re.compile(r"((?s:```.*?```)|`[^`]*`|(?m:^#.*$)|\]\([^)]*\)|<[^>]*>|^:::.*$)", re.MULTILINE)
@@ -156,21 +200,44 @@ def example(script: Path) -> Iterator[tuple[str, str]]:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """A page for each package with public names, and the list of all names."""
+    """A page for each package with public names, and the names by task."""
     package = griffe.load("hessblocks", search_paths=[ROOT / "src"])
-    rows = []
+    rows, tasks = [], [*by_task(package)]
     for name, short in sorted(short_names().items()):
         module = package[name]
         if not (short or module.exports):
             continue
-        names = dict.fromkeys([*short, *(module.exports or ())])
+        names = dict.fromkeys([*sorted(short, key=in_tasks().index), *(module.exports or ())])
         yield f"api/{name}.md", page_of(name, module, names)
-        links = ", ".join(f"[`{each}`]({name}.md#{place(module, each)})" for each in short)
-        rows.append(f"- **[{name}]({name}.md)**: {first_line(module)} {links}")
+        rows.append(f"- **[{name}]({name}.md)**: {first_line(module)}")
     studies = griffe.load("hessblocks_studies", search_paths=[ROOT / "src", STUDIES.parent])
     yield "api/studies.md", page_of("studies", studies, names_of(STUDIES / "__init__.pyi"))
     rows.append(f"- **[studies](studies.md)**: {first_line(studies)} `import hessblocks_studies`.")
-    yield "api/index.md", "\n".join(["# Reference", "", OFFERED, "", *rows, ""])
+    parts = ["# Reference", OFFERED, *tasks, "## All packages", "\n".join(rows)]
+    yield "api/index.md", "\n\n".join(parts) + "\n"
+
+
+def by_task(package: griffe.Module) -> Iterator[str]:
+    """A section for each task: where it is explained, and each name with its first line.
+
+    Raises:
+        ValueError: a name that `hessblocks` offers is not there exactly once.
+    """
+    homes = {each: name for name, short in short_names().items() for each in short}
+    if wrong := [each for each in homes if in_tasks().count(each) != 1]:
+        raise ValueError(f"TASKS: expected each public name once, not so {', '.join(wrong)}")
+    for task, (guide, names) in TASKS.items():
+        yield f"## {task}"
+        if guide:
+            yield f"Guide: [{title(ROOT / guide.partition('#')[0])}](../{guide})."
+        rows = []
+        for each in names.split():
+            home, _, name = each.rpartition(".")
+            home = home or homes[name]
+            path = place(package[home], name)
+            documented = package[path.removeprefix("hessblocks.")]
+            rows.append(f"- [`hb.{each}`]({home}.md#{path}): {first_line(documented)}")
+        yield "\n".join(rows)
 
 
 def page_of(name: str, module: griffe.Module, names: Iterable[str]) -> str:
@@ -181,9 +248,14 @@ def page_of(name: str, module: griffe.Module, names: Iterable[str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def first_line(module: griffe.Module) -> str:
-    """The first line of a package's docstring."""
-    return module.docstring.value.partition("\n")[0]
+def in_tasks() -> list[str]:
+    """The names of all tasks, in their order."""
+    return [each for _, names in TASKS.values() for each in names.split()]
+
+
+def first_line(documented: griffe.Object | griffe.Alias) -> str:
+    """The first line of a docstring."""
+    return documented.docstring.value.partition("\n")[0]
 
 
 def names_of(stub: Path) -> list[str]:
@@ -192,8 +264,8 @@ def names_of(stub: Path) -> list[str]:
     return [each.name for node in nodes if isinstance(node, ast.ImportFrom) for each in node.names]
 
 
-OFFERED = """What each package offers, from its docstrings. The names that stand here are also there without their package:
-`import hessblocks as hb`, then `hb.Hessian`."""
+OFFERED = """`import hessblocks as hb`, then what you want to do. Each name leads to its
+docstring, most with an example."""
 
 
 def short_names() -> dict[str, list[str]]:

@@ -20,19 +20,46 @@ CONTAINER = (
 
 
 class HessblocksError(Exception):
-    """Base class of the library's own errors."""
+    """Base class of the library's own errors.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> try:
+        ...     hb.preset("sas", width=0)
+        ... except hb.HessblocksError as error:  # whatever is refused, or fails
+        ...     print(error)
+        width: expected a whole number of at least 1, got 0
+    """
 
     exit_status = 1
 
 
 class ArgumentError(HessblocksError, ValueError):
-    """Error for an argument that cannot be used; it names it, what was expected and what came."""
+    """Error for an argument that cannot be used; it names it, what was expected and what came.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> try:
+        ...     hb.rounded(bits=0)
+        ... except hb.ArgumentError as error:
+        ...     print(error)
+        bits: expected a whole number from 1 to 16, got 0
+    """
 
     exit_status = 2
 
 
 class RunError(HessblocksError, RuntimeError):
-    """Error for what failed although the arguments were fine; the message says what to do."""
+    """Error for what failed although the arguments were fine; the message says what to do.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> try:
+        ...     hb.load("nobody/no-such-model")
+        ... except hb.RunError as error:
+        ...     print(error)
+        MODEL: 'nobody/no-such-model' is no folder, and no model of that name is in the local ...
+    """
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -117,6 +118,16 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert {name for name in hb.__all__ if name[0] != "_"} - headings <= set(dir_of_packages())
 
 
+def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: Path) -> None:
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    tasks = re.findall(r'<h2 id="([^"]+)', text)
+    assert tasks[:3] == ["measure-curvature", "price-a-change", "simplify-a-pretrained-model"]
+    offered = [name for name in hb.__all__ if callable(getattr(hb, name))]
+    assert len(offered) > 50
+    for name in set(offered) - set(dir_of_packages()):
+        assert re.search(rf"<code>hb\.{name}</code></a>: [A-Z]", text), name
+
+
 def test_the_reference_has_the_names_of_the_studies(site: Path) -> None:
     places = Links(site / "api" / "studies.html").places
     assert {"hessblocks_studies.run_study", "hessblocks_studies.find"} <= places
@@ -148,6 +159,19 @@ def test_operators_have_their_members_and_examples_are_code(site: Path) -> None:
     for page in (site / "api").glob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<blockquote>" not in text, f"{page.name}: an example that is not under Examples:"
+
+
+@pytest.mark.parametrize("page", ["curvature", "training"])
+def test_what_is_copied_of_an_example_can_be_run(browser, site: Path, page: str) -> None:
+    open_page(browser, site / "api" / f"{page}.html", 1280)
+    copied = browser.execute_script(
+        """return [...document.querySelectorAll('code:has(> .gp)')].map(code => {
+        code.setAttribute('data-md-copying', '');  // as the theme's button does
+        return code.innerText; })"""
+    )
+    assert copied
+    for text in copied:
+        ast.parse(text)
 
 
 def test_indices_stand_below_the_line_and_code_stays_as_it_is(site: Path) -> None:

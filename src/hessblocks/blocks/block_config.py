@@ -39,6 +39,15 @@ class BlockConfig(BlockFields, kind="block"):
     A layer without one of its sub-blocks leaves its line out.
 
     Source: He & Hofmann (2024), equations 1 and 3, section 4.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> from hessblocks.blocks import Branch
+        >>> block = hb.BlockConfig(width=16, heads=2)  # pre-LN
+        >>> skipless = block.replace(attention_branch=Branch(skip=0.0))
+        >>> parallel = block.replace(layout="parallel", mlp_branch=Branch(skip=0.0))
+        >>> hb.build(parallel, depth=2, vocab_size=20, context=8).num_parameters()
+        6512
     """
 
     def __post_init__(self) -> None:

@@ -107,6 +107,7 @@ _PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {
 """Preset → its difference from pre-ln in words, and its edit of the sized Pre-LN block."""
 
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
+"""Names that `preset` and `build` take."""
 JOIN = "+"
 """Between the presets of a pattern."""
 STARTS = ("scaled", "fixed")
@@ -141,9 +142,10 @@ def preset(
             each other.
 
     Examples:
-        >>> preset("sas-p", width=64, heads=4).layout
+        >>> import hessblocks as hb
+        >>> hb.preset("sas-p", width=64, heads=4).layout
         'parallel'
-        >>> preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
+        >>> hb.preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
         512
     """
     base, own = parted(name)

@@ -108,6 +108,13 @@ def check_derivatives(
         batches; a few times that where steps have to be sought.
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> problem = hb.Problem(model, {"input_ids": torch.randint(20, (4, 8))})
+        >>> hb.check_derivatives(problem).verdict  # the check itself prints as a table
+        'right'
     """
     groups = products.groups_of(problem, groups)
     if problem.processes.shard is not None:

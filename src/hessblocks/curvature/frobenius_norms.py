@@ -134,6 +134,16 @@ def group_norms(
 
     Cost: about one gradient per probe for a group of the first layer, less further up; sampled, two
         thirds of a gradient for each of 4 · probes samples, whatever the number of groups.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> sizes = {"width": 16, "heads": 2, "vocab_size": 20, "context": 8}
+        >>> model = hb.build("pre-ln-zero", depth=1, **sizes)  # its queries start at zero
+        >>> norms = hb.group_norms(hb.Problem(model, {"input_ids": torch.randint(20, (4, 8))}))
+        >>> print(norms["layers.0.attention.key"]["full"])  # which leaves keys without curvature
+        0 ± 0 (16 probes)
+        >>> norms["layers.0.attention.query"]["full"].value > 0
+        True
     """
     groups = groups_of(problem, groups)
     check_probes(probes)

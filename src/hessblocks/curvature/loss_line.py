@@ -86,6 +86,16 @@ def loss_along(
         RunError: a loss is not finite; the message says at which step.
 
     Cost: one forward pass over the batches per step, and a copy of the parameters that move.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> direction = {"weight": torch.tensor([[0.0, 1.0]])}  # an eigenvector, of eigenvalue 4
+        >>> problem = hb.Problem(model, [(x, y)], "regression")
+        >>> [row["loss"] for row in hb.loss_along(problem, direction, [-1, 0, 1, 2]).to_rows()]
+        [2.0, 0.0, 2.0, 8.0]
     """
     check_problem(problem)
     parameters, numbers = problem.parameters, _finite_numbers(steps)

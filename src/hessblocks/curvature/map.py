@@ -144,6 +144,17 @@ def curvature_map(
     Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as
         a diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number
         of groups.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 2.0]]), torch.zeros(1, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1), [(x, y)], "regression")
+        >>> for cell in hb.curvature_map(problem).to_rows():  # norms of 2 x xᵀ, 2 x and 2
+        ...     print(cell["row"], cell["column"], round(cell["value"], 2))
+        weight weight 10.0
+        weight bias 4.47
+        bias weight 4.47
+        bias bias 2.0
     """
     check_name("part", part, PARTS)
     groups = groups_of(problem, groups)

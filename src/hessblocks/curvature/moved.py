@@ -27,6 +27,10 @@ def blockwise_learning_rates(*given: Any, **options: Any) -> Any:
 
     Warns:
         DeprecationWarning: always.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> hb.blockwise_learning_rates(model, base=1e-3, rule="published")  # doctest: +SKIP
     """
     warnings.warn(
         f"hb.blockwise_learning_rates: is {STUDIES}.blockwise_learning_rates now; one tuned rate "

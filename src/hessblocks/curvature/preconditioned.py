@@ -37,6 +37,18 @@ class PreconditionedHessian(Hessian):
 
     Source: Cohen et al. (2022), Adaptive gradient methods at the edge of stability, arXiv
         2207.14484.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(model.weight)  # gradient (1, 4), Hessian diag(1, 4)
+        >>> adam = torch.optim.Adam(model.parameters())
+        >>> model(x).square().mean().backward()
+        >>> adam.step()  # D is now 0.1 times the gradient
+        >>> A = hb.PreconditionedHessian(hb.Problem(model, [(x, y)], "regression"), adam)
+        >>> A.dense().round(decimals=3).tolist()
+        [[10.0, 0.0], [0.0, 10.0]]
     """
 
     def __init__(
@@ -148,6 +160,15 @@ def preconditioned_sharpness(
 
     Source: Cohen et al. (2022), arXiv 2207.14484; thresholds of momentum: Cohen et al. (2021),
         arXiv 2103.00065.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> found = hb.preconditioned_sharpness(hb.Problem(model, [(x, y)], "regression"), sgd)
+        >>> print(f"sharpness {found.value:.1f}, stable up to {found.threshold:.1f}")
+        sharpness 4.0, stable up to 20.0
     """
     if isinstance(products, bool) or not isinstance(products, int) or products < 1:
         raise ArgumentError(f"products: expected a whole number above 0, got {products!r}")

@@ -38,6 +38,13 @@ def text_batch(
         ArgumentError: no tokeniser, a file that cannot be read, or a text of fewer windows.
 
     Cost: encodes at most four million characters.
+
+    Examples:
+        >>> import transformers, hessblocks as hb
+        >>> tokenizer = transformers.ByT5Tokenizer()  # or that of hb.load
+        >>> batch = hb.text_batch(tokenizer, "To be, or not to be. " * 20, tokens=16, sequences=4)
+        >>> batch["input_ids"].shape
+        torch.Size([4, 16])
     """
     if tokenizer is None:
         raise ArgumentError("tokenizer: this model has none; give {'input_ids': ...} of your own.")

@@ -26,7 +26,7 @@ UNDATED = {"Date": None, "Creator": None}
 
 
 def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
-    """Write a drawn figure to `folder` as <name>.png and <name>.svg.
+    """Write a drawn figure to `folder` as NAME.png and NAME.svg.
 
     Args:
         figure: figure of matplotlib.

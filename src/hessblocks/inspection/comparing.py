@@ -60,6 +60,16 @@ def compare(
         ArgumentError: an unknown name or field, blocks of several widths, two of one name, a rate
             beside tune=True, too little data, or another run in `out`.
         RunError: `out` cannot be written.
+
+    Examples:
+        >>> import pathlib, tempfile, hessblocks as hb
+        >>> sizes = {"depth": 1, "width": 16, "heads": 2, "context": 32, "vocab_size": 270}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text, out = pathlib.Path(folder, "text.txt"), pathlib.Path(folder, "run")
+        ...     _ = text.write_text("To be, or not to be, that is the question. " * 1000)
+        ...     found = hb.compare(["pre-ln", "sas-p"], out=out, data=text, steps=2, **sizes)
+        >>> sorted({row.quantity for row in found.measurements})[:4]
+        ['flops', 'frobenius_norm', 'loss', 'parameters']
     """
     of = {one: kinds(one) for one in (ModelSettings, TunedSettings, ObservationSettings)}
     for name in fields:

@@ -95,6 +95,15 @@ def measure_curvature(
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
         gradients for all groups together. `progress` shows all of it before it starts, from
         products that are measured. `budget` bounds the minutes, `memory_limit` the gigabytes.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> sizes = {"width": 16, "heads": 2, "vocab_size": 20, "sequences": 2, "tokens": 8}
+        >>> found = hb.measure_curvature("preset:sas-p", "random", depth=1, probes=4, **sizes)
+        >>> len(found.norms), found.parts
+        (9, ('outer', 'functional', 'full'))
+        >>> max(found.norms, key=lambda group: found.norms[group]["full"].value)  # most curved
+        'embedding.token'
     """
     if out is None:
         if finish:
@@ -196,6 +205,14 @@ def measure_signal(
 
     Cost:
         One pass forward and back, and `jacobian_steps` products with each layer's Jacobian.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> sizes = {"width": 16, "heads": 2, "vocab_size": 20, "sequences": 2, "tokens": 8}
+        >>> rows = hb.measure_signal("preset:pre-ln", "random", depth=8, jacobian_steps=0, **sizes)
+        >>> similar = [row["value"] for row in rows if row["quantity"] == "token_similarity"]
+        >>> len(similar), similar[-1] > similar[0]  # tokens grow alike from layer to layer
+        (9, True)
     """
     progress = progress or Progress()
     sources = [models] if isinstance(models, str | Path | nn.Module) else list(models)

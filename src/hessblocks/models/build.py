@@ -69,9 +69,13 @@ def build(
             or blocks that do not fit into one model.
 
     Examples:
-        >>> model = build("pre-ln", depth=2, width=16, heads=2, vocab_size=10, context=8)
-        >>> model.num_parameters()
+        >>> import hessblocks as hb
+        >>> sizes = {"width": 16, "heads": 2, "vocab_size": 10, "context": 8}
+        >>> hb.build("pre-ln", depth=2, **sizes).num_parameters()
         6384
+        >>> mixed = hb.build(["pre-ln", "sas-p"], depth=4, **sizes)
+        >>> [block.layout for block in mixed.config.blocks]
+        ['sequential', 'parallel', 'sequential', 'parallel']
     """
     sizes = {"depth": depth, "vocab_size": vocab_size, "context": context, "classes": classes}
     for what, size in sizes.items():

@@ -36,6 +36,15 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
         ArgumentError: nothing is there, or a model without the weights for the task.
         RunError: a name that is not in the local cache, damaged files, or weights that are not
             finite.
+
+    Examples:
+        >>> import tempfile, hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     loaded, tokenizer = hb.load(folder)
+        >>> loaded.num_parameters() == model.num_parameters(), tokenizer
+        (True, None)
     """
     check_name("task", task, HEADS)
     model, saved = load_saved(str(source), task)

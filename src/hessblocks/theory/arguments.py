@@ -104,6 +104,16 @@ def attention_hessian(
     Source: Ormaniec, Dangel & Singh 2025 (arXiv 2410.10986), theorems 3.1 (outer) and 3.2
     (functional), there for one head, softmax and squared loss. Token form and the rest:
     docs/theory.md.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.randn(5, 4), torch.randn(5, 2)  # five tokens
+        >>> w_query, w_key, w_value = torch.randn(3, 4, 2)
+        >>> hessian = hb.attention_hessian(x, w_query, w_key, w_value, target=y)
+        >>> list(hessian.groups), hessian.dense().shape
+        (['query', 'key', 'value'], torch.Size([24, 24]))
+        >>> hessian.block("value", "value", part="functional").frobenius_norm()  # linear in values
+        0.0
     """
     x = valid.check_input(x)
     check_memory_limit(memory_limit)

@@ -239,6 +239,19 @@ class CurvatureCallback(Following):
     """Callback of curvature: norms of H_o (Gauss-Newton), H_f or H of each group, with errors.
 
     On request also the sharpness of the step of Adam or SGD.
+
+    Examples:
+        >>> import tempfile, torch, transformers, hessblocks as hb
+        >>> model = hb.build("sas", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> rows = [{"input_ids": row, "labels": row} for row in torch.randint(20, (8, 8))]
+        >>> quiet = {"report_to": "none", "save_strategy": "no", "dataloader_pin_memory": False}
+        >>> arguments = transformers.TrainingArguments(tempfile.gettempdir(), max_steps=2, **quiet)
+        >>> watch = hb.CurvatureCallback({"input_ids": torch.randint(20, (4, 8))}, groups="*.query")
+        >>> trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[watch])
+        >>> _ = trainer.train()
+        {...}
+        >>> [(row["step"], row["group"]) for row in watch.rows]
+        [(0, 'layers.0.attention.query'), (2, 'layers.0.attention.query')]
     """
 
     def __init__(
@@ -327,7 +340,21 @@ class CurvatureCallback(Following):
 
 
 class SignalCallback(Following):
-    """Callback of the signal by layer: similarity, rank, norm, kurtosis, attention by head."""
+    """Callback of the signal by layer: similarity, rank, norm, kurtosis, attention by head.
+
+    Examples:
+        >>> import tempfile, torch, transformers, hessblocks as hb
+        >>> model = hb.build("sas", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> rows = [{"input_ids": row, "labels": row} for row in torch.randint(20, (8, 8))]
+        >>> quiet = {"report_to": "none", "save_strategy": "no", "dataloader_pin_memory": False}
+        >>> arguments = transformers.TrainingArguments(tempfile.gettempdir(), max_steps=2, **quiet)
+        >>> watch = hb.SignalCallback({"input_ids": torch.randint(20, (4, 8))})
+        >>> trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[watch])
+        >>> _ = trainer.train()
+        {...}
+        >>> sorted({row["quantity"] for row in watch.rows})[-3:]
+        ['spectral_gap', 'stable_rank', 'token_similarity']
+    """
 
     def __init__(self, batch: Any, *, every: int = 100) -> None:
         """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
@@ -346,7 +373,21 @@ class SignalCallback(Following):
 
 
 class GainCallback(Following):
-    """Callback of trained gains: of skips, branches, attention and weights of our models."""
+    """Callback of trained gains: of skips, branches, attention and weights of our models.
+
+    Examples:
+        >>> import tempfile, torch, transformers, hessblocks as hb
+        >>> model = hb.build("sas", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> rows = [{"input_ids": row, "labels": row} for row in torch.randint(20, (8, 8))]
+        >>> quiet = {"report_to": "none", "save_strategy": "no", "dataloader_pin_memory": False}
+        >>> arguments = transformers.TrainingArguments(tempfile.gettempdir(), max_steps=2, **quiet)
+        >>> watch = hb.GainCallback(every=1)
+        >>> trainer = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[watch])
+        >>> _ = trainer.train()
+        {...}
+        >>> [row["step"] for row in watch.rows if row["quantity"] == "beta_SA"]  # of attention
+        [0, 1, 2]
+    """
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
         """Measure one row per layer and gain, the mean over heads."""

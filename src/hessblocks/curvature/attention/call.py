@@ -64,6 +64,17 @@ def second_order_attention(
         of it if causal); memory of the inputs' size and of one tile.
 
     Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> from torch.nn.functional import scaled_dot_product_attention as torch_attention
+        >>> query, key, value = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64)
+        >>> out = hb.second_order_attention(query, key, value, is_causal=True)
+        >>> torch.allclose(out, torch_attention(query, key, value, is_causal=True))
+        True
+        >>> loss = lambda q: hb.second_order_attention(q, key, value).square().sum()
+        >>> torch.func.hessian(loss)(query).shape
+        torch.Size([1, 2, 6, 4, 1, 2, 6, 4])
     """
     if dropout_p:
         raise ArgumentError(

@@ -36,7 +36,19 @@ FEWEST_SAMPLES = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bill(Tabular, Mapping[str, Price]):
-    """Prices of changes by name, which share their sampled gradients."""
+    """Prices of changes by name, which share their sampled gradients.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> problem = hb.Problem(model, {"input_ids": torch.randint(20, (8, 8))})
+        >>> bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=2), hb.rounded(bits=8)))
+        >>> chosen = bill.allocate(bits=4.0)  # bits for each matrix
+        >>> len(bill), len(chosen.choices), chosen.total.bits <= 4.0
+        (12, 6, True)
+        >>> len(bill.check(3).measured)  # three of them made, one at a time
+        3
+    """
 
     rows_alone = True
     problem: Problem
@@ -275,6 +287,16 @@ def price(
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> problem = hb.Problem(model, {"input_ids": torch.randint(20, (8, 8))})
+        >>> bill = hb.price(problem, hb.change_each(model, hb.rounded(bits=2), hb.rounded(bits=8)))
+        >>> name = "model.layers.0.mlp.output.weight"
+        >>> coarse, fine = bill[f"{name}, 2 bits"], bill[f"{name}, 8 bits"]  # in nats per token
+        >>> coarse.forecast.value > 100 * fine.forecast.value
+        True
     """
     check_problem(problem)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < FEWEST_SAMPLES:

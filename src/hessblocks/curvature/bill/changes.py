@@ -19,7 +19,15 @@ New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tenso
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Change:
-    """Change of weights, made when it is asked for."""
+    """Change of weights, made when it is asked for.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> changes = hb.change_each(torch.nn.Linear(8, 4), hb.rounded(bits=3))
+        >>> change = changes["weight, 3 bits"]
+        >>> change.place, change.how, change.bits, change.size
+        ('weight', '3 bits', 3, 32)
+    """
 
     name: str
     """Its own among all changes."""
@@ -113,6 +121,17 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
 
     Raises:
         ArgumentError: no edit, or nothing to change.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> mlp = hb.select_groups(hb.parameter_groups(model), ["*.mlp.*"])
+        >>> for name in hb.change_each(mlp, hb.rounded(bits=3), hb.pruned(share=0.1)):
+        ...     print(name)
+        layers.0.mlp.in, 3 bits
+        layers.0.mlp.in, 0.1 pruned
+        layers.0.mlp.out, 3 bits
+        layers.0.mlp.out, 0.1 pruned
     """
     if isinstance(where, nn.Module):
         places = _matrices(where)

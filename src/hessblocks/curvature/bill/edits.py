@@ -47,6 +47,13 @@ def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
 
     Raises:
         ArgumentError: no such bits, or an empty block.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> old = {"weight": torch.tensor([[0.0, 0.2, 0.7, 1.0]])}
+        >>> changes = hb.change_each(torch.nn.Linear(4, 1, bias=False), hb.rounded(bits=1))
+        >>> dict(changes["weight, 1 bits"].made(old))
+        {'weight': tensor([[0., 0., 1., 1.]])}
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MOST_BITS:
         raise ArgumentError(f"bits: expected a whole number from 1 to {MOST_BITS}, got {bits!r}")
@@ -93,6 +100,13 @@ def pruned(*, share: float) -> Edit:
 
     Raises:
         ArgumentError: no such share.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> old = {"weight": torch.tensor([[0.0, 2.0, -7.0, 1.0]])}
+        >>> changes = hb.change_each(torch.nn.Linear(4, 1, bias=False), hb.pruned(share=0.5))
+        >>> dict(changes["weight, 0.5 pruned"].made(old))
+        {'weight': tensor([[ 0.,  2., -7.,  0.]])}
     """
     _check_share("share", share)
 
@@ -116,6 +130,14 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
 
     Raises:
         ArgumentError: no such weight.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> problem = hb.Problem(model, {"input_ids": torch.randint(20, (8, 8))})
+        >>> merge = {name: hb.merged(model) for name, _ in model.named_parameters()}  # with itself
+        >>> print(hb.price(problem, {"merge": merge})["merge"].forecast.value)
+        0.0
     """
     _check_share("weight", weight)
     tensors = dict(other.named_parameters()) if isinstance(other, nn.Module) else other
@@ -133,6 +155,15 @@ def removed() -> Edit:
 
     Returns:
         The edit.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> sizes = {"width": 16, "heads": 2, "vocab_size": 20, "context": 8}
+        >>> model = hb.build("pre-ln-zero", depth=1, **sizes)  # its queries start at zero
+        >>> problem = hb.Problem(model, {"input_ids": torch.randint(20, (8, 8))})
+        >>> bill = hb.price(problem, hb.change_each(hb.parameter_groups(model), hb.removed()))
+        >>> [price.place for price in bill.values() if price.forecast.value == 0]  # costs nothing
+        ['layers.0.attention.query', 'layers.0.attention.key']
     """
     return Edit(how="removed", new=lambda old, name, cut: torch.zeros_like(old))
 

@@ -77,6 +77,16 @@ def exact_attention_curvature(
         fewer or shorter sequences where that is too much.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> batch = {"input_ids": torch.randint(20, (2, 8))}
+        >>> exact = hb.exact_attention_curvature(model, batch).block("query", "query")
+        >>> query = hb.parameter_groups(model)["layers.0.attention.query"]
+        >>> products = hb.Hessian(hb.Problem(model, batch), query).dense()
+        >>> abs(exact.frobenius_norm() / products.norm().item() - 1) < 1e-3
+        True
     """
     model = plain_model(model)
     with taken(model, batch, loss, memory_limit) as (found, targets, valid):
@@ -121,6 +131,15 @@ def exact_last_block(
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form; the layers after
         the attention by the chain rule (`docs/theory.md`).
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=20, context=8)
+        >>> hessian = hb.exact_last_block(model, {"input_ids": torch.randint(20, (2, 8))})
+        >>> list(hessian.groups)[:5]
+        ['query', 'key', 'value', 'projection', 'model.layers.1.attention_norm.weight']
+        >>> hessian.block("query", "unembedding", part="outer").shape
+        (256, 320)
     """
     model = plain_model(model)
     with taken(model, batch, loss, memory_limit) as (found, targets, valid):

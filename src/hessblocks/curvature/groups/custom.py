@@ -27,9 +27,10 @@ def select_groups(
         ArgumentError: a pattern matches nothing; near names are listed.
 
     Examples:
-        >>> groups = dict.fromkeys(["layers.0.mlp.in", "layers.1.mlp.in", "head"])
-        >>> list(select_groups(groups, ["*.mlp.*"]))
-        ['layers.0.mlp.in', 'layers.1.mlp.in']
+        >>> import hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=20, context=8)
+        >>> list(hb.select_groups(hb.parameter_groups(model), ["*.query", "layers.1.mlp.*"]))[1:]
+        ['layers.1.attention.query', 'layers.1.mlp.in', 'layers.1.mlp.out']
     """
     chosen: set[str] = set()
     for pattern in patterns:
@@ -55,6 +56,13 @@ def custom_groups(
     Raises:
         ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
             share an entry.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+        >>> groups = hb.custom_groups(model, {"biases": "*.bias", "first row": "0.weight[0:1]"})
+        >>> {name: group.size for name, group in groups.items()}
+        {'biases': 6, 'first row': 8}
     """
     model = views.plain_model(model, sharded=True)
     with exclusive(model):

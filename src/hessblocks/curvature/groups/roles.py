@@ -47,6 +47,21 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     Raises:
         ArgumentError: unknown level, heads asked for where their number is not known, or experts
             where there are none.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> for name, group in hb.parameter_groups(model).items():
+        ...     print(f"{name:26}{group.size:6}")
+        embedding.token              320
+        layers.0.norm                 16
+        layers.0.attention.query     256
+        layers.0.attention.key       256
+        layers.0.attention.value     258
+        layers.0.gains                 8
+        layers.0.mlp.in             1024
+        layers.0.mlp.out            1024
+        final.norm                    16
     """
     check_name("level", level, LEVELS)
     model = plain_model(model, sharded=True)

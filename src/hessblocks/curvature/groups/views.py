@@ -67,7 +67,17 @@ class ParameterView:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ParameterGroup:
-    """Named set of parameter entries; its vectors are the views one after another."""
+    """Named set of parameter entries; its vectors are the views one after another.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> group = hb.parameter_groups(model)["layers.0.attention.query"]
+        >>> group
+        ParameterGroup(layers.0.attention.query, query, entries 256, parameters 1)
+        >>> group.parameters
+        ('model.layers.0.attention.query.weight',)
+    """
 
     name: str
     """Such as `layers.0.attention.query`."""

@@ -127,7 +127,18 @@ class CurvatureOperator(LinearOperator):
 
 
 class Hessian(CurvatureOperator):
-    """Hessian-vector products H z of the mean loss, H = H_o + H_f."""
+    """Hessian-vector products H z of the mean loss, H = H_o + H_f.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> H = hb.Hessian(problem)  # 2/N Σ x xᵀ, never assembled
+        >>> H @ torch.ones(2)
+        tensor([1., 4.])
+        >>> H.dense().tolist()
+        [[1.0, 0.0], [0.0, 4.0]]
+    """
 
     part = "full"
 
@@ -142,6 +153,17 @@ class OuterProduct(CurvatureOperator):
     """Gauss-Newton (GGN) products H_o z with H_o = Jᵀ H_ℓ J, semi-definite for convex losses.
 
     Of a loss given as a callable only symmetry is known.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh())
+        >>> data = [(torch.randn(8, 2), torch.randint(3, (8,)))]
+        >>> problem = hb.Problem(model, data, "classification")
+        >>> H, H_o, H_f = (kind(problem) for kind in (hb.Hessian, hb.OuterProduct, hb.Functional))
+        >>> torch.allclose(H.dense(), (H_o + H_f).dense(), atol=1e-5)
+        True
+        >>> H.positive_semidefinite, H_o.positive_semidefinite
+        (False, True)
     """
 
     part = "outer"
@@ -151,6 +173,16 @@ class Functional(CurvatureOperator):
     """Functional-Hessian products H_f z with H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², the rest of H.
 
     Formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> data = [(torch.randn(8, 2), torch.randn(8, 1))]
+        >>> linear = torch.nn.Linear(2, 1)
+        >>> print(hb.frobenius_norm(hb.Functional(hb.Problem(linear, data, "regression"))))
+        0 (exact)
+        >>> two = torch.nn.Sequential(torch.nn.Linear(2, 2), linear)  # not linear in its weights
+        >>> hb.frobenius_norm(hb.Functional(hb.Problem(two, data, "regression"))).value > 0
+        True
     """
 
     part = "functional"

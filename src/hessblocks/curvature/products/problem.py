@@ -34,7 +34,17 @@ from hessblocks.linalg import Operand, default_limit
 
 
 class Problem(Operand):
-    """Mean loss over the valid tokens of a set of batches, as a function of the parameters."""
+    """Mean loss over the valid tokens of a set of batches, as a function of the parameters.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=8, heads=2, vocab_size=20, context=8)
+        >>> hb.Problem(model, {"input_ids": torch.randint(20, (4, 8))})  # loss of the next token
+        Problem(HessblocksForCausalLM, trainable parameters 890, rows 4, batches 1, loss causal-lm)
+        >>> data = [(torch.ones(5, 2), torch.zeros(5, 1)) for _ in range(3)]  # or a DataLoader
+        >>> hb.Problem(torch.nn.Linear(2, 1), data, torch.nn.MSELoss())
+        Problem(Linear, trainable parameters 3, rows 15, batches 3, loss MSELoss)
+    """
 
     holds_fingerprint = True
     """Walks over what a model reads pass it over: each would hold the one before."""

@@ -51,6 +51,15 @@ class EmpiricalFisher(CurvatureOperator):
     belongs to its loss. Ignored labels have no gradient. With `reduction="sum"` N is 1.
 
     Cost: as `OuterProduct`.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.ones(2, 1)
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> _ = torch.nn.init.zeros_(model.weight)
+        >>> F = hb.EmpiricalFisher(hb.Problem(model, [(x, y)], "regression"))
+        >>> F.dense().tolist()  # mean of g gᵀ, with g = −2x here; the Hessian is diag(1, 4)
+        [[2.0, 0.0], [0.0, 8.0]]
     """
 
     part = "outer"
@@ -92,6 +101,14 @@ class MonteCarloFisher(CurvatureOperator):
     Cost: as `OuterProduct`, and for each product `samples` numbers per label for cross-entropy,
         `samples` times the
     logits for the other losses, which the memory limit does not count.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> F = hb.MonteCarloFisher(problem, samples=1000)
+        >>> torch.allclose(F.dense(), hb.OuterProduct(problem).dense(), rtol=0.3, atol=0.3)
+        True
     """
 
     part = "outer"

@@ -19,7 +19,8 @@ class Estimate(Tabular):
     """Estimate of a number: its value, its standard error and what was spent on it.
 
     Examples:
-        >>> print(Estimate(value=1.234, standard_error=0.05, probes=16))
+        >>> import hessblocks as hb
+        >>> print(hb.Estimate(value=1.234, standard_error=0.05, probes=16))
         1.23 ± 0.05 (16 probes)
     """
 

@@ -75,6 +75,13 @@ def frobenius_norm(
     Cost: K products.
 
     Source: Hutchinson (1990) applied to AᵀA.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> print(hb.frobenius_norm(problem))  # of 2 x xᵀ
+        50 (exact)
     """
     op = operators.operator_of(op)
     check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
@@ -282,6 +289,13 @@ def diagonal(
     Cost: K products; sampled, K backward passes over the data and one forward pass.
 
     Source: Bekas, Kokiopoulou and Saad (2007), equation 2, with signs as probes.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> hb.diagonal(problem).values  # of its Hessian
+        tensor([1., 4.])
     """
     op = operators.operator_of(op)
     check_name("method", method, METHODS)

@@ -133,9 +133,11 @@ def trace(
     and Webber (2024), algorithm 2.1.
 
     Examples:
-        >>> from hessblocks.linalg import DenseOperator
-        >>> print(trace(DenseOperator(torch.diag(torch.tensor([1.0, 2.0])))))
-        3 (exact)
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> print(hb.trace(problem))  # of its Hessian, diag(1, 4)
+        5 (exact)
     """
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))

@@ -29,6 +29,15 @@ class LinearOperator(abc.ABC):
     """Linear operator: an (M, N) real matrix given by its product with a block of vectors.
 
     Subclasses define `_matmat`, and `_rmatmat` unless they are symmetric.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> class Tripled(hb.LinearOperator):
+        ...     def _matmat(self, columns):
+        ...         return 3 * columns
+        >>> A = Tripled((4, 4), dtype=torch.float32, device=torch.device("cpu"), symmetric=True)
+        >>> print(hb.trace(A + hb.identity_like(A)))
+        16 (exact)
     """
 
     def __init__(
@@ -329,6 +338,13 @@ def identity_like(operator: LinearOperator) -> IdentityOperator:
 
     Raises:
         ArgumentError: the operator is not square.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> H = hb.Hessian(hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression"))
+        >>> (H + 0.5 * hb.identity_like(H)).dense().tolist()  # damped
+        [[1.5, 0.0], [0.0, 4.5]]
     """
     if operator.shape[0] != operator.shape[1]:
         raise ArgumentError(f"operator: expected a square one, got shape {operator.shape}")

@@ -264,6 +264,13 @@ def inverse(
             preconditioner that does not fit.
 
     Cost: that of `solve` a product.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> hb.inverse(problem, damping=1.0) @ torch.ones(2)  # a damped Newton step
+        tensor([0.5000, 0.2000])
     """
     operator = operator_of(operator)
     _check(operator, damping, tolerance, max_products)

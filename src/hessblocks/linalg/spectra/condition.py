@@ -57,6 +57,13 @@ def condition_number(
         RunError: a product is not finite.
 
     Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> print(hb.condition_number(problem))  # of its Hessian, diag(1, 4)
+        4, 4 to 4 by the residuals (4 products)
     """
     op = operator_of(op)
     definite = op.positive_semidefinite

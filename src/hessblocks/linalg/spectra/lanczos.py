@@ -109,6 +109,13 @@ def extreme_eigenvalues(
 
     Source: Wu and Simon (2000), thick restart; Cullum and Donath (1974), restarts with random
     vectors that are orthogonal to what has converged.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> hb.extreme_eigenvalues(problem)  # of its Hessian, diag(1, 4)
+        eigenvalues 4, 1 (residuals up to ..., exact)
     """
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)

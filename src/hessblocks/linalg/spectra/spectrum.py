@@ -34,7 +34,16 @@ DECADES = 6
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Spectrum(Tabular):
-    """Spectral density with its uncertainty, and the quadrature that it comes from."""
+    """Spectral density with its uncertainty, and the quadrature that it comes from.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+        >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+        >>> spectrum = hb.spectral_density(problem)
+        >>> print(spectrum.average(torch.log2))  # log determinant over the number of eigenvalues
+        1 (exact)
+    """
 
     nodes: Float[Tensor, "probes steps"]
     """Nodes of each probe's quadrature; of an exact spectrum the eigenvalues, in one row."""
@@ -259,6 +268,14 @@ def jensen_shannon_distance(
         The distance, in [0, 1].
 
     Source: Endres and Schindelin (2003).
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> from hessblocks.linalg import DenseOperator
+        >>> matrices = [torch.diag(torch.tensor([1.0, 2.0])) * size for size in (1, 100)]
+        >>> a, b = (hb.spectral_density(DenseOperator(one, symmetric=True)) for one in matrices)
+        >>> print(f"{hb.jensen_shannon_distance(a, a):.2f} {hb.jensen_shannon_distance(a, b):.2f}")
+        0.00 1.00
     """
     seen = torch.cat([s.nodes[s.weights > NO_WEIGHT] for s in (a, b)])
     width, grid = _width_and_grid(seen, broadening, points)

@@ -44,6 +44,14 @@ def from_pretrained_blocks(
         RunError: its logits are not those of the given model.
 
     Cost: a second copy of the weights, and a forward pass of each over 16 tokens.
+
+    Examples:
+        >>> import transformers, hessblocks as hb
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        >>> config = transformers.LlamaConfig(num_attention_heads=2, vocab_size=20, **sizes)
+        >>> model = hb.from_pretrained_blocks(transformers.LlamaForCausalLM(config))
+        >>> [(block.mlp.activation, block.mlp.gated) for block in model.config.blocks]
+        [('silu', True), ('silu', True)]
     """
     if isinstance(model_or_folder, HessblocksForCausalLM):
         raise ArgumentError("model: it is made of blocks already")
@@ -84,6 +92,14 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         RunError: its logits are not those of the given model.
 
     Cost: as `from_pretrained_blocks`.
+
+    Examples:
+        >>> import transformers, hessblocks as hb
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        >>> config = transformers.LlamaConfig(num_attention_heads=2, vocab_size=20, **sizes)
+        >>> model = hb.from_pretrained_blocks(transformers.LlamaForCausalLM(config))
+        >>> type(hb.to_family(model)).__name__  # trained further here, saved as Llama again
+        'LlamaForCausalLM'
     """
     given = getattr(model.config, "family", None)
     if given is None:
