@@ -96,6 +96,17 @@ def test_what_does_not_fit_is_sampled_with_its_map(
         assert word in more
 
 
+def test_eigenvalues_come_before_more_samples(
+    model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
+) -> None:
+    seconds["product"] = 8.0  # the fewest products take more than a third of the six minutes
+    found, _ = measured(model, tmp_path)
+    asked = found.config["curvature"]
+    assert 8 <= asked["samples"] < 64
+    assert 24 <= asked["products"] < 30
+    assert 8.0 * (asked["samples"] * 2 / 3 + asked["products"]) <= 60 * spending.MINUTES
+
+
 def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
     model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
 ) -> None:

@@ -42,7 +42,9 @@ STEPS = (12, 40)
 SPECTRUM_PROBES = (2, 10)
 """Random vectors of a spectrum, fewest and most."""
 SHARE = 1 / 3
-"""Share of a budget that a spectrum may take, and eigenvalues that are asked for."""
+"""Share of a budget that a spectrum may take, and that is kept for eigenvalues."""
+MOST = 2 / 3
+"""Share of a budget that the fewest products for eigenvalues may take."""
 FEWEST = 2
 """Probes whose samples are the fewest, taken where the budget is not the user's own."""
 FAR = 4
@@ -145,7 +147,11 @@ class _Purse:
     def for_norms(self) -> float:
         """Compute the seconds for norms and map, beside spectra and eigenvalues."""
         left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
-        return max(left, 1e-9) * (1.0 if self.settings.eigenvalues == 0 else 1 - SHARE)
+        asked = self.settings.eigenvalues
+        count = EIGENVALUES if asked is None else asked
+        fewest = FEWEST_PRODUCTS * count * self.units * self.product
+        kept = max(SHARE * left, fewest) if count and fewest <= MOST * left else 0.0
+        return max(left - kept, 1e-9)
 
     def spectrum(self, parts: tuple[Part, ...]) -> dict[str, int]:
         """Choose steps and probes of spectra, by memory and budget."""
