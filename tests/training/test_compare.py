@@ -24,8 +24,8 @@ from hessblocks.settings.run_settings import (
     PresetSizes,
     RunSettings,
 )
-from hessblocks.storage.environment import EnvironmentWarning
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.config import EnvironmentWarning
+from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import claimed
 from hessblocks.training.preparation import config_of, resolve_device

@@ -30,7 +30,7 @@ from hessblocks.settings.observation import (
     is_due,
 )
 from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
-from hessblocks.settings.priced import PricingSettings
+from hessblocks.settings.pretrained import PricingSettings, SimplifySettings
 from hessblocks.settings.run_settings import (
     MATCHES,
     BlockSizes,
@@ -41,4 +41,3 @@ from hessblocks.settings.run_settings import (
     RunSettings,
     SharedSettings,
 )
-from hessblocks.settings.simplified import SimplifySettings

@@ -6,15 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import (
-    NoOption,
-    OneOf,
-    Repeated,
-    Seed,
-    above_0,
-    at_least,
-    check_ranges,
-)
+from hessblocks.settings import field_marks
 from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 
@@ -38,37 +30,37 @@ class DataSettings:
 class BlockSizes:
     """Sizes of the layers."""
 
-    depth: Annotated[int, at_least(1)] = 4
+    depth: Annotated[int, field_marks.at_least(1)] = 4
     """Layers."""
-    width: Annotated[int, at_least(1)] = 128
+    width: Annotated[int, field_marks.at_least(1)] = 128
     """Entries of a token's vector."""
-    heads: Annotated[int, at_least(1)] = 4
+    heads: Annotated[int, field_marks.at_least(1)] = 4
     """Attention heads; divides the width."""
-    mlp_width: Annotated[int | None, at_least(1)] = None
+    mlp_width: Annotated[int | None, field_marks.at_least(1)] = None
     """Hidden width of the MLP; 4 widths by default."""
     position: str | None = None
     """How a place enters: learned, sinusoidal, rotary or no; that of the block by default."""
-    slots: Annotated[tuple[str, ...], Repeated("set")] = ()
+    slots: Annotated[tuple[str, ...], field_marks.Repeated("set")] = ()
     """A field of the block, such as attention.query.init=zeros; once for each."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        field_marks.check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(BlockSizes):
     """Sizes of the model, the same for every preset of a comparison."""
 
-    context: Annotated[int, at_least(2)] = 128
+    context: Annotated[int, field_marks.at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    task: Annotated[str, OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
+    task: Annotated[str, field_marks.OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
     """What is learnt: causal-lm, the next token, or masked-lm, 15 % of the tokens from the rest."""
-    start: Annotated[str, OneOf(STARTS)] = "scaled"
+    start: Annotated[str, field_marks.OneOf(STARTS)] = "scaled"
     """How weights are drawn: scaled by the widths, or fixed (0.02 each, as in GPT-2)."""
-    blocks: Annotated[tuple[tuple[str, str], ...], NoOption()] = ()
+    blocks: Annotated[tuple[tuple[str, str], ...], field_marks.NoOption()] = ()
     """Blocks of the user's: name, and the block as JSON."""
-    embedding_std: Annotated[float | None, above_0("a number")] = None
+    embedding_std: Annotated[float | None, field_marks.above_0("a number")] = None
     """Standard deviation of initial embeddings; that of the block by default."""
 
 
@@ -76,9 +68,9 @@ class ModelSettings(BlockSizes):
 class PresetSizes(BlockSizes):
     """Sizes at which presets are counted."""
 
-    context: Annotated[int, at_least(2)] = 128
+    context: Annotated[int, field_marks.at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    vocab_size: Annotated[int, at_least(1)] = 4096
+    vocab_size: Annotated[int, field_marks.at_least(1)] = 4096
     """Entries of the vocabulary."""
 
 
@@ -101,7 +93,7 @@ class SharedSettings:
 
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
-        check_ranges(self)
+        field_marks.check_ranges(self)
         if self.model.task == "masked-lm" and self.samples:
             raise ArgumentError(
                 "--task: masked-lm is for train, without --signal-every and --curvature-every, "
@@ -127,7 +119,7 @@ class RunSettings(SharedSettings):
 
     preset: str
     """Name of the block."""
-    seed: Seed = 0
+    seed: field_marks.Seed = 0
     """Random seed of weights and data order."""
 
 
@@ -139,7 +131,7 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Each block is trained once with each."""
-    match: Annotated[str, OneOf(MATCHES)] = "steps"
+    match: Annotated[str, field_marks.OneOf(MATCHES)] = "steps"
     """What every block gets as much of as the first; --steps are those of the first."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Curvature of every model before and after training."""
@@ -155,9 +147,7 @@ class ComparisonSettings(SharedSettings):
                 raise ArgumentError(f"--{name}: expected one or more, each once, got {got}.")
 
     def runs(
-        self,
-        steps: Mapping[str, int] | None = None,
-        rates: Mapping[str, float] | None = None,
+        self, steps: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
     ) -> list[RunSettings]:
         """List every run, seed by seed.
 

@@ -13,7 +13,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.families.described import SLIDING, family_of
 from hessblocks.models.heads import HessblocksForCausalLM
-from hessblocks.models.load import load
+from hessblocks.models.saved import load
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size")
 """Fields that both configurations have."""
@@ -23,9 +23,7 @@ SINGLE = torch.finfo(torch.float32).eps
 """Models of transformers compute norms and angles in single precision, whatever theirs is."""
 
 
-def from_pretrained_blocks(
-    model_or_folder: PreTrainedModel | AnyPath,
-) -> HessblocksForCausalLM:
+def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> HessblocksForCausalLM:
     """Take a pretrained language model apart into layers of `BlockConfig`, with its weights.
 
     Args:
