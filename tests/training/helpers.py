@@ -13,9 +13,8 @@ from typing import Any
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings
+from hessblocks.settings.run_settings import ComparisonSettings, CurvatureSettings, ModelSettings
 from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare

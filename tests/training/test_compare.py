@@ -16,10 +16,10 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
+    CurvatureSettings,
     ModelSettings,
     PresetSizes,
     RunSettings,

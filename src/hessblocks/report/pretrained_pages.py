@@ -23,7 +23,7 @@ from hessblocks.statistics import Average
 
 COSTS = ("Changed together", "Forecast KL", "Measured KL", "Forecast trusted")
 BILL = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first order",
-           "Weight changed by", "Forecast trusted")  # fmt: skip
+        "Weight changed by", "Forecast trusted")  # fmt: skip
 FILES = ("bill.csv", "together.csv", "allocation.csv", "tensor-types.txt", "check.csv")
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 """Pattern of the text after the number of a layer in a parameter's name."""
@@ -123,7 +123,7 @@ def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
 REMOVALS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
-           "Nats for 1 %", "Forecast KL")  # fmt: skip
+            "Nats for 1 %", "Forecast KL")  # fmt: skip
 
 
 def write_simplify_report(folder: AnyPath) -> Path:

@@ -17,11 +17,17 @@ from hessblocks.curvature.last_layer.families import (
     matrix,
     output_layer,
 )
-from hessblocks.curvature.last_layer.forward_pass import LastAttention, Seen, forward_pass, logits
+from hessblocks.curvature.last_layer.forward_pass import (
+    LastAttention,
+    Seen,
+    feeding,
+    forward_pass,
+    logits,
+    token_network,
+)
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.supported import check_linear, uncovered
-from hessblocks.curvature.last_layer.token_network import feeding, token_network
 from hessblocks.curvature.losses import Batch, TextPositions
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import Rotation
