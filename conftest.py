@@ -31,7 +31,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _one_commit() -> Iterator[None]:
     """A file that is edited while the tests run makes no other environment."""
-    module = importlib.import_module("hessblocks.storage.environment")
+    module = importlib.import_module("hessblocks.storage.config")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_commit", functools.cache(module._commit))
         yield

@@ -145,6 +145,14 @@ def test_a_gap_that_grows_with_the_width_is_said() -> None:
 
 
 def test_partial_results_are_summarised_too() -> None:
+    def seeds(some: list[Row]) -> dict[tuple[object, ...], int]:
+        gaps = STUDY.summarise(some).tables.get("gaps", ())
+        return {(one["phase"], one["rung"], one["block"]): int(one["seeds"]) for one in gaps}
+
     whole = rows(lambda _: 0.0)
+    every = seeds(whole)
     for count in (0, 10, len(whole) // 2):
-        STUDY.summarise(whole[:count])
+        some = seeds(whole[:count])
+        assert all(number <= every[place] for place, number in some.items())
+        assert sum(some.values()) < sum(every.values())
+    assert seeds([]) == {}

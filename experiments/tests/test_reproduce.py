@@ -14,7 +14,7 @@ import pytest
 import hessblocks_studies as studies
 from hessblocks.cli.app import main
 from hessblocks.errors import RunError
-from hessblocks.storage.environment import EnvironmentWarning
+from hessblocks.storage.config import EnvironmentWarning
 from hessblocks.storage.locks import held
 from hessblocks.storage.store import DAMAGED, POINTS
 from hessblocks_studies.catalogue import find, names

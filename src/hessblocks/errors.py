@@ -12,10 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-CONTAINER = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files of Linux with the memory limit of a container, for cgroups 2 and 1."""
 
 

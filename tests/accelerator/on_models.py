@@ -16,8 +16,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
 from hessblocks.models import fold
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
-from hessblocks.settings.run_settings import RunSettings
+from hessblocks.settings.run_settings import CurvatureSettings, ObservationSettings, RunSettings
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run

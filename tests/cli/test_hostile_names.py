@@ -23,7 +23,7 @@ from hessblocks.escape import printable, printable_lines, shell_line
 from hessblocks.report.page import command_line
 from hessblocks.settings import ComparisonSettings, DataSettings, make
 from hessblocks.storage.config import Settings
-from hessblocks.storage.rows import ResultRow, read_results, write_results
+from hessblocks.storage.tables import ResultRow, read_results, write_results
 from tests.cli.helpers import Shell, sentence
 from tests.pictures import empty_pictures
 from tests.report.folders import Folder

@@ -15,12 +15,13 @@ from hessblocks.cli.app import app
 from hessblocks.report.page import command_line
 from hessblocks.settings.field_marks import said_again
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
-from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
+    CurvatureSettings,
     DataSettings,
     ModelSettings,
+    ObservationSettings,
     PresetSizes,
     RunSettings,
 )

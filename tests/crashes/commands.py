@@ -177,7 +177,7 @@ PREPARATIONS: list[Callable[[pytest.MonkeyPatch], object]] = []
 
 def prepare(patch: pytest.MonkeyPatch) -> None:
     """Pictures without content, and no commit, which may change meanwhile."""
-    patch.setattr(import_module("hessblocks.storage.environment"), "_commit", lambda: None)
+    patch.setattr(import_module("hessblocks.storage.config"), "_commit", lambda: None)
     empty_pictures(patch)
     for own in PREPARATIONS:
         own(patch)

@@ -22,7 +22,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.totals import PrecisionWarning
 from hessblocks.curvature.sampled import grams, one_pass
 from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
-from hessblocks.curvature.sampled.signs import signs
+from hessblocks.curvature.sampled.one_pass import signs
 from hessblocks.drawing import draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.pairs import norms_from_pairs

@@ -132,17 +132,19 @@ def test_a_run_of_groups_with_any_names_goes_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    real = hb.parameter_groups
+
     def renamed(*given: Any, **asked: Any) -> dict[str, Any]:
         names = ["a b/c", "größe", "../x%20", "l" * 300]
-        groups = list(hb.parameter_groups(*given, **asked).values())
+        groups = list(real(*given, **asked).values())
         return dict(zip(names, groups, strict=False))
 
-    monkeypatch.setattr("hessblocks.inspection.measure.parameter_groups", renamed)
+    monkeypatch.setattr("hessblocks.curvature.parameter_groups", renamed)
     asked = {**FEW, "groups": "*"}
     first = hb.measure_curvature(model, batch, out=tmp_path, **asked)
     assert len((tmp_path / POINTS).read_bytes().splitlines()) == len(first.norms) == 4
     assert {one.state for one in check_folder(tmp_path)} == {"whole"}
-    monkeypatch.setattr("hessblocks.inspection.curvature_run.column_squares", None)
+    monkeypatch.setattr("hessblocks.curvature.column_squares", None)
     assert hb.measure_curvature(model, batch, out=tmp_path, **asked) == first
 
 

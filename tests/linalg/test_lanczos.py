@@ -10,9 +10,8 @@ from scipy.sparse.linalg import eigsh
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
-from hessblocks.linalg.spectra.condition import condition_number
 from hessblocks.linalg.spectra.krylov import KrylovBasis
-from hessblocks.linalg.spectra.lanczos import Which, extreme_eigenvalues
+from hessblocks.linalg.spectra.lanczos import Which, condition_number, extreme_eigenvalues
 from tests.curvature.live_bytes import LiveBytes
 from tests.linalg.matrices import MATRICES, SIZE, operator, small_and_special, with_eigenvalues
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hessblocks.storage.rows import COLUMNS
+from hessblocks.storage.tables import COLUMNS
 
 PRESETS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm")
 PARTS = {"outer": 1.0, "functional": 0.25, "full": 1.1}

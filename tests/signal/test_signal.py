@@ -16,7 +16,7 @@ import hessblocks.signal
 from hessblocks.blocks.attention import Attention
 from hessblocks.blocks.gains import Shaping
 from hessblocks.blocks.weights import Dense
-from hessblocks.signal.jacobian import conditioning
+from hessblocks.signal.derivatives import conditioning
 from hessblocks.signal.layers import calls
 from hessblocks.signal.propagation import Signal, propagate
 from hessblocks.signal.token_similarity import attention_entropy, spectral_gap, token_signal

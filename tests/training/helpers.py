@@ -13,11 +13,10 @@ from typing import Any
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
-from hessblocks.settings.run_settings import ComparisonSettings, ModelSettings
+from hessblocks.settings.run_settings import ComparisonSettings, CurvatureSettings, ModelSettings
 from hessblocks.storage.manifest import MANIFEST, check_manifest
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 
 TIMINGS = {"tokens_per_second", "peak_memory", "training_time"}

@@ -16,16 +16,16 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
     ComparisonSettings,
+    CurvatureSettings,
     ModelSettings,
     PresetSizes,
     RunSettings,
 )
-from hessblocks.storage.environment import EnvironmentWarning
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.config import EnvironmentWarning
+from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import claimed
 from hessblocks.training.preparation import config_of, resolve_device

@@ -15,12 +15,12 @@ import hessblocks as hb
 from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
 from hessblocks.training.divergence import Divergence, locate
-from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.preparation import build_model
+from hessblocks.training.run import DivergenceWarning
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
 
 NAME = "model.layers.1.mlp.output"

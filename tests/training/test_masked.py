@@ -16,7 +16,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage import load_results
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import train
 from hessblocks.training.trainer import MASK_SHARE, held_out, masked_once, masking
 from tests.training.helpers import MODEL, TRAINING, killed_at_write, numbers

@@ -18,7 +18,7 @@ from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage.examination import check_folder
 from hessblocks.storage.lines import read_lines
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from hessblocks.training import comparison
 from hessblocks.training.comparison import compare
 from hessblocks.training.cost import update_flops

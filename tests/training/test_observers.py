@@ -22,8 +22,12 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
-from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
-from hessblocks.settings.run_settings import ComparisonSettings, RunSettings
+from hessblocks.settings.run_settings import (
+    ComparisonSettings,
+    CurvatureSettings,
+    ObservationSettings,
+    RunSettings,
+)
 from hessblocks.signal.propagation import propagate
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import compare, train

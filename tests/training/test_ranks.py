@@ -10,7 +10,7 @@ import pytest
 
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.manifest import check_manifest
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from tests.cli.helpers import CURVATURE, SIZES
 from tests.data.helpers import write_code
 

@@ -17,7 +17,7 @@ from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.manifest import check_manifest
-from hessblocks.storage.rows import read_results
+from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import CheckpointWarning
 from tests.training.helpers import (

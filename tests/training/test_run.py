@@ -15,7 +15,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
-from hessblocks.storage.rows import ResultRow, read_results
+from hessblocks.storage.tables import ResultRow, read_results
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run

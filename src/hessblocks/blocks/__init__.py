@@ -11,13 +11,7 @@ from hessblocks.blocks.block_config import (
     with_slots,
 )
 from hessblocks.blocks.gains import Branch, ResidualSum, ShapedGains, Shaping, Sink
-from hessblocks.blocks.kernels import (
-    Context,
-    Kernel,
-    causal_mask,
-    fused_kernel,
-    matrix_kernel,
-)
+from hessblocks.blocks.kernels import Context, Kernel, causal_mask, fused_kernel, matrix_kernel
 from hessblocks.blocks.mlp import MLP
 from hessblocks.blocks.norms import Derf, DyT, LayerNorm, NoNorm, Norm, RMSNorm
 from hessblocks.blocks.parts import BlockPart

@@ -100,6 +100,7 @@ VARIANTS = (
     "BlockConfig.to_dict gives."
 )
 GOES_ON = "Run folder; the same one again goes on where it stopped."
+Text = Annotated[Path, Parameter(help="File or folder of text that the model is meant for.")]
 Out = Annotated[Path, Parameter(help=GOES_ON)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
 Seed = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]

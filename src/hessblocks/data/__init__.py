@@ -19,8 +19,11 @@ from hessblocks.data.python_code import (
     CorpusWarning,
     Source,
     fingerprint,
+    is_test,
     load_corpus,
-    load_package_corpus,
+    load_source,
+    python_files,
+    split_by_file,
     standard_library,
 )
 from hessblocks.data.text_batch import documents_of, encoded, text_batch

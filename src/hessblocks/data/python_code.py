@@ -7,7 +7,6 @@ tokenised once, then cached.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -21,13 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data.corpus import (
-    SPECIAL,
-    Corpus,
-    cached_corpus,
-    check_vocabulary,
-    write_corpus,
-)
+from hessblocks.data.corpus import SPECIAL, Corpus, cached_corpus, check_vocabulary, write_corpus
 from hessblocks.data.texts import TextFile, text_file
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
@@ -46,8 +39,6 @@ def load_corpus(
     path: AnyPath | None = None,
     vocabulary: int = DEFAULT_VOCABULARY,
     task: str = "causal-lm",
-    *,
-    tables: bool = True,
 ) -> Corpus:
     """Load Python code of the standard library, or text of the user's; built once, then cached.
 
@@ -56,8 +47,6 @@ def load_corpus(
         vocabulary: entries of the vocabulary to learn; a text that supports fewer gets a smaller
             one, with a warning.
         task: causal-lm, or masked-lm, whose vocabulary has a token for what is masked.
-        tables: whether `is_table` files of the standard library count; of 100 held-out tokens they
-            are 26.
 
     Returns:
         The corpus, its files verified.
@@ -71,42 +60,32 @@ def load_corpus(
     """
     check_vocabulary(vocabulary)
     if path is None:
-        source = standard_library(tables=tables)
-        tag = f"{sys.implementation.cache_tag}{'' if tables else NO_TABLES}"
-        return _load(source, f"{source.name}-{tag}", vocabulary, task)
+        source = standard_library()
+        return load_source(
+            source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary, task
+        )
     source = user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
-    return _load(source, f"{name}-{place[:8]}", vocabulary, task)
+    return load_source(source, f"{name}-{place[:8]}", vocabulary, task)
 
 
-def load_package_corpus(
-    name: str, vocabulary: int = DEFAULT_VOCABULARY, *, tables: bool = True
-) -> Corpus:
-    """Load Python code of installed packages; built once, then cached.
+def load_source(source: Source, entry: str, vocabulary: int, task: str = "causal-lm") -> Corpus:
+    """Open the cache entry of some files, or build it; warn where the corpus is another.
 
     Args:
-        name: name of the package, as it is imported; of several, with + between them.
+        source: files to learn from, by split.
+        entry: name of the cache entry.
         vocabulary: entries of the vocabulary to learn.
-        tables: whether `is_table` files count.
+        task: as `load_corpus` takes it.
 
     Returns:
         The corpus, its files verified.
 
     Raises:
-        ArgumentError: `vocabulary` is too small, or there is no such package with source files.
-        RunError: the cache cannot be written.
-
-    Cost:
-        torch (46 MB): 40 seconds of processor time, once.
+        ArgumentError: there is no text.
+        RunError: the cache cannot be written, or the files changed meanwhile.
     """
-    check_vocabulary(vocabulary)
-    source = package_files(name, tables=tables)
-    return _load(source, f"package-{name}{'' if tables else NO_TABLES}", vocabulary)
-
-
-def _load(source: Source, entry: str, vocabulary: int, task: str = "causal-lm") -> Corpus:
-    """Open the cache entry, or build it; warn where the corpus is not quite what was asked for."""
     key = {
         "data version": DATA_VERSION,
         "interpreter": f"{platform.python_implementation()} {platform.python_version()}",
@@ -169,9 +148,6 @@ VALIDATION_SHARE = 0.1
 """Share of the files, or of each file's end, that is held out."""
 FEW_FILES = 20
 """Below this many files the split is within each file, not by file."""
-NO_TABLES = "-no-tables"
-"""Behind the name of a cache entry."""
-_LITERAL = re.compile(r"""[\[({]*\s*[bru]{0,2}["'\d+-]""", re.IGNORECASE)
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "pydoc_data"})
 
@@ -215,14 +191,11 @@ class Source:
                 yield relative, text
 
 
-def standard_library(*, tables: bool = True) -> Source:
+def standard_library() -> Source:
     """List the standard library's source, its tests a domain of their own.
 
     Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data`
     (prose).
-
-    Args:
-        tables: whether code pages (`encodings`) and other `is_table` files count.
 
     Returns:
         Splits train and validation, by file, and test-domain: a tenth of the tests.
@@ -231,60 +204,17 @@ def standard_library(*, tables: bool = True) -> Source:
         RunError: the interpreter comes without source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in _python(root) if not Path(path).name.startswith("_sysconfigdata")]
-    library = [path for path in paths if not _is_test(path)]
-    if not tables:
-        library = [p for p in library if not p.startswith("encodings/") and not is_table(root / p)]
+    paths = [
+        path for path in python_files(root) if not Path(path).name.startswith("_sysconfigdata")
+    ]
+    library = [path for path in paths if not is_test(path)]
     if len(library) < FEW_FILES:
         raise RunError(
             f"python-code: the interpreter ({sys.executable}) has no source of its standard "
             "library; give text of your own with --data PATH."
         )
-    splits = _by_file(library) | {"test-domain": _held_out([p for p in paths if _is_test(p)])}
+    splits = split_by_file(library) | {"test-domain": _held_out([p for p in paths if is_test(p)])}
     return _source("python-code", root, paths, splits)
-
-
-def package_files(name: str, *, tables: bool = True) -> Source:
-    """List the Python source of installed packages, without folders of tests.
-
-    Args:
-        name: as it is imported; it is found, not imported. Of several, with + between them.
-        tables: whether `is_table` files count.
-
-    Returns:
-        Splits train and validation, by file.
-
-    Raises:
-        ArgumentError: there is no such top-level package, it has hardly any source files, or
-            several lie in different folders.
-    """
-    roots = [_package(one) for one in name.split("+")]
-    root = roots[0] if len(roots) == 1 else roots[0].parent
-    if len(roots) > 1 and {one.parent for one in roots} != {root}:
-        raise ArgumentError(f"package {printable(name)}: they lie in different folders; name one.")
-    found = [one.relative_to(root) / path for one in roots for path in _python(one)]
-    paths = [path.as_posix() for path in found if not _is_test(path.as_posix())]
-    paths = [path for path in paths if tables or not is_table(root / path)]
-    if len(paths) < FEW_FILES:
-        raise ArgumentError(f"package {printable(name)}: {len(paths)} source files are too few.")
-    return _source(name, root, paths, _by_file(paths))
-
-
-def is_table(path: Path) -> bool:
-    """Tell whether most lines but blank ones and comments begin with a literal: a table."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
-    return sum(bool(_LITERAL.match(line)) for line in lines) > len(lines) / 2
-
-
-def _package(name: str) -> Path:
-    """Find the folder of a package."""
-    found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
-    if found is None:
-        raise ArgumentError(f"package {printable(name)}: not installed; install it.")
-    if len(folders := found.submodule_search_locations or []) != 1:
-        raise ArgumentError(f"package {printable(name)}: no package in one folder; name another.")
-    return Path(folders[0])
 
 
 def user_files(path: Path) -> Source:
@@ -310,7 +240,7 @@ def user_files(path: Path) -> Source:
         if not paths:
             only = "no files but links, which are not followed" if found else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
-        splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else _by_file(paths)
+        splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
         links = len(found) - len(paths)
         return _source(printable(path.resolve().name), root, paths, splits, links)
     except OSError as error:
@@ -334,11 +264,13 @@ def _source(
     return Source(name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links)
 
 
-def _python(root: Path) -> list[str]:
+def python_files(root: Path) -> list[str]:
+    """List Python files below `root`, sorted."""
     return [path for path in _files(root) if path.endswith(".py")]
 
 
-def _is_test(path: str) -> bool:
+def is_test(path: str) -> bool:
+    """Tell whether a relative path lies in a folder of tests."""
     return not TEST_FOLDERS.isdisjoint(path.split("/"))
 
 
@@ -364,7 +296,8 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(paths, key=place)[: round(VALIDATION_SHARE * len(paths))])
 
 
-def _by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def split_by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Hold out a tenth of the files for validation."""
     held = dict.fromkeys(_held_out(paths))
     return {"train": tuple(path for path in paths if path not in held), "validation": tuple(held)}
 

@@ -10,34 +10,21 @@ from typing import Any
 
 from torch import Tensor
 
+from hessblocks import curvature, linalg
 from hessblocks.conventions import Part
-from hessblocks.curvature import (
-    Functional,
-    Hessian,
-    OuterProduct,
-    ParameterGroup,
-    Problem,
-    column_squares,
-    exact_attention_curvature,
-    gram_matrices,
-    plan_samples,
-)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
 from hessblocks.inspection.spending import Spending, Subjects
-from hessblocks.linalg import (
-    Estimate,
-    PairNorms,
-    extreme_eigenvalues,
-    norms_from_pairs,
-    spectral_density,
-)
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import group_key, identity_in, mended_store
 from hessblocks.theory import AttentionHessian
 
-OPERATORS = {"outer": OuterProduct, "functional": Functional, "full": Hessian}
+OPERATORS = {
+    "outer": curvature.OuterProduct,
+    "functional": curvature.Functional,
+    "full": curvature.Hessian,
+}
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
 """Above so many multiplications after the last attention, probes replace its closed form."""
@@ -88,12 +75,12 @@ class CurvatureRun:
                 progress.step(count, None)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> curvature.Problem:
         """Model, batch and loss, with the whole memory limit."""
         return self.subjects.problem
 
     @property
-    def groups(self) -> Mapping[str, ParameterGroup]:
+    def groups(self) -> Mapping[str, curvature.ParameterGroup]:
         """Parameter groups to measure."""
         return self.subjects.groups
 
@@ -120,7 +107,7 @@ class CurvatureRun:
             place = list(self.groups).index(name)
             norms = norms or {"outer": self._sampled[1].norm(place, place)}
         elif spending.map or norms is None:
-            squares = column_squares(
+            squares = curvature.column_squares(
                 self.problem,
                 self.groups,
                 name,
@@ -145,7 +132,7 @@ class CurvatureRun:
             record |= self._spectral(name, [part for part, norm in norms.items() if norm.value > 0])
         return record
 
-    def _exact_norms(self, group: ParameterGroup) -> dict[Part, Estimate] | None:
+    def _exact_norms(self, group: curvature.ParameterGroup) -> dict[Part, linalg.Estimate] | None:
         """Compute norms in closed form; None if it has no block of exactly this group's entries."""
         if group.role not in ATTENTION or group.layer != self._last_layer:
             return None
@@ -161,14 +148,18 @@ class CurvatureRun:
             part: self._exact.block(name, name, part).frobenius_norm()
             for part in self.spending.parts
         }
-        return {part: Estimate(value=norm, method="exact") for part, norm in norms.items()}
+        return {part: linalg.Estimate(value=norm, method="exact") for part, norm in norms.items()}
 
     @cached_property
-    def _sampled(self) -> tuple[Tensor, PairNorms]:
+    def _sampled(self) -> tuple[Tensor, linalg.PairNorms]:
         """Inner products of samples (groups, batches, samples, samples), and norms from them."""
-        plan = plan_samples(self.problem, self.groups, self.spending.samples, self.spending.batches)
-        found = gram_matrices(self.problem, self.groups, plan, seed=self.settings.seed).products
-        return found, norms_from_pairs(found)
+        plan = curvature.plan_samples(
+            self.problem, self.groups, self.spending.samples, self.spending.batches
+        )
+        found = curvature.gram_matrices(
+            self.problem, self.groups, plan, seed=self.settings.seed
+        ).products
+        return found, linalg.norms_from_pairs(found)
 
     @cached_property
     def _last_layer(self) -> int:
@@ -186,7 +177,7 @@ class CurvatureRun:
         if 2 * width * batch.inputs.numel() * pass_of_token > EXACT_WORK:
             return None
         try:
-            return exact_attention_curvature(model, batch.raw)
+            return curvature.exact_attention_curvature(model, batch.raw)
         except ArgumentError:
             return None
 
@@ -202,8 +193,8 @@ class CurvatureRun:
         self.subjects.products.held = None
         return found
 
-    def _spectrum(self, group: ParameterGroup, part: Part) -> dict[str, Any]:
-        found = spectral_density(
+    def _spectrum(self, group: curvature.ParameterGroup, part: Part) -> dict[str, Any]:
+        found = linalg.spectral_density(
             OPERATORS[part](self.subjects.products, group),
             seed=self.settings.seed,
             probe_chunk=1 if group.size > 1 << 17 else None,
@@ -216,12 +207,12 @@ class CurvatureRun:
         numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
         return {**numbers, "method": found.method}
 
-    def _eigenvalues(self, group: ParameterGroup) -> list[dict[str, float]]:
+    def _eigenvalues(self, group: curvature.ParameterGroup) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
         with warnings.catch_warnings():  # the residuals say which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
-            found = extreme_eigenvalues(
-                Hessian(self.subjects.products, group),
+            found = linalg.extreme_eigenvalues(
+                curvature.Hessian(self.subjects.products, group),
                 self.spending.eigenvalues,
                 "largest",
                 max_products=self.spending.products,

@@ -6,25 +6,9 @@ from typing import Any
 
 import torch
 
+from hessblocks import curvature, storage
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature import (
-    ColumnSquares,
-    CurvatureMap,
-    ParameterGroup,
-    combine_columns,
-    combine_samples,
-    heterogeneity,
-    norm_rows,
-)
 from hessblocks.linalg import Estimate
-from hessblocks.storage import (
-    EIGENVALUE,
-    MAP_COLUMNS,
-    SPECTRUM_COLUMNS,
-    ResultRow,
-    write_results,
-    write_table,
-)
 
 Record = Mapping[str, Any]
 """All that was measured of one group, as JSON values."""
@@ -32,7 +16,7 @@ Record = Mapping[str, Any]
 
 def write_tables(
     folder: Path,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, curvature.ParameterGroup],
     records: Mapping[str, Record],
     *,
     loss: float,
@@ -55,33 +39,38 @@ def write_tables(
         for name, record in records.items()
         if name
     }
-    rows, maps = norm_rows(groups, norms), []
+    rows, maps = curvature.norm_rows(groups, norms), []
     if len(norms) == len(groups):
         own = {name: records[name] for name in groups}
         if _all_have("column", own):
-            columns = [ColumnSquares(**records[name]["column"]) for name in groups]
-            maps = [combine_columns(groups, columns, part) for part in _ordered(columns[0].squares)]
+            columns = [curvature.ColumnSquares(**records[name]["column"]) for name in groups]
+            maps = [
+                curvature.combine_columns(groups, columns, part)
+                for part in _ordered(columns[0].squares)
+            ]
         elif _all_have("samples", own):
             products = [torch.tensor(records[name]["samples"]).double() for name in groups]
-            maps = [combine_samples(groups, torch.stack(products))]
+            maps = [curvature.combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     rows += _eigenvalue_rows(groups, records)
-    found = [ResultRow(**run, **row) for row in rows]
-    write_results(folder / "results.csv", found)
+    found = [storage.ResultRow(**run, **row) for row in rows]
+    storage.write_results(folder / "results.csv", found)
     if spectra := _spectrum_rows(records):
-        write_table(folder / "spectra.csv", SPECTRUM_COLUMNS, spectra)
+        storage.write_table(folder / "spectra.csv", storage.SPECTRUM_COLUMNS, spectra)
     if maps:
         cells = [row for one in maps for row in one.to_rows()]
-        write_table(folder / "map.csv", MAP_COLUMNS, cells)
+        storage.write_table(folder / "map.csv", storage.MAP_COLUMNS, cells)
 
 
 def _summary_rows(
-    norms: Mapping[str, Mapping[Part, Estimate]], maps: Sequence[CurvatureMap], loss: float
+    norms: Mapping[str, Mapping[Part, Estimate]],
+    maps: Sequence[curvature.CurvatureMap],
+    loss: float,
 ) -> list[dict[str, Any]]:
     """List loss, heterogeneity of each part with its interval, and off-diagonal shares."""
     rows: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
     for part in next(iter(norms.values())):
-        found = heterogeneity({name: parts[part] for name, parts in norms.items()})
+        found = curvature.heterogeneity({name: parts[part] for name, parts in norms.items()})
         rows.append(("heterogeneity", part, found.ratio))
         ends = {"heterogeneity_low": found.low, "heterogeneity_high": found.high}
         rows += [
@@ -98,19 +87,19 @@ def _summary_rows(
 
 
 def _eigenvalue_rows(
-    groups: Mapping[str, ParameterGroup], records: Mapping[str, Record]
+    groups: Mapping[str, curvature.ParameterGroup], records: Mapping[str, Record]
 ) -> list[dict[str, Any]]:
     """List eigenvalues of H, the largest first, each followed by its residual."""
     rows = []
     for name, record in records.items():
         for found in record.get("eigenvalues", []):
-            for quantity, value in zip(EIGENVALUE, found.values(), strict=True):
+            for quantity, value in zip(storage.EIGENVALUE, found.values(), strict=True):
                 row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
                 rows.append(row | (_place(groups[name], name) if name else {}))
     return rows
 
 
-def _place(group: ParameterGroup, name: str) -> dict[str, Any]:
+def _place(group: curvature.ParameterGroup, name: str) -> dict[str, Any]:
     return {"group": name, "layer": group.layer, "role": group.role}
 
 
@@ -119,7 +108,7 @@ def _all_have(key: str, records: Mapping[str, Record]) -> bool:
 
 
 def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    values = SPECTRUM_COLUMNS[2:-1]
+    values = storage.SPECTRUM_COLUMNS[2:-1]
     return [
         {"group": name, "part": part, "method": found[part]["method"]}
         | dict(zip(values, point, strict=True))

@@ -11,39 +11,15 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from hessblocks import curvature, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import (
-    ParameterGroup,
-    Problem,
-    causal_labels,
-    parameter_groups,
-    select_groups,
-)
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.inspection import opening
 from hessblocks.inspection.curvature_run import CurvatureRun
-from hessblocks.inspection.opening import (
-    OF_PRESETS,
-    Batch,
-    Source,
-    check_sizes_are_used,
-    check_sources,
-    masked,
-    opened,
-)
 from hessblocks.inspection.spending import Subjects, chosen, free_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
-from hessblocks.storage import (
-    CurvatureResults,
-    environment,
-    held,
-    load_curvature,
-    read_object,
-    refuse_links,
-    write_json,
-    write_table,
-)
 from hessblocks.training import claimed, resolve_device
 
 SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
@@ -54,15 +30,15 @@ Settings = TypeVar("Settings", bound=InspectionSettings)
 
 
 def measure_curvature(
-    model: Source,
-    data: str | Path | Batch = "python-code",
+    model: opening.Source,
+    data: str | Path | opening.Batch = "python-code",
     *,
     out: AnyPath | None = None,
     device: str = "auto",
     progress: Progress | None = None,
     finish: Finish | None = None,
     **fields: Any,
-) -> CurvatureResults:
+) -> storage.CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
     By default all parts are measured by probes if that takes at most 6 minutes, else norms and map
@@ -120,12 +96,12 @@ def measure_curvature(
         )
     device = _device(model, device)
     with progress.stage("model and data"):
-        subject, tokens = opened(model, settings, batch, settings.loss)
+        subject, tokens = opening.opened(model, settings, batch, settings.loss)
         if settings.loss == "masked-lm" and batch is None:
-            tokens = masked(tokens, subject, settings.seed)
-        check_sizes_are_used([model], settings)
-        known = parameter_groups(subject.model, level=settings.level)
-        selected = select_groups(known, settings.groups)
+            tokens = opening.masked(tokens, subject, settings.seed)
+        opening.check_sizes_are_used([model], settings)
+        known = curvature.parameter_groups(subject.model, level=settings.level)
+        selected = curvature.select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
     # refuses a limit or a budget that is too low before the folder is made
@@ -148,19 +124,19 @@ def measure_curvature(
         CurvatureRun(subject.name, subjects, settings, spending, folder).complete(progress)
         if finish:
             finish(folder)
-    return load_curvature(folder)
+    return storage.load_curvature(folder)
 
 
 def _subjects(
     settings: CurvatureInspection,
     model: nn.Module,
     tokens: Any,
-    groups: Mapping[str, ParameterGroup],
+    groups: Mapping[str, curvature.ParameterGroup],
     device: str,
 ) -> Subjects:
     """Make two problems of one model: norms use the whole memory limit, single products half."""
     limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
-    problem = partial(Problem, model, tokens, loss=settings.loss)
+    problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     return Subjects(
         problem=problem(memory_limit=limit),
         products=problem(memory_limit=max(1, limit // 2)),
@@ -171,8 +147,8 @@ def _subjects(
 
 
 def measure_signal(
-    models: Source | Sequence[Source],
-    data: str | Path | Batch = "python-code",
+    models: opening.Source | Sequence[opening.Source],
+    data: str | Path | opening.Batch = "python-code",
     *,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -216,20 +192,20 @@ def measure_signal(
     """
     progress = progress or Progress()
     sources = [models] if isinstance(models, str | Path | nn.Module) else list(models)
-    check_sources(sources)
+    opening.check_sources(sources)
     settings, batch = _settings(SignalInspection, data, fields)
     devices = [_device(source, device) for source in sources]
     out = None if out is None else Path(out)
     if out:
         _check_folder(out)
     with progress.stage("models and data"):
-        found = [opened(source, settings, batch) for source in sources]
-        check_sizes_are_used(sources, settings)
+        found = [opening.opened(source, settings, batch) for source in sources]
+        opening.check_sizes_are_used(sources, settings)
     names = _distinct([subject.name for subject, _ in found], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):
         with progress.stage("signal", name):
-            labelled = {**tokens, "labels": causal_labels(tokens)}
+            labelled = {**tokens, "labels": curvature.causal_labels(tokens)}
             model = placed(place, subject.model)
             signal = propagate(model, labelled, jacobian_steps=settings.jacobian_steps)
         rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]
@@ -242,25 +218,25 @@ def measure_signal(
                 for name, (subject, tokens) in zip(names, found, strict=True)
             },
             "rows": len(rows),
-            "sizes": {name: getattr(settings, name) for name in OF_PRESETS},
+            "sizes": {name: getattr(settings, name) for name in opening.OF_PRESETS},
             "data": _described(settings, batch),
             "jacobian_steps": settings.jacobian_steps,
             "seed": settings.seed,
             "device": devices[0],
         }
-        with held(out):
+        with storage.held(out):
             _check_folder(out)
-            write_json(out / "config.json", config)
-            write_json(out / "environment.json", environment())
-            write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
+            storage.write_json(out / "config.json", config)
+            storage.write_json(out / "environment.json", storage.environment())
+            storage.write_table(out / "results.csv", SIGNAL_COLUMNS, rows)
             if finish:
                 finish(out)
     return rows
 
 
 def _settings(
-    kind: type[Settings], data: str | Path | Batch, fields: Mapping[str, Any]
-) -> tuple[Settings, Batch | None]:
+    kind: type[Settings], data: str | Path | opening.Batch, fields: Mapping[str, Any]
+) -> tuple[Settings, opening.Batch | None]:
     """Make the settings; draw the tokens unless they were given."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
@@ -273,23 +249,23 @@ def _settings(
     return replace(found, sequences=ids.shape[0], tokens=ids.shape[1]), data
 
 
-def _described(settings: InspectionSettings, batch: Batch | None) -> dict[str, Any]:
+def _described(settings: InspectionSettings, batch: opening.Batch | None) -> dict[str, Any]:
     """Describe the tokens in config.json."""
     given = {"fingerprint": _fingerprint(batch)} if batch else {}
     shape = {"sequences": settings.sequences, "tokens": settings.tokens}
     return {"name": settings.data, **shape, **given}
 
 
-def _fingerprint(batch: Batch) -> str:
+def _fingerprint(batch: opening.Batch) -> str:
     every = (f"{name}{tuple(one.shape)}{one.tolist()}" for name, one in sorted(batch.items()))
     return hashlib.sha256("".join(every).encode()).hexdigest()
 
 
-def _said(source: Source) -> str:
+def _said(source: opening.Source) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 
-def _device(source: Source, device: str) -> str:
+def _device(source: opening.Source, device: str) -> str:
     if isinstance(source, nn.Module) and device == "auto":
         return next(source.parameters()).device.type
     return resolve_device(device)
@@ -300,7 +276,7 @@ def placed(device: str, model: nn.Module) -> nn.Module:
     return model if next(model.parameters()).device.type == device else model.to(device)
 
 
-def _distinct(names: Sequence[str], sources: Sequence[Source]) -> list[str]:
+def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[str]:
     """Make names distinct: as the user gave them, or numbered if even those are equal."""
     count = Counter(names)
     said = [
@@ -319,10 +295,10 @@ def _check_folder(out: Path) -> None:
     Raises:
         ArgumentError: names the folder, or a link in it.
     """
-    refuse_links(out)
+    storage.refuse_links(out)
     try:
         empty = not out.exists() or all(path.name.startswith(".") for path in out.iterdir())
-        ours = empty or read_object(out / "config.json").get("command") == "signal"
+        ours = empty or storage.read_object(out / "config.json").get("command") == "signal"
     except RunError:
         ours = False
     if not ours:

@@ -12,13 +12,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from hessblocks.blocks import (
-    PRESETS,
-    BlockConfig,
-    Dense,
-    pattern_names,
-    preset,
-)
+from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
 from hessblocks.conventions import IGNORED
 from hessblocks.data import (
     DEFAULT_VOCABULARY,

@@ -15,10 +15,9 @@ from hessblocks.models.heads import (
     HessblocksForMaskedLM,
     HessblocksForSequenceClassification,
 )
-from hessblocks.models.load import load, load_saved
 from hessblocks.models.modeling import HessblocksModel, Layer
 from hessblocks.models.pretrained import HessblocksPreTrainedModel
-from hessblocks.models.saved import Saved, context_of, fingerprint
+from hessblocks.models.saved import Saved, context_of, fingerprint, load, load_saved
 
 transformers.AutoConfig.register("hessblocks", HessblocksConfig)
 transformers.AutoModel.register(HessblocksConfig, HessblocksModel)

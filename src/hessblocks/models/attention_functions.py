@@ -81,10 +81,7 @@ WITH_EXTRAS = ("sdpa", "eager", "second_order")
 
 
 def check_mask(
-    mask: Shaped[Tensor, "..."] | None,
-    rows: tuple[int, int],
-    heads: int,
-    cache: Cache | None,
+    mask: Shaped[Tensor, "..."] | None, rows: tuple[int, int], heads: int, cache: Cache | None
 ) -> None:
     """Refuse a mask whose shape does not fit, or whose entries would be misread.
 
@@ -139,12 +136,7 @@ def _check_entries(mask: Tensor) -> None:
     )
 
 
-def with_bias(
-    mask: Any,
-    bias: Float[Tensor, "#B H T S"] | None,
-    *,
-    causal: bool,
-) -> Any:
+def with_bias(mask: Any, bias: Float[Tensor, "#B H T S"] | None, *, causal: bool) -> Any:
     """Add what positions add to the scores to a mask.
 
     Args:
@@ -190,8 +182,7 @@ def has_own_mask(
 
 
 def starts_again(
-    position_ids: Int[Tensor, "#sequences tokens"],
-    mask: Shaped[Tensor, "#sequences ..."] | None,
+    position_ids: Int[Tensor, "#sequences tokens"], mask: Shaped[Tensor, "#sequences ..."] | None
 ) -> bool:
     """Tell whether positions of unpadded tokens do not grow; False with a mask of four axes."""
     if mask is not None and mask.ndim != 2:

@@ -7,17 +7,13 @@ from transformers import PreTrainedModel
 
 from hessblocks import blocks
 from hessblocks.errors import ArgumentError, check_name
+from hessblocks.models import heads
 from hessblocks.models.configuration import HessblocksConfig, check_pattern
-from hessblocks.models.heads import (
-    HessblocksForCausalLM,
-    HessblocksForMaskedLM,
-    HessblocksForSequenceClassification,
-)
 
 TASKS: dict[str, type[PreTrainedModel]] = {
-    "causal-lm": HessblocksForCausalLM,
-    "masked-lm": HessblocksForMaskedLM,
-    "classification": HessblocksForSequenceClassification,
+    "causal-lm": heads.HessblocksForCausalLM,
+    "masked-lm": heads.HessblocksForMaskedLM,
+    "classification": heads.HessblocksForSequenceClassification,
 }
 
 

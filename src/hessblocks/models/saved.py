@@ -1,4 +1,4 @@
-"""Open a saved model without a network, and execute nothing that came with it."""
+"""Open a saved model with its tokeniser, without a network or any code that came with it."""
 
 import hashlib
 import warnings
@@ -11,11 +11,19 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.utils import find_adapter_config_file
 
 from hessblocks import storage
-from hessblocks.errors import ArgumentError, HessblocksError, RunError
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
 from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, without_bars
 from hessblocks.quiet import quiet
@@ -252,3 +260,75 @@ def _check_alone(source: str, place: str) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".")[:200]
+
+
+HEADS: dict[str, tuple[Any, str]] = {
+    "causal-lm": (AutoModelForCausalLM, "gives no logits of the next token"),
+    "masked-lm": (AutoModelForMaskedLM, "gives no logits of masked tokens"),
+    "classification": (AutoModelForSequenceClassification, "gives no logits of classes"),
+}
+"""The class that makes the model of a task, and what one of another task lacks."""
+
+
+def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, Any]:
+    """Load a saved model and its tokeniser, without a network and without foreign code.
+
+    Args:
+        source: a folder that `save_pretrained` wrote, a run folder of `hessblocks train`, a GGUF
+            file, or a name in the local Hugging Face cache.
+        task: causal-lm, masked-lm or classification; the same word is the `loss` of `Problem`.
+
+    Returns:
+        The model in evaluation mode and float32, and its tokeniser; None where it has none.
+
+    Raises:
+        ArgumentError: nothing is there, or a model without the weights for the task.
+        RunError: a name that is not in the local cache, damaged files, or weights that are not
+            finite.
+
+    Examples:
+        >>> import tempfile, hessblocks as hb
+        >>> model = hb.build("sas-p", depth=1, width=16, heads=2, vocab_size=20, context=8)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     loaded, tokenizer = hb.load(folder)
+        >>> loaded.num_parameters() == model.num_parameters(), tokenizer
+        (True, None)
+    """
+    check_name("task", task, HEADS)
+    model, saved = load_saved(str(source), task)
+    return model, saved.tokenizer()
+
+
+def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
+    """Load a model as `load` does, and say where it lies.
+
+    Args:
+        source: as `load` takes it.
+        task: a name of `HEADS`.
+
+    Returns:
+        The model, and its files.
+
+    Raises:
+        ArgumentError: see `load`.
+        RunError: see `load`.
+    """
+    auto, lacks = HEADS[task]
+    saved = Saved.at(source)
+    fitting = saved.class_of(auto)
+    if fitting is None or (saved.kinds and fitting not in saved.kinds):
+        kind = saved.kinds[0] if saved.kinds else type(saved.config).__name__
+        other = next((one for one, (head, _) in HEADS.items() if saved.class_of(head) == kind), "")
+        advice = f"; its task is {other}" if other else ""
+        expected = {"causal-lm": "a causal language model"}.get(task, f"a model for {task}")
+        raise ArgumentError(
+            f"MODEL: {source} is a {kind}, which {lacks}; expected {expected}{advice}."
+        )
+    model, found = saved.load(auto)
+    if found["missing_keys"]:
+        names = ", ".join(sorted(found["missing_keys"])[:3])
+        raise ArgumentError(
+            f"MODEL: {source} has no weights for {names}; expected a model of {task} with its head."
+        )
+    return model.eval(), saved

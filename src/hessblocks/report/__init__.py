@@ -2,12 +2,7 @@
 
 from hessblocks.figures import number
 from hessblocks.report.captions import ratio_text, short_names, with_interval, zero_groups
-from hessblocks.report.comparison import (
-    Comparison,
-    ComparisonRow,
-    compare_results,
-    comparison_rows,
-)
+from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results, comparison_rows
 from hessblocks.report.curvature_page import (
     WHOLE,
     eigenvalue_text,
@@ -16,19 +11,17 @@ from hessblocks.report.curvature_page import (
 )
 from hessblocks.report.headline import headline
 from hessblocks.report.page import write_report
-from hessblocks.report.price_page import (
+from hessblocks.report.pretrained_pages import (
     COSTS,
+    STEPS,
     cost_cells,
     price_headline,
-    write_price_report,
-)
-from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.report.simplify_page import (
-    STEPS,
     simplify_headline,
     step_cells,
+    write_price_report,
     write_simplify_report,
 )
+from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.report.summary import summary
 from hessblocks.report.templates import drawn_picture, write_page
 from hessblocks.storage import FolderResults, load_results

@@ -13,11 +13,7 @@ from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation,
 
 MOMENTS = dict(zip(("before", "after"), STAGES, strict=True))
 """Field of a row → stage of the measurements that it is of."""
-UNITS = {
-    "tokens": "training tokens",
-    "time": "training time (s)",
-    "flops": "training operations",
-}
+UNITS = {"tokens": "training tokens", "time": "training time (s)", "flops": "training operations"}
 """Matched quantity, in words."""
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",

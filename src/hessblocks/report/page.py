@@ -11,19 +11,12 @@ from hessblocks import settings
 from hessblocks.conventions import AnyPath
 from hessblocks.escape import shell_line
 from hessblocks.figures import Figure, number, page_text
+from hessblocks.report import templates
 from hessblocks.report.captions import ratio_text, with_error, zero_groups
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.report.curve_figures import along_figures, loss_figure
 from hessblocks.report.group_figures import curvature_figure, heterogeneity_figure
 from hessblocks.report.headline import headline
-from hessblocks.report.templates import (
-    ABSENT,
-    drawn_picture,
-    environment_rows,
-    inlined,
-    setting_rows,
-    write_page,
-)
 from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
 
@@ -65,7 +58,7 @@ def write_report(folder: AnyPath) -> Path:
     found = compare_results(results)
     blocks = folder / "blocks.svg"
     shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
-    return write_page(
+    return templates.write_page(
         folder,
         "comparison.html",
         title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
@@ -76,11 +69,11 @@ def write_report(folder: AnyPath) -> Path:
         rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
         rates=found.rate_words,
         zero_groups=zero_groups(found.rows),
-        blocks=inlined(blocks.read_bytes()) if blocks.is_file() else "",
+        blocks=templates.inlined(blocks.read_bytes()) if blocks.is_file() else "",
         figures=[_shown(figure, folder) for figure in all_figures(found)],
         command=command_line(results.settings),
-        settings=list(setting_rows(shown)),
-        environment=list(environment_rows(results.environment)),
+        settings=list(templates.setting_rows(shown)),
+        environment=list(templates.environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
     )
 
@@ -110,18 +103,22 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
     final = _mean(row.final_loss)
     if row.diverged:
         seeds = ", ".join(map(str, row.diverged))
-        final = f"diverged (seed {seeds})" if final == ABSENT else f"{final}; seed {seeds} diverged"
+        final = (
+            f"diverged (seed {seeds})"
+            if final == templates.ABSENT
+            else f"{final}; seed {seeds} diverged"
+        )
     return (
         row.preset,
-        f"{row.parameters:,}" if row.parameters is not None else ABSENT,
+        f"{row.parameters:,}" if row.parameters is not None else templates.ABSENT,
         _mean(row.tokens_per_second),
         _mean(row.peak_memory, 1e-6),
         _mean(row.initial_loss),
         final,
-        ABSENT if row.rate is None else f"{row.rate:g}",
-        ABSENT if row.tokens_a_parameter is None else number(row.tokens_a_parameter),
-        ratio_text(row.before) if row.before else ABSENT,
-        ratio_text(row.after) if row.after else ABSENT,
+        templates.ABSENT if row.rate is None else f"{row.rate:g}",
+        templates.ABSENT if row.tokens_a_parameter is None else number(row.tokens_a_parameter),
+        ratio_text(row.before) if row.before else templates.ABSENT,
+        ratio_text(row.after) if row.after else templates.ABSENT,
         *row.budget,
     )
 
@@ -130,7 +127,7 @@ def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
     """The row of what any block must beat, where it was computed."""
     if found.results.reference is not None:
         width = len(COLUMNS) + len(found.budget_columns)
-        cells = dict.fromkeys(range(width), ABSENT)
+        cells = dict.fromkeys(range(width), templates.ABSENT)
         cells |= {0: "bigram table", COLUMNS.index(FINAL): f"{found.results.reference:.3f}"}
         yield tuple(cells.values())
 
@@ -138,7 +135,7 @@ def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
     """Write a mean and its error in another unit."""
     if mean is None:
-        return ABSENT
+        return templates.ABSENT
     error = None if mean.standard_error is None else mean.standard_error * unit
     return with_error(replace(mean, value=mean.value * unit, standard_error=error))
 
@@ -149,7 +146,7 @@ def _shown(figure: Figure, folder: Path) -> dict[str, str]:
         "name": figure.name,
         "title": figure.title,
         "caption": Markup(page_text(figure.caption)),
-        "picture": drawn_picture(figure, folder, figure.name),
+        "picture": templates.drawn_picture(figure, folder, figure.name),
     }
 
 

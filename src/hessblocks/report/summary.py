@@ -5,12 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from hessblocks.report.comparison import (
-    MOMENTS,
-    Comparison,
-    ComparisonRow,
-    compare_results,
-)
+from hessblocks.report.comparison import MOMENTS, Comparison, ComparisonRow, compare_results
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import FolderResults, ResultRow
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from hessblocks.conventions import AnyPath
+from hessblocks.errors import RunError
 from hessblocks.escape import printable_lines
-from hessblocks.figures import Figure
-from hessblocks.storage import write_text
+from hessblocks.figures import Figure, Heatmap
+from hessblocks.storage import read_object, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
@@ -49,6 +50,54 @@ def write_page(
     page = Path(folder, "report.html")
     write_text(page, templates.get_template(template).render(content))
     return page
+
+
+def write_summary_page(
+    folder: AnyPath, command: str, content: Callable[[Path, dict[str, Any]], dict[str, Any]]
+) -> Path:
+    """Write figures and report.html of a folder whose summary.json holds what is shown.
+
+    Args:
+        folder: folder of the command, as far as it is.
+        command: name of the command and of its template.
+        content: makes what the template shows, from the folder and summary.json.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        RunError: a file is missing or damaged.
+    """
+    folder = Path(folder)
+    found = read_object(folder / "summary.json")
+    config, environment = (
+        read_object(folder / f"{name}.json") for name in ("config", "environment")
+    )
+    try:
+        return write_page(
+            folder,
+            f"{command}.html",
+            title=f"hessblocks {command}: {found['model']}",
+            found=found,
+            settings=[*setting_rows(config), *environment_rows(environment)],
+            **content(folder, found),
+        )
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{folder}: damaged; run the same `hessblocks {command}` again.") from error
+
+
+def layer_map(kinds: Mapping[str, tuple[float, ...]], label: str) -> Figure | None:
+    """Map numbers of all layers, a row per kind; None where there is no kind."""
+    if not kinds:
+        return None
+    panel = Heatmap(
+        title="Layers from left to right, the first is 0",
+        values=tuple(kinds.values()),
+        label=label,
+        rows=tuple(kinds),
+        columns=tuple(map(str, range(len(next(iter(kinds.values())))))),
+    )
+    return Figure(title="", caption="", panels=(panel,), size=(9, 1.4 + 0.3 * len(kinds)))
 
 
 def _visible(value: Any) -> Any:

@@ -22,23 +22,20 @@ from hessblocks.settings.field_marks import (
     words,
 )
 from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
-from hessblocks.settings.observation import (
-    ROLES,
-    CurvatureSettings,
-    ObservationSettings,
-    chooses,
-    is_due,
-)
 from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
-from hessblocks.settings.priced import PricingSettings
+from hessblocks.settings.pretrained import PricingSettings, SimplifySettings
 from hessblocks.settings.run_settings import (
     MATCHES,
+    ROLES,
     BlockSizes,
     ComparisonSettings,
+    CurvatureSettings,
     DataSettings,
     ModelSettings,
+    ObservationSettings,
     PresetSizes,
     RunSettings,
     SharedSettings,
+    chooses,
+    is_due,
 )
-from hessblocks.settings.simplified import SimplifySettings

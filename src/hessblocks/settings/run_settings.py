@@ -1,22 +1,92 @@
-"""Settings of a run or comparison: sizes, training, curvature; checked when they are made."""
+"""Settings of a run or comparison: sizes, training, curvature, what is measured on the way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import (
-    NoOption,
-    OneOf,
-    Repeated,
-    Seed,
-    above_0,
-    at_least,
-    check_ranges,
-)
-from hessblocks.settings.observation import CurvatureSettings, ObservationSettings
+from hessblocks.settings import field_marks
+from hessblocks.settings.field_marks import NoOption, Range, at_least, check_ranges
 from hessblocks.settings.optimisation import TrainingSettings
+
+NEVER = Range(lambda value: value >= 0, "a number of steps, or 0 for never")
+ROLES = ("query", "key", "value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureSettings:
+    """Held-out batch and probes that curvature and signal are measured with."""
+
+    option_prefix: ClassVar[str] = "curvature_"
+    sequences: Annotated[int, at_least(1)] = 8
+    """Held-out sequences of the curvature."""
+    tokens: Annotated[int, at_least(2)] = 32
+    """Tokens of each of them, 2 or more."""
+    probes: Annotated[int, at_least(4)] = 8
+    """Random vectors per parameter group, 4 or more."""
+    seed: Annotated[int, NoOption()] = 0
+    """Of the windows and of the probes: the same for every preset and seed of the comparison."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationSettings:
+    """What is measured along training.
+
+    Besides losses: at step 0, every so many steps, and last.
+    """
+
+    gains_every: Annotated[int, NEVER] = 0
+    """Steps between looks at the trained gains; 0 for never."""
+    signal_every: Annotated[int, NEVER] = 0
+    """Steps between looks at the signal through the layers; 0 for never."""
+    curvature_every: Annotated[int, NEVER] = 0
+    """Steps between norms of H, H_o and H_f; 0 for never."""
+    curvature_groups: tuple[str, ...] = ROLES
+    """Roles or names (with * and ?) of the groups that they are measured of."""
+    sample: CurvatureSettings = field(default_factory=CurvatureSettings)
+    """The fixed batch and the probes."""
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_ranges(self)
+        if self.curvature_groups != ROLES and not self.curvature_every:
+            raise ArgumentError(
+                "--curvature-groups: nothing is measured of them without --curvature-every; give "
+                "both or none."
+            )
+        if self.curvature_every and not self.curvature_groups:
+            raise ArgumentError("--curvature-groups: expected roles or names of groups, got none.")
+
+    @property
+    def any(self) -> bool:
+        """Tell whether anything is measured."""
+        return bool(self.gains_every or self.needs_batch)
+
+    @property
+    def needs_batch(self) -> bool:
+        """Tell whether the fixed batch is used."""
+        return bool(self.signal_every or self.curvature_every)
+
+    def chooses(self, name: str, role: str) -> bool:
+        """Tell whether the norms of this group are measured."""
+        return any(chooses(wanted, name, role) for wanted in self.curvature_groups)
+
+
+def chooses(wanted: str, name: str, role: str) -> bool:
+    """Tell whether a role, or a name with * and ?, matches this group."""
+    return role == wanted or fnmatchcase(name, wanted)
+
+
+def is_due(every: int, step: int, last: int) -> bool:
+    """Tell whether a step is observed: the first, each `every`-th and the last."""
+    return every > 0 and (step % every == 0 or step == last)
+
 
 MATCHES = ("steps", "tokens", "time", "flops")
 """What blocks that are compared can be given as much of."""
@@ -38,37 +108,37 @@ class DataSettings:
 class BlockSizes:
     """Sizes of the layers."""
 
-    depth: Annotated[int, at_least(1)] = 4
+    depth: Annotated[int, field_marks.at_least(1)] = 4
     """Layers."""
-    width: Annotated[int, at_least(1)] = 128
+    width: Annotated[int, field_marks.at_least(1)] = 128
     """Entries of a token's vector."""
-    heads: Annotated[int, at_least(1)] = 4
+    heads: Annotated[int, field_marks.at_least(1)] = 4
     """Attention heads; divides the width."""
-    mlp_width: Annotated[int | None, at_least(1)] = None
+    mlp_width: Annotated[int | None, field_marks.at_least(1)] = None
     """Hidden width of the MLP; 4 widths by default."""
     position: str | None = None
     """How a place enters: learned, sinusoidal, rotary or no; that of the block by default."""
-    slots: Annotated[tuple[str, ...], Repeated("set")] = ()
+    slots: Annotated[tuple[str, ...], field_marks.Repeated("set")] = ()
     """A field of the block, such as attention.query.init=zeros; once for each."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
-        check_ranges(self)
+        field_marks.check_ranges(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(BlockSizes):
     """Sizes of the model, the same for every preset of a comparison."""
 
-    context: Annotated[int, at_least(2)] = 128
+    context: Annotated[int, field_marks.at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    task: Annotated[str, OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
+    task: Annotated[str, field_marks.OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
     """What is learnt: causal-lm, the next token, or masked-lm, 15 % of the tokens from the rest."""
-    start: Annotated[str, OneOf(STARTS)] = "scaled"
+    start: Annotated[str, field_marks.OneOf(STARTS)] = "scaled"
     """How weights are drawn: scaled by the widths, or fixed (0.02 each, as in GPT-2)."""
-    blocks: Annotated[tuple[tuple[str, str], ...], NoOption()] = ()
+    blocks: Annotated[tuple[tuple[str, str], ...], field_marks.NoOption()] = ()
     """Blocks of the user's: name, and the block as JSON."""
-    embedding_std: Annotated[float | None, above_0("a number")] = None
+    embedding_std: Annotated[float | None, field_marks.above_0("a number")] = None
     """Standard deviation of initial embeddings; that of the block by default."""
 
 
@@ -76,9 +146,9 @@ class ModelSettings(BlockSizes):
 class PresetSizes(BlockSizes):
     """Sizes at which presets are counted."""
 
-    context: Annotated[int, at_least(2)] = 128
+    context: Annotated[int, field_marks.at_least(2)] = 128
     """Tokens of a sequence, 2 or more."""
-    vocab_size: Annotated[int, at_least(1)] = 4096
+    vocab_size: Annotated[int, field_marks.at_least(1)] = 4096
     """Entries of the vocabulary."""
 
 
@@ -101,7 +171,7 @@ class SharedSettings:
 
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
-        check_ranges(self)
+        field_marks.check_ranges(self)
         if self.model.task == "masked-lm" and self.samples:
             raise ArgumentError(
                 "--task: masked-lm is for train, without --signal-every and --curvature-every, "
@@ -127,7 +197,7 @@ class RunSettings(SharedSettings):
 
     preset: str
     """Name of the block."""
-    seed: Seed = 0
+    seed: field_marks.Seed = 0
     """Random seed of weights and data order."""
 
 
@@ -139,7 +209,7 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Each block is trained once with each."""
-    match: Annotated[str, OneOf(MATCHES)] = "steps"
+    match: Annotated[str, field_marks.OneOf(MATCHES)] = "steps"
     """What every block gets as much of as the first; --steps are those of the first."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Curvature of every model before and after training."""
@@ -155,9 +225,7 @@ class ComparisonSettings(SharedSettings):
                 raise ArgumentError(f"--{name}: expected one or more, each once, got {got}.")
 
     def runs(
-        self,
-        steps: Mapping[str, int] | None = None,
-        rates: Mapping[str, float] | None = None,
+        self, steps: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
     ) -> list[RunSettings]:
         """List every run, seed by seed.
 

@@ -8,8 +8,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from hessblocks.signal.derivatives import Conditioning
 from hessblocks.signal.heads import HeadSignal
-from hessblocks.signal.jacobian import Conditioning
 from hessblocks.signal.layers import layers_of
 from hessblocks.signal.propagation import LayerSignal, Signal, propagate
 from hessblocks.signal.token_similarity import COLLAPSED, TokenSignal, rank_collapse

@@ -13,10 +13,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hessblocks.errors import ArgumentError
-from hessblocks.signal.attention_calls import UNSEEN, watched
-from hessblocks.signal.gradients import gradient_norms
-from hessblocks.signal.heads import HeadSignal
-from hessblocks.signal.jacobian import Conditioning, conditioning
+from hessblocks.signal.derivatives import Conditioning, conditioning, gradient_norms
+from hessblocks.signal.heads import UNSEEN, HeadSignal, watched
 from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
 from hessblocks.signal.token_similarity import (
     TokenSignal,

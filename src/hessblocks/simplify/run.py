@@ -10,18 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hessblocks import storage
+from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError
-from hessblocks.models import (
-    HessblocksForCausalLM,
-    context_of,
-    fingerprint,
-    from_pretrained_blocks,
-    load_saved,
-    write_card,
-)
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
@@ -79,9 +71,9 @@ def simplify_model(
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
-        model, saved = load_saved(source, "causal-lm")
-        own = isinstance(model, HessblocksForCausalLM)
-        original: Any = model if own else from_pretrained_blocks(model)
+        model, saved = models.load_saved(source, "causal-lm")
+        own = isinstance(model, models.HessblocksForCausalLM)
+        original: Any = model if own else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
         tokenizer = saved.tokenizer()
         fitted, chosen, judged, healing = _texts(original, tokenizer, texts, settings)
@@ -89,7 +81,7 @@ def simplify_model(
     config = {
         "command": "simplify",
         "source": source,
-        "model": {"name": saved.name, "fingerprint": fingerprint(original)},
+        "model": {"name": saved.name, "fingerprint": models.fingerprint(original)},
         "data": {"name": str(data), "tokens": int(healing.numel())},
         **asdict(settings),
         "device": original.device.type,
@@ -126,7 +118,7 @@ def _texts(
     """Draw windows to fit on, to choose by, to judge by, and all windows to heal on."""
     if tokenizer is None:
         raise ArgumentError("MODEL: it has no tokenizer beside it; save it into the folder.")
-    limit = context_of(model)
+    limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = encoded(tokenizer, texts)
@@ -161,7 +153,7 @@ def _planned(plan: Plan, save: float, store: storage.Store) -> Plan:
 
 def _healed(
     plan: Plan,
-    original: HessblocksForCausalLM,
+    original: models.HessblocksForCausalLM,
     judged: Tensor,
     text: Tensor,
     settings: SimplifySettings,
@@ -215,7 +207,7 @@ def _write(model: Any, place: Path, tokenizer: Any, found: Mapping[str, Any]) ->
     with storage.atomic_folder(place) as temporary, quiet():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        write_card(temporary, model, said)
+        models.write_card(temporary, model, said)
 
 
 def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:

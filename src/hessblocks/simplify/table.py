@@ -220,10 +220,7 @@ def _row(one: Candidate, cost: Cost, total: int) -> Row:
 
 
 def check_removals(
-    model: Any,
-    text: Int[Tensor, "S T"],
-    held_out: Int[Tensor, "H T"],
-    kinds: Collection[str] = (),
+    model: Any, text: Int[Tensor, "S T"], held_out: Int[Tensor, "H T"], kinds: Collection[str] = ()
 ) -> None:
     """Refuse what cannot be measured.
 

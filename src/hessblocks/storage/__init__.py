@@ -1,6 +1,14 @@
 """Files: each format is written and read by one module; whole or absent, never half."""
 
-from hessblocks.storage.config import Settings, differences, run_path
+from hessblocks.storage.config import (
+    EnvironmentWarning,
+    Settings,
+    differences,
+    environment,
+    keep_environment,
+    run_path,
+    warn_of_another_environment,
+)
 from hessblocks.storage.curvature_results import (
     EIGENVALUE,
     MAP_COLUMNS,
@@ -11,12 +19,6 @@ from hessblocks.storage.curvature_results import (
     SpectrumRow,
     group_key,
     load_curvature,
-)
-from hessblocks.storage.environment import (
-    EnvironmentWarning,
-    environment,
-    keep_environment,
-    warn_of_another_environment,
 )
 from hessblocks.storage.examination import ABSENT, check_folder
 from hessblocks.storage.files import (
@@ -66,19 +68,22 @@ from hessblocks.storage.manifest import (
     write_manifest,
 )
 from hessblocks.storage.model_folder import check_model_folder, check_own_code, weight_files
-from hessblocks.storage.rows import (
+from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
+from hessblocks.storage.tables import (
     NORM,
     STAGES,
     STEPS,
     ResultRow,
+    Row,
+    Scalar,
     SignalRow,
     is_trained,
     read_results,
     read_signal,
     step_of,
     steps_done,
+    table_text,
     write_results,
+    write_table,
 )
-from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
-from hessblocks.storage.tables import Row, Scalar, table_text, write_table
 from hessblocks.storage.tabular import Rows, Tabular, read_result

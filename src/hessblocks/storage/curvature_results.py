@@ -12,12 +12,11 @@ from typing import Any
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError
 from hessblocks.statistics import ends
-from hessblocks.storage.environment import read_environment
+from hessblocks.storage.config import read_environment
 from hessblocks.storage.files import damaged, read_object, refuse_links
 from hessblocks.storage.manifest import DamageWarning
-from hessblocks.storage.rows import NORM, ResultRow, read_results
 from hessblocks.storage.store import canonical
-from hessblocks.storage.tables import columns_of, read_table
+from hessblocks.storage.tables import NORM, ResultRow, columns_of, read_results, read_table
 from hessblocks.storage.tabular import Tabular
 
 

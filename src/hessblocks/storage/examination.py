@@ -13,9 +13,15 @@ from hessblocks.storage.config import read_settings, run_path
 from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
 from hessblocks.storage.files import read_bytes, read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
-from hessblocks.storage.rows import STEPS, ResultRow, SignalRow, read_results, steps_done
 from hessblocks.storage.store import POINTS, read_store
-from hessblocks.storage.tables import read_table
+from hessblocks.storage.tables import (
+    STEPS,
+    ResultRow,
+    SignalRow,
+    read_results,
+    read_table,
+    steps_done,
+)
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage.config import Settings, read_settings, run_path
-from hessblocks.storage.environment import read_environment
+from hessblocks.storage.config import Settings, read_environment, read_settings, run_path
 from hessblocks.storage.files import read_object, refuse_links, write_json
 from hessblocks.storage.lines import Metric, Observation, read_typed
-from hessblocks.storage.rows import NORM, STAGES, ResultRow, is_trained, read_results
+from hessblocks.storage.tables import NORM, STAGES, ResultRow, is_trained, read_results
 
 TUNING, REFERENCE = "tuning.json", "reference.json"
 Tried = Mapping[str, Mapping[float, float]]

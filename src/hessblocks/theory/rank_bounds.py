@@ -97,9 +97,7 @@ def _rows(terms: Terms) -> int:
     return math.prod(_ranks(torch.cat(vectors)[None]) for vectors in zip(*spans, strict=True))
 
 
-def _spans(
-    term: KroneckerTerm,
-) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
+def _spans(term: KroneckerTerm) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
     """Find vectors spanning the row vectors, others spanning the column spaces of all matrices."""
     held = term.matrices
     of_matrices = held.right.mT if held.left is None else held.left

@@ -12,7 +12,6 @@ from hessblocks.settings import (
 from hessblocks.storage import DamageWarning, EnvironmentWarning
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.cost import peak_bytes, update_flops, working_seconds
-from hessblocks.training.execution import DivergenceWarning
 from hessblocks.training.folder import CheckpointWarning, RunFolder, claimed, continued
 from hessblocks.training.following import CurvatureCallback, GainCallback, SignalCallback
 from hessblocks.training.preparation import (
@@ -23,7 +22,7 @@ from hessblocks.training.preparation import (
 )
 from hessblocks.training.ranks import is_first
 from hessblocks.training.recorder import Recorder
-from hessblocks.training.run import Run
+from hessblocks.training.run import DivergenceWarning, Run
 from hessblocks.training.trained_gains import gain_values
 from hessblocks.training.trainer import (
     GuardedTrainer,

@@ -21,10 +21,9 @@ from hessblocks.models import draw_blocks
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.training.cost import step_seconds, update_flops
-from hessblocks.training.execution import agree, together
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.preparation import config_of, line_files, model_without_weights
-from hessblocks.training.run import Run
+from hessblocks.training.run import Run, agree, together
 from hessblocks.training.trainer import held_out, masked_once, masking
 from hessblocks.training.tuning import tuned_rates
 
@@ -67,11 +66,7 @@ def compare(
 
 @contextmanager
 def _opened(
-    settings: SharedSettings,
-    presets: Sequence[str],
-    corpus: Corpus,
-    out: AnyPath,
-    command: str,
+    settings: SharedSettings, presets: Sequence[str], corpus: Corpus, out: AnyPath, command: str
 ) -> Iterator[RunFolder | None]:
     """Open the folder, with its blocks drawn; None in processes that only train along."""
     with together(settings, presets, corpus) as deciding:

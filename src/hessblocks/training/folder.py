@@ -76,10 +76,7 @@ class RunFolder:
         return RunFolder(storage.run_path(self.path, preset, seed))
 
     def prepare(
-        self,
-        config: Mapping[str, Any],
-        growing: Collection[str] = (),
-        free: Collection[str] = (),
+        self, config: Mapping[str, Any], growing: Collection[str] = (), free: Collection[str] = ()
     ) -> None:
         """Write config.json and environment.json, or check that they fit.
 
@@ -136,10 +133,7 @@ class RunFolder:
 
 @contextmanager
 def claimed(
-    path: Path,
-    config: Mapping[str, Any],
-    growing: Collection[str] = (),
-    free: Collection[str] = (),
+    path: Path, config: Mapping[str, Any], growing: Collection[str] = (), free: Collection[str] = ()
 ) -> Iterator[RunFolder]:
     """Hold the run folder for this process, and prepare it; the lock ends with the process.
 

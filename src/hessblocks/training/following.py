@@ -95,11 +95,7 @@ def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) ->
 
 
 def map_rows(
-    model: nn.Module,
-    settings: RunSettings,
-    sample: CurvatureSettings,
-    corpus: Corpus,
-    stage: str,
+    model: nn.Module, settings: RunSettings, sample: CurvatureSettings, corpus: Corpus, stage: str
 ) -> list[ResultRow]:
     """Compute Frobenius norms of H_o, H_f and H of every group on the fixed held-out batch.
 

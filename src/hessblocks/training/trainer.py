@@ -247,10 +247,7 @@ def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
         name: one for name, one in known.items() if corpus.tokenizer.token_to_id(one) is not None
     }
     return PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer,
-        eos_token=END_OF_TEXT,
-        model_max_length=context,
-        **own,
+        tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context, **own
     )
 
 

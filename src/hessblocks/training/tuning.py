@@ -14,10 +14,10 @@ from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
 from hessblocks.training.cost import step_seconds
-from hessblocks.training.execution import agree
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import build_model
 from hessblocks.training.recorder import Recorder
+from hessblocks.training.run import agree
 from hessblocks.training.trainer import make_trainer
 
 TUNING_SEED = 1000

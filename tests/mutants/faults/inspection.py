@@ -28,7 +28,7 @@ FAULTS = (
     fault("a run that goes on chooses anew", "if $before := _before($folder, $settings): "
           "return $before => pass", "test_a_stopped_run_goes_on_with_what_it_chose",
           within="chosen"),
-    fault("eigenvalues and residuals change places", "zip(EIGENVALUE, $found, strict=True) => "
-          "zip(EIGENVALUE[::-1], $found, strict=True)", "test_choice.py",
+    fault("eigenvalues and residuals change places", "zip(storage.EIGENVALUE, $found, strict=True) => "
+          "zip(storage.EIGENVALUE[::-1], $found, strict=True)", "test_choice.py",
           within="_eigenvalue_rows"),
 )

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from functools import cache
 
-from hessblocks.data import Corpus, load_corpus, load_package_corpus
+from hessblocks.data import Corpus, load_corpus
 from hessblocks_studies.data.docstrings import load_docstring_corpus
 from hessblocks_studies.data.run_size import RunSize
+from hessblocks_studies.data.source_code import load_library_corpus, load_package_corpus
 
 HUB = "hub:"
 """Begins the name of a dataset of the Hugging Face hub."""
@@ -64,7 +65,7 @@ def _text(data: str | None, vocabulary: int) -> Corpus:
         return load_docstring_corpus(vocabulary)
     code, tables = data.removesuffix(NO_TABLES), not data.endswith(NO_TABLES)
     if code == CODE:
-        return load_corpus(None, vocabulary, tables=tables)
+        return load_corpus(None, vocabulary) if tables else load_library_corpus(vocabulary)
     if code.startswith(PACKAGE):
         return load_package_corpus(code.removeprefix(PACKAGE), vocabulary, tables=tables)
     from hessblocks_studies.data.hub import load_hub_corpus

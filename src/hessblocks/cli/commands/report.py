@@ -19,8 +19,7 @@ NAMED = 5
 @options.taking
 def report(
     folders: Annotated[
-        list[Path],
-        Parameter(name="DIR", help="Run folders, studies or folders of studies."),
+        list[Path], Parameter(name="DIR", help="Run folders, studies or folders of studies.")
     ],
     /,
     *,

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 def verify(
     *,
     dtype: Annotated[
-        str,
-        Parameter(help="Precision of the closed form.", choices=("float64", "float32")),
+        str, Parameter(help="Precision of the closed form.", choices=("float64", "float32"))
     ] = "float64",
     out: Annotated[
         Path | None, Parameter(help="Folder to write every error to, as verify.json.")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -63,6 +64,33 @@ def carry_out(
             if seed in row.causes
         )
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
+
+
+def measure_in_folder(
+    measure: Callable[..., dict[str, Any]],
+    write_page: Callable[[Path], Path],
+    lines: Callable[[dict[str, Any]], list[Table | str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Measure in a folder, write its page, and show what was found.
+
+    Args:
+        measure: does the work, given `progress` and what to `finish` with.
+        write_page: writes report.html into the folder.
+        lines: texts and tables for the terminal, from what `measure` returned.
+        as_json: print one JSON object instead.
+    """
+    start, progress = time.perf_counter(), terminal.make_progress()
+    with interruptible():
+        found = measure(progress=progress, finish=progress.stage("report")(write_page))
+    seconds = time.perf_counter() - start
+    terminal.show(
+        {**found, "seconds": round(seconds, 3)},
+        lines(found),
+        [f"{seconds:.0f} s", "", f"report  {Path(found['out'], 'report.html')}"],
+        as_json=as_json,
+    )
 
 
 def _lines(found: Comparison) -> Iterator[Table | str]:

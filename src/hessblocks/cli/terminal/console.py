@@ -8,16 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hessblocks import report
 from hessblocks.escape import printable, printable_lines
-from hessblocks.report import (
-    WHOLE,
-    Comparison,
-    eigenvalue_text,
-    norm_text,
-    ratio_text,
-    short_names,
-    with_interval,
-)
 from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults
 
@@ -68,7 +60,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(found: Comparison) -> Table:
+def comparison_table(found: report.Comparison) -> Table:
     """Make the table of a comparison, one block per row; what was matched last."""
     columns = (
         "block",
@@ -96,8 +88,8 @@ def comparison_table(found: Comparison) -> Table:
                 "diverged" if row.diverged else _number(row.final_loss, ".3f"),
                 "" if row.rate is None else f"{row.rate:g}",
                 "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
-                ratio_text(row.before) if row.before else "",
-                ratio_text(row.after) if row.after else "",
+                report.ratio_text(row.before) if row.before else "",
+                report.ratio_text(row.after) if row.after else "",
                 *row.budget,
             )
             for row in found.rows
@@ -122,7 +114,7 @@ def _number(average: Average | None, form: str) -> str:
 def curvature_table(results: CurvatureResults, most: int) -> Table:
     """Make the table of norms, one group per row, the largest first."""
     rows = [
-        (group, *(norm_text(results.norms[group][part]) for part in results.parts))
+        (group, *(report.norm_text(results.norms[group][part]) for part in results.parts))
         for group in results.by_size()[:most]
     ]
     return plain_table(("group", *(f"‖{part}‖" for part in results.parts)), rows)
@@ -134,14 +126,16 @@ def summary_lines(results: CurvatureResults, most: int) -> list[str]:
     if len(results.norms) > most:
         lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
     for part, ratio in results.heterogeneity.items():
-        text = norm_text(ratio)
+        text = report.norm_text(ratio)
         if ratio.low < ratio.high:
-            text = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+            text = f"{report.with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
         lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
     for part, found in results.off_diagonal_shares.items():
-        lines.append(f"off-diagonal share of {part}: {norm_text(found)}")
+        lines.append(f"off-diagonal share of {part}: {report.norm_text(found)}")
     for group, values in list(results.eigenvalues.items())[:most]:
-        lines.append(f"largest eigenvalues of H, {group or WHOLE}: {eigenvalue_text(values)}")
+        lines.append(
+            f"largest eigenvalues of H, {group or report.WHOLE}: {report.eigenvalue_text(values)}"
+        )
     for part, names in results.zero_groups().items():
-        lines.append(f"zero curvature ({part}): {short_names(names)}")
+        lines.append(f"zero curvature ({part}): {report.short_names(names)}")
     return lines

@@ -19,16 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature import sampled
 from hessblocks.curvature.bill.changes import Change
 from hessblocks.curvature.losses import BatchLoss, CrossEntropy, Differentiated
 from hessblocks.curvature.products import Problem
-from hessblocks.curvature.sampled import (
-    Gradients,
-    SampledPass,
-    plan_passes,
-    root_is_known,
-    sampled_passes,
-)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import default_limit, working_dtype
 
@@ -115,7 +109,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
             single row.
         RunError: a loss or a gradient is not finite.
     """
-    if not root_is_known(problem):
+    if not sampled.root_is_known(problem):
         raise ArgumentError(
             "loss: a callable does not tell its curvature, which is the price; use a loss by name "
             "or a loss module of torch"
@@ -125,19 +119,21 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
     one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
     rows = sum(problem.batches.rows)
     fewest, most = HELD
-    plan = plan_passes(problem, names, spare=fewest * one, most_rows=max(1, rows // samples))
+    plan = sampled.plan_passes(
+        problem, names, spare=fewest * one, most_rows=max(1, rows // samples)
+    )
     limit = problem.memory_limit or default_limit(problem.device)
     more = max(0, (limit - plan.peak) // one)
     ledger = _Ledger(problem, changes, most=min(most, fewest + more))
     each = -(-samples // len(plan.passes))
-    for passed in sampled_passes(problem, plan, names):
+    for passed in sampled.sampled_passes(problem, plan, names):
         _draw_pass(passed, ledger, each, seed)
     if ledger.held:
         ledger.settle()
     return ledger.draws()
 
 
-def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, seed: int) -> None:
+def _draw_pass(passed: sampled.SampledPass, ledger: _Ledger, each: int, seed: int) -> None:
     """Draw the samples of one pass, which share its parts in turn if there are fewer."""
     loss, logits = passed.loss, passed.values
     parts = list(parts_of(loss, logits, each))
@@ -159,13 +155,13 @@ class _Ledger:
     def __init__(self, problem: Problem, changes: Sequence[Change], *, most: int) -> None:
         self.problem, self._changes, self._most = problem, changes, most
         self.counts: list[float] = []
-        self.held: list[tuple[int, bool, Gradients]] = []
+        self.held: list[tuple[int, bool, sampled.Gradients]] = []
         self._owners: list[tuple[int, bool]] = []
         self._along: list[Tensor] = []
         self._squares: list[Tensor] = []
         self._pairs: list[Tensor] = []
 
-    def add(self, piece: int, gradients: Gradients, *, slope: bool) -> None:
+    def add(self, piece: int, gradients: sampled.Gradients, *, slope: bool) -> None:
         self.held.append((piece, slope, gradients))
         if len(self.held) == self._most:
             self.settle()

@@ -38,11 +38,7 @@ _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
 
 
 def exact_attention_curvature(
-    model: nn.Module,
-    batch: Any,
-    loss: str = "causal-lm",
-    *,
-    memory_limit: int = MEMORY_LIMIT,
+    model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
 ) -> AttentionHessian:
     """Compute H, H_o and H_f exactly in the last attention's weights, gains and head norms.
 
@@ -95,11 +91,7 @@ def exact_attention_curvature(
 
 
 def exact_last_block(
-    model: nn.Module,
-    batch: Any,
-    loss: str = "causal-lm",
-    *,
-    memory_limit: int = MEMORY_LIMIT,
+    model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
 ) -> LastBlockHessian:
     """Compute H, H_o and H_f exactly in every parameter from the last attention on.
 
@@ -313,10 +305,7 @@ def behind_cross_entropy(
         memory_limit,
     )
     derivatives = token_derivatives(
-        found.network,
-        found.seen.attended[valid],
-        found.seen.x[valid],
-        loss,
+        found.network, found.seen.attended[valid], found.seen.x[valid], loss
     )
     found.check_behind(derivatives.hidden, valid)
     return derivatives

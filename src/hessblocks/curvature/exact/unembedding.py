@@ -53,10 +53,7 @@ class SoftmaxBlock(ExactOperator):
         """
         size = inputs.shape[1] * probabilities.shape[1]
         super().__init__(
-            (size, size),
-            dtype=inputs.dtype,
-            device=inputs.device,
-            positive_semidefinite=True,
+            (size, size), dtype=inputs.dtype, device=inputs.device, positive_semidefinite=True
         )
         self._inputs = inputs * weights.sqrt()[:, None]
         self._p = probabilities

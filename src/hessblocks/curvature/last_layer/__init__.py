@@ -1,12 +1,11 @@
 """Take a known model's last layer apart: its attention, and what follows on one token."""
 
 from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
+from hessblocks.curvature.last_layer.forward_pass import HiddenNetwork, LastAttention
 from hessblocks.curvature.last_layer.last_attention import last_attention
-from hessblocks.curvature.last_layer.sub_block import LastAttention
 from hessblocks.curvature.last_layer.supported import (
     check_linear,
     check_model,
     uncovered,
     undisturbed,
 )
-from hessblocks.curvature.last_layer.token_network import HiddenNetwork

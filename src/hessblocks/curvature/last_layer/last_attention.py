@@ -1,19 +1,33 @@
-"""Extract the last attention of a known model; those of hessblocks have a file of their own."""
+"""Extract the last attention of a known model, of transformers or of ours.
 
+Letters: D width.
+"""
+
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.families import FAMILIES, output_layer
-from hessblocks.curvature.last_layer.forward_pass import Seen, forward_pass, logits
-from hessblocks.curvature.last_layer.from_hessblocks import from_hessblocks
+from hessblocks.curvature.last_layer.families import (
+    FAMILIES,
+    ROLES,
+    is_trained,
+    matrix,
+    output_layer,
+)
+from hessblocks.curvature.last_layer.forward_pass import (
+    LastAttention,
+    Seen,
+    feeding,
+    forward_pass,
+    logits,
+    token_network,
+)
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
-from hessblocks.curvature.last_layer.sub_block import LastAttention
-from hessblocks.curvature.last_layer.supported import check_linear
-from hessblocks.curvature.last_layer.token_network import feeding, token_network
+from hessblocks.curvature.last_layer.supported import check_linear, uncovered
 from hessblocks.curvature.losses import Batch, TextPositions
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import Rotation
@@ -129,3 +143,127 @@ def _window(attention: Any, config: Any) -> int | None:
     """Count the tokens that a query sees, itself included; None for all before it."""
     of = config if config.model_type == "mistral" else attention
     return getattr(of, "sliding_window", None)
+
+
+def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
+    """Extract the last attention of a hessblocks model.
+
+    Args:
+        model: model of any preset or combination of parts that the closed form covers.
+        batch: what it is run on, once.
+
+    Returns:
+        The sub-block.
+
+    Raises:
+        ArgumentError: a part that the closed form does not cover.
+    """
+    block = model.model.layers[-1]
+    attention = block.attention
+    if attention is None:
+        raise uncovered("covers a last layer with attention")
+    _check_parts(attention)
+    if "values" in block.carried:
+        raise uncovered("covers values without a residual of the first layer's")
+    if model.softcap is not None:
+        raise uncovered("covers logits without a softcap")
+    seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
+    inputs = seen.inputs
+    context = next(one for one in seen.arguments if hasattr(one, "rotation"))
+    turned = context.rotation
+
+    def network(a: Tensor, state: Tensor) -> Tensor:
+        x = block.read(state)
+        normalised = x if block.post else block.attention_norm(x)
+        hidden: Tensor = model.model.final_norm(block.after_attention(a, x, normalised))
+        return hidden
+
+    stem = f"model.layers.{len(model.model.layers) - 1}.attention_norm"
+    before = [] if block.post else [name for name, _ in block.attention_norm.named_parameters()]
+    of_layer = stem.removesuffix("attention_norm")
+    mixed = [name for name, _ in block.named_parameters() if name.startswith("embedding_skip.")]
+
+    for name in ROLES:
+        if isinstance(module := getattr(attention, name), nn.Linear):
+            check_linear(name, module)
+    slots = {name: module for name in ROLES if (module := getattr(attention, name)) is not None}
+    trained = [name for name, module in slots.items() if is_trained(module)]
+    matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
+    gain = float(getattr(attention.value, "update_gain", 1.0))
+    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
+        matrices |= {
+            "value": matrices["value"] / gain,
+            "projection": gain * matrices["projection"].to(inputs),
+        }
+    if attention.one_matrix:
+        trained = ["query_key" if name == "query" else name for name in trained]
+    bias = getattr(attention.projection, "bias", None)
+    gains = {} if attention.gains is None else dict(attention.gains.named_parameters())
+    width = attention.head_width
+    norms = head_norms(inputs.new_zeros(1, width), attention.query_norm, attention.key_norm)
+    trained += [name for name, norm in norms.items() if len(norm.parameters)]
+    trained += [name for name, gain in gains.items() if gain.requires_grad]
+    layer = cut_into_heads(
+        inputs,
+        matrices,
+        heads=attention.heads,
+        groups=attention.key_value_heads,
+        permitted=permitted(
+            inputs, batch.attention_mask, causal=model.config.causal, window=attention.window
+        ),
+        scale=float(attention.scale),
+        softmax=not attention.linear,
+        bias=context.bias,
+        rotation=turned and Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], width),
+        gains={name: gain.detach() for name, gain in gains.items()},
+        parameters=tuple(trained),
+        projection_bias=bias is not None,
+        **norms,
+    )
+    return LastAttention(
+        layer=layer,
+        seen=seen,
+        output_layer=model.lm_head,
+        network=network,
+        before=frozenset(
+            [f"{stem}.{name}" for name in before] + [of_layer + name for name in mixed]
+        ),
+        multipliers=norm_multipliers(
+            model, {stem} if before else set(), replace(seen, x=block.read(seen.x))
+        ),
+        left_out=tuple(
+            name
+            for name, parameter in attention.named_parameters()
+            if name.endswith(("initial_gain", "update_gain")) and parameter.requires_grad
+        ),
+        projection_bias=bias,
+    )
+
+
+def _check_parts(attention: Any) -> None:
+    if any(hasattr(module, "share") for module in attention.children()):
+        raise uncovered("covers weights of its own, and none of the first layer's")
+    if attention.gate is not None:
+        raise uncovered("covers attention without a gate on what its heads return")
+    if attention.softcap is not None or attention.sink is not None:
+        raise uncovered("covers attention without a softcap of its scores and without a sink")
+    norms = (attention.query_norm, attention.key_norm)
+    if attention.one_matrix and not all(isinstance(norm, nn.Identity) for norm in norms):
+        raise uncovered("covers norms of queries and keys where these have a matrix each")
+    for name in ROLES:
+        gain = float(getattr(getattr(attention, name), "update_gain", 1.0))
+        if gain != 1.0 and not (gain and name == "value" and not is_trained(attention.projection)):
+            raise uncovered(
+                "covers reparametrised weights with an update gain of 1 (values before a fixed "
+                "projection with any but 0)"
+            )
+
+
+def _matrix(module: nn.Module, width: int) -> Tensor:
+    """Return the weight of a slot as (inputs, outputs), a bias as its last row."""
+    if isinstance(module, nn.Identity):
+        return torch.eye(width)
+    if isinstance(module, nn.Linear):
+        return matrix(module)
+    effective: Tensor = module.effective_weight()  # type: ignore[operator]
+    return effective.T

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from hessblocks.curvature import losses, model_state
 from hessblocks.curvature.groups import plain_model
-from hessblocks.curvature.products.calling import logits_of
+from hessblocks.curvature.products.calling import Params, as_module, logits_of
 from hessblocks.curvature.products.distributed import check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
-from hessblocks.curvature.products.function_model import Params, as_module
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows

@@ -14,4 +14,3 @@ from hessblocks.curvature.sampled.one_pass import (
     plan_passes,
     sampled_passes,
 )
-from hessblocks.curvature.sampled.squares import _samples as _samples

@@ -1,4 +1,4 @@
-"""Fisher matrices as operators: empirical Fisher, and Monte Carlo Fisher of drawn labels.
+"""Fisher matrices as operators, empirical or of drawn labels (Monte Carlo), and their samples.
 
 A datum is one label with the row of logits that is judged by it: a predicted token, a classified
 row, a row of targets (along the last axis). With N what counts in the mean and g_n the gradient of
@@ -11,11 +11,12 @@ the datum's own term of the sum,
 g_n = Jᵀ r_n with r_n the gradient in the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
 of the loss's curvature, and its products are made as those of H_o are.
 
-Letters: N data, S sets of labels, V classes, p probabilities, u a direction in logit space.
+Letters: N data (of a vector, its size), S sets of labels, V classes, p probabilities, u a
+direction in logit space.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -24,18 +25,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
+from hessblocks.curvature import losses
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.losses import (
-    Batch,
-    BatchLoss,
-    CrossEntropy,
-    Differentiated,
-    LossDerivatives,
-    Root,
-)
-from hessblocks.curvature.products import CurvatureOperator, Problem, check_problem
-from hessblocks.curvature.sampled.signs import draws
+from hessblocks.curvature.products import CurvatureOperator, OuterProduct, Problem, check_problem
+from hessblocks.curvature.sampled.one_pass import SampledPass, draws, plan_passes, sampled_passes
 from hessblocks.errors import ArgumentError
+from hessblocks.linalg import factor_samples
 
 Curvature = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """u ↦ Σ r_n ⟨r_n, u_n⟩, all times the share of one."""
@@ -146,8 +141,8 @@ class MonteCarloFisher(CurvatureOperator):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
         data = problem.processes.rank if problem.processes.shard == "own" else 0
 
-        def drawn(loss: BatchLoss, batch: Batch) -> BatchLoss:
-            if isinstance(loss, CrossEntropy):
+        def drawn(loss: losses.BatchLoss, batch: losses.Batch) -> losses.BatchLoss:
+            if isinstance(loss, losses.CrossEntropy):
                 shape = torch.Size((*loss.targets.shape, samples))
                 return _Classes(loss, draws(torch.rand, batch, shape, seed, data))
             of, noise = _distribution(loss)
@@ -162,22 +157,24 @@ class MonteCarloFisher(CurvatureOperator):
         super().__init__(problem.with_losses(drawn), group, rows=rows, columns=columns)
 
 
-def _given(loss: BatchLoss, batch: Batch) -> BatchLoss:
+def _given(loss: losses.BatchLoss, batch: losses.Batch) -> losses.BatchLoss:
     """Return the loss whose curvature is that of the given labels."""
-    return _Classes(loss) if isinstance(loss, CrossEntropy) else _Entries(loss)
+    return _Classes(loss) if isinstance(loss, losses.CrossEntropy) else _Entries(loss)
 
 
-class _Classes(CrossEntropy):
+class _Classes(losses.CrossEntropy):
     """Cross-entropy with Σ (p − e_y)(p − e_y)ᵀ of some labels y in the place of its curvature."""
 
-    def __init__(self, loss: CrossEntropy, uniform: Float[Tensor, "... S"] | None = None) -> None:
+    def __init__(
+        self, loss: losses.CrossEntropy, uniform: Float[Tensor, "... S"] | None = None
+    ) -> None:
         """Hold numbers from 0 to 1 that choose the labels; None: those of the loss."""
         super().__init__(loss.targets)
         self._uniform = uniform
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
         uniform = None if self._uniform is None else self._uniform.flatten(0, -2)[rows]
-        return type(self)(CrossEntropy(self.targets.flatten()[rows]), uniform)
+        return type(self)(losses.CrossEntropy(self.targets.flatten()[rows]), uniform)
 
     def at(
         self, logits: Float[Tensor, "... V"], share: float
@@ -195,7 +192,7 @@ class _Classes(CrossEntropy):
 
         return super().at(logits, share)[0], curvature
 
-    def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
+    def root(self, logits: Float[Tensor, "... V"], share: float) -> losses.Root:
         """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign per label."""
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
@@ -221,12 +218,12 @@ class _Classes(CrossEntropy):
         return found.clamp(max=ends.shape[-1] - 1)
 
 
-class _Entries(BatchLoss):
+class _Entries(losses.BatchLoss):
     """A loss with Σ r rᵀ over its data in the place of its curvature."""
 
     def __init__(
         self,
-        loss: BatchLoss,
+        loss: losses.BatchLoss,
         sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None,
         count: int = 1,
     ) -> None:
@@ -240,7 +237,7 @@ class _Entries(BatchLoss):
     def total(self, logits: Float[Tensor, "..."]) -> float:
         return self._loss.total(logits)
 
-    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
+    def derivatives(self, logits: Float[Tensor, "..."], share: float) -> losses.LossDerivatives:
         found = self._loss.derivatives(logits, share)
         sets = [found.gradient / share] if self._sets is None else self._sets(logits)
         axis, single = self._axis(logits)
@@ -254,7 +251,7 @@ class _Entries(BatchLoss):
 
         return replace(found, curvature=curvature)
 
-    def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
+    def root(self, logits: Float[Tensor, "..."], share: float) -> losses.Root:
         """Return ε ↦ Σ r ε of each datum: a sign per set of labels."""
         own = self._loss.derivatives(logits, share).gradient / share
         sets = [own] if self._sets is None else self._sets(logits)
@@ -275,12 +272,12 @@ class _Entries(BatchLoss):
 
     def _axis(self, logits: Tensor) -> tuple[int, bool]:
         """Find the axis of a datum's entries, and whether each entry is a datum."""
-        classes = isinstance(self._loss, Differentiated) and self._loss.classes
+        classes = isinstance(self._loss, losses.Differentiated) and self._loss.classes
         axis = min(1, logits.ndim - 1) if classes else -1
         return axis, logits.ndim == 1 and not classes
 
 
-def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
+def _distribution(loss: losses.BatchLoss) -> tuple[Any, Noise]:
     """Choose the distribution of the labels, and their gradient in the logits.
 
     Returns:
@@ -289,7 +286,7 @@ def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
     Raises:
         ArgumentError: it is not known.
     """
-    module = loss.module if isinstance(loss, Differentiated) else None
+    module = loss.module if isinstance(loss, losses.Differentiated) else None
     if isinstance(module, nn.MSELoss):  # 2 (f − y) with y − f of variance ½
         return torch.randn, lambda logits, normal: math.sqrt(2) * normal
     if isinstance(module, nn.BCEWithLogitsLoss) and module.weight is module.pos_weight is None:
@@ -302,3 +299,31 @@ def _distribution(loss: BatchLoss) -> tuple[Any, Noise]:
         "and nn.BCEWithLogitsLoss, without weights or label smoothing; use one of these, or "
         "EmpiricalFisher"
     )
+
+
+@factor_samples.register(OuterProduct)
+@factor_samples.register(EmpiricalFisher)
+@factor_samples.register(MonteCarloFisher)
+def _samples(
+    op: CurvatureOperator, count: int, seed: int
+) -> Iterator[Iterator[Float[Tensor, " N"]]]:
+    """Sample pass by pass; signs are independent, so the passes' matrices add up to the whole."""
+    if op.rows != op.columns:
+        raise ArgumentError(
+            "diagonal: method='sampled' needs a group's own block, got rows "
+            f"{op.rows.name!r} and columns {op.columns.name!r}"
+        )
+    names = op.rows.parameters
+    for passed in sampled_passes(op.problem, plan_passes(op.problem, names), names):
+        yield _vectors(op, passed, count, seed)
+
+
+def _vectors(
+    op: CurvatureOperator, passed: SampledPass, count: int, seed: int
+) -> Iterator[Float[Tensor, " N"]]:
+    for number in range(count):
+        found = passed.sample(number, seed, keep=number + 1 < count)
+        vector = torch.zeros(1, op.shape[0], dtype=op.dtype, device=op.device)
+        tensors = {name: None if one is None else one[None] for name, one in found.items()}
+        op.rows.collect(tensors, vector)
+        yield vector[0]

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.model_state import exclusive
-from hessblocks.curvature.products import (
-    Plan,
-    Problem,
-    make_plan,
-    readable_errors,
-    say_precision,
-)
+from hessblocks.curvature.products import Plan, Problem, make_plan, readable_errors, say_precision
 from hessblocks.curvature.sampled.one_pass import SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
@@ -72,10 +66,7 @@ def root_is_known(problem: Problem) -> bool:
 
 
 def plan_samples(
-    problem: Problem,
-    groups: Mapping[str, ParameterGroup],
-    samples: int,
-    batches: int | None = None,
+    problem: Problem, groups: Mapping[str, ParameterGroup], samples: int, batches: int | None = None
 ) -> Sampling:
     """Choose how many samples are held together, in as few pieces and batches as fit the memory.
 

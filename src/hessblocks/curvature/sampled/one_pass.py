@@ -3,23 +3,16 @@
 With L Lᵀ the loss's curvature and ε random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o.
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from hessblocks.curvature import products
 from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.model_state import exclusive
-from hessblocks.curvature.products import (
-    Plan,
-    Problem,
-    differentiable_once,
-    make_plan,
-    readable_errors,
-    say_precision,
-)
-from hessblocks.curvature.sampled.signs import signs
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import working_dtype
 
@@ -30,7 +23,7 @@ Gradients = dict[str, Float[Tensor, "..."] | None]
 class SampledPass:
     """Logits of some rows with their graph, which is pulled back for each sample."""
 
-    def __init__(self, problem: Problem, rows: Batch, names: Iterable[str]) -> None:
+    def __init__(self, problem: products.Problem, rows: Batch, names: Iterable[str]) -> None:
         """Pass the rows through the model.
 
         Args:
@@ -83,7 +76,7 @@ class SampledPass:
         if not self._logits.requires_grad:
             return dict.fromkeys(self._leaves)
         direction = direction if of is None else direction * of
-        with differentiable_once(self._problem.model), readable_errors():
+        with products.differentiable_once(self._problem.model), products.readable_errors():
             found = torch.autograd.grad(
                 self._logits,
                 list(self._leaves.values()),
@@ -95,8 +88,8 @@ class SampledPass:
 
 
 def plan_passes(
-    problem: Problem, names: Iterable[str], *, spare: int = 0, most_rows: int | None = None
-) -> Plan:
+    problem: products.Problem, names: Iterable[str], *, spare: int = 0, most_rows: int | None = None
+) -> products.Plan:
     """Plan passes for samples that are used one at a time.
 
     Args:
@@ -114,21 +107,94 @@ def plan_passes(
     """
     if problem.processes.count > 1:
         raise ArgumentError("problem: samples are drawn in one process; leave shard out")
-    say_precision(problem, twice=False)
-    with exclusive(problem.model), readable_errors():
-        plan = make_plan(problem, twice=False, spare=spare, most_rows=most_rows)
+    products.say_precision(problem, twice=False)
+    with exclusive(problem.model), products.readable_errors():
+        plan = products.make_plan(problem, twice=False, spare=spare, most_rows=most_rows)
         if plan.guard:
             plan.guard.check(problem, [*names], twice=False)
     return plan
 
 
-def sampled_passes(problem: Problem, plan: Plan, names: Iterable[str]) -> Iterator[SampledPass]:
+def sampled_passes(
+    problem: products.Problem, plan: products.Plan, names: Iterable[str]
+) -> Iterator[SampledPass]:
     """Pass the data through the model piece by piece; sample each before the next one."""
     names = [*names]
     problem.follow()
     with exclusive(problem.model):
         for rows in plan.passes:
-            with readable_errors():
+            with products.readable_errors():
                 passed = SampledPass(problem, rows, names)
             yield passed
     problem.note_form()
+
+
+BITS = 8
+
+
+def signs(
+    batch: Batch, shape: torch.Size, device: torch.device, *, seed: int, sample: int, data: int
+) -> Int[Tensor, "..."]:
+    """Draw ±1 (Rademacher) for each logit of a pass.
+
+    Args:
+        batch: the pass; its number and first row tell it from all others.
+        shape: shape of its logits.
+        device: where the logits are.
+        seed: seed of the run.
+        sample: number of the sample.
+        data: which of several sets of batches this is; processes with data of their own have one
+            each.
+
+    Returns:
+        Signs as int8, of that shape.
+    """
+    table = torch.arange(1 << BITS)[:, None].bitwise_right_shift(torch.arange(BITS)) & 1
+    table = table.to(device, torch.int8) * 2 - 1
+    rows = _rows(batch, shape)
+    entries = shape.numel() // rows
+    drawn = []
+    for generator in _generators(batch, rows, f"signs {seed} {sample} {data}"):
+        size = (-(-entries // BITS),)
+        packed = torch.randint(1 << BITS, size, generator=generator, dtype=torch.uint8)
+        drawn.append(table[packed.to(device).int()].flatten()[:entries])
+    return torch.stack(drawn).view(shape)
+
+
+def draws(
+    of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int, data: int
+) -> Float[Tensor, "..."]:
+    """Draw random numbers of a distribution for each row of a pass.
+
+    Args:
+        of: torch.rand or torch.randn.
+        batch: see `signs`.
+        shape: shape of what is drawn, rows first.
+        seed: see `signs`.
+        data: see `signs`.
+
+    Returns:
+        Numbers in float64, of that shape, where the batch is.
+    """
+    rows = _rows(batch, shape)
+    size = (shape.numel() // rows,)
+    found = [
+        of(size, generator=generator, dtype=torch.float64)
+        for generator in _generators(batch, rows, f"labels {seed} {data}")
+    ]
+    return torch.stack(found).view(shape).to(batch.inputs.device)
+
+
+def _rows(batch: Batch, shape: torch.Size) -> int:
+    """Find the rows that get their own random numbers."""
+    return batch.rows if shape[0] == batch.rows else 1
+
+
+def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
+    """Make a generator for each row of a pass."""
+    for row in range(batch.first, batch.first + rows):
+        said = f"{what} {batch.number} {row}".encode()
+        # hashed, since seeds next to each other would give related streams
+        own = int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
+        # on the CPU: a GPU's generator gives other numbers
+        yield torch.Generator().manual_seed(own)

@@ -45,11 +45,7 @@ class Estimate(Tabular):
 
     def to_row(self) -> dict[str, Any]:
         """Name value, standard error and method, as columns of a table."""
-        return {
-            "value": self.value,
-            "standard_error": self.standard_error,
-            "method": self.method,
-        }
+        return {"value": self.value, "standard_error": self.standard_error, "method": self.method}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Build one row, with what was spent."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Probes, assemble, check_probes, check_square, multiply
 from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, unit_of, working_dtype
-from hessblocks.linalg.spectra.krylov import check_definite
-from hessblocks.linalg.spectra.orthogonal import NEGLIGIBLE, length, orthogonalise
+from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, length, orthogonalise
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 

@@ -192,10 +192,7 @@ class Spectrum(Tabular):
         """
         value, error = self._averages(function(self.nodes)[..., None])
         return Estimate(
-            value=float(value),
-            standard_error=float(error),
-            probes=self.probes,
-            method=self.method,
+            value=float(value), standard_error=float(error), probes=self.probes, method=self.method
         )
 
     def density_on(

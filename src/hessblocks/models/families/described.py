@@ -1,9 +1,14 @@
-"""Describe the layers of each family as our blocks, from its configuration."""
+"""Describe the layers of each family as our blocks, and move weights there and back."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+
+from hessblocks import storage
 from hessblocks.blocks import (
     MLP,
     Attention,
@@ -16,8 +21,12 @@ from hessblocks.blocks import (
     RMSNorm,
     RotaryPosition,
 )
-from hessblocks.errors import ArgumentError
+from hessblocks.conventions import AnyPath
+from hessblocks.errors import ArgumentError, RunError
+from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.families.tensors import GPT2, GPT_NEOX, LLAMA, Tensors
+from hessblocks.models.heads import HessblocksForCausalLM
+from hessblocks.models.saved import load
 
 ACTIVATIONS = {
     **{name: name for name in ("silu", "gelu", "relu")},
@@ -166,3 +175,152 @@ def family_of(config: Any) -> Family:
 def unfit(config: Any, what: str) -> ArgumentError:
     """Make an error about a part that our blocks do not have."""
     return ArgumentError(f"model: a model of {config.model_type} with {what}, cannot become blocks")
+
+
+KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size")
+"""Fields that both configurations have."""
+LEFT_OUT = ("_name_or_path", "architectures", "dtype", "transformers_version")
+"""Fields that say nothing of what a model computes."""
+SINGLE = torch.finfo(torch.float32).eps
+"""Models of transformers compute norms and angles in single precision, whatever theirs is."""
+
+
+def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> HessblocksForCausalLM:
+    """Take a pretrained language model apart into layers of `BlockConfig`, with its weights.
+
+    Args:
+        model_or_folder: a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3,
+            GPT-2 or GPT-NeoX); or what `hb.load` takes.
+
+    Returns:
+        A model of this library in evaluation mode, of the same precision on the same device. It
+        computes the same but for dropout in training, which our blocks do not have. Each layer may
+        be given a block of its own. `save_pretrained`, `Trainer`, `generate` and `hb.Problem` take
+        it as any other.
+
+    Raises:
+        ArgumentError: another family (the known ones are listed), or a part that our blocks do not
+            have, such as scaled rotary positions.
+        RunError: its logits are not those of the given model.
+
+    Cost: a second copy of the weights, and a forward pass of each over 16 tokens.
+
+    Examples:
+        >>> import transformers, hessblocks as hb
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        >>> config = transformers.LlamaConfig(num_attention_heads=2, vocab_size=20, **sizes)
+        >>> model = hb.from_pretrained_blocks(transformers.LlamaForCausalLM(config))
+        >>> [(block.mlp.activation, block.mlp.gated) for block in model.config.blocks]
+        [('silu', True), ('silu', True)]
+    """
+    if isinstance(model_or_folder, HessblocksForCausalLM):
+        raise ArgumentError("model: it is made of blocks already")
+    own = isinstance(model_or_folder, PreTrainedModel)
+    model: Any = model_or_folder if own else load(cast(AnyPath, model_or_folder))[0]
+    family = family_of(model.config)
+    blocks = family.blocks(model.config)
+    alike = all(block == blocks[0] for block in blocks)
+    described = [block.to_dict() for block in (blocks[:1] if alike else blocks)]
+    given = model.config.to_diff_dict()
+    config = HessblocksConfig(
+        depth=len(blocks),
+        context=model.config.max_position_embeddings,
+        block=described[0] if alike else described,
+        embedding_std=model.config.initializer_range,
+        family={name: value for name, value in given.items() if name not in LEFT_OUT},
+        **{name: getattr(model.config, name) for name in KEPT},
+    )
+    theirs = model.state_dict()
+    state = family.tensors.ours(theirs, blocks[0].heads)
+    made = _with_state(HessblocksForCausalLM, config, state, model)
+    _check_logits(model, made)
+    return cast(HessblocksForCausalLM, made)
+
+
+def to_family(model: PreTrainedModel) -> PreTrainedModel:
+    """Put a model of `from_pretrained_blocks` together as its family's own class.
+
+    Args:
+        model: trained further or not, with all its layers or fewer.
+
+    Returns:
+        A model of transformers, which computes the same, in evaluation mode.
+
+    Raises:
+        ArgumentError: a model that was not made of a pretrained one, or one whose layers the family
+            does not have; it names the first.
+        RunError: its logits are not those of the given model.
+
+    Cost: as `from_pretrained_blocks`.
+
+    Examples:
+        >>> import transformers, hessblocks as hb
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+        >>> config = transformers.LlamaConfig(num_attention_heads=2, vocab_size=20, **sizes)
+        >>> model = hb.from_pretrained_blocks(transformers.LlamaForCausalLM(config))
+        >>> type(hb.to_family(model)).__name__  # trained further here, saved as Llama again
+        'LlamaForCausalLM'
+    """
+    given = getattr(model.config, "family", None)
+    if given is None:
+        raise ArgumentError("model: expected a model that hb.from_pretrained_blocks made")
+    blocks = model.config.blocks
+    fields: dict[str, Any] = {name: getattr(model.config, name) for name in KEPT}
+    kind = given["model_type"]
+    fields["num_hidden_layers"] = len(blocks)
+    if isinstance(blocks[0].position, LearnedPosition):
+        fields["max_position_embeddings"] = model.config.context
+    config: Any = AutoConfig.for_model(**given)
+    storage.check_own_code("model: its family", config)
+    if getattr(config, "layer_types", None):
+        windows = (block.attention.window for block in blocks)
+        config.layer_types = ["full_attention" if one is None else SLIDING for one in windows]
+    for name, value in fields.items():
+        setattr(config, name, value)
+    family = family_of(config)
+    for layer, (own, known) in enumerate(zip(blocks, family.blocks(config), strict=True)):
+        if own != known:
+            fields = own.to_dict()
+            name = next(name for name, value in known.to_dict().items() if fields[name] != value)
+            raise ArgumentError(
+                f"model: layer {layer} is none of {kind}, which has another {name}; only whole "
+                "layers may be missing"
+            )
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        places = AutoModelForCausalLM.from_config(config).state_dict()
+    state = family.tensors.theirs(places, model.state_dict(), blocks[0].heads)
+    made = _with_state(AutoModelForCausalLM.from_config, config, state, model)
+    _check_logits(model, made)
+    return made
+
+
+def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> PreTrainedModel:
+    """Make a model with these weights; its own must be these, no more and no fewer."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        made: Any = make(config)
+    made.to(device=given.device, dtype=given.dtype)
+    if odd := sorted(made.state_dict().keys() ^ state.keys()):
+        raise ArgumentError(
+            f"model: its weights are not those of its configuration ({odd[0]} is the first of "
+            f"{len(odd)} that differ); remove what was added to it"
+        )
+    made.load_state_dict(state)
+    if isinstance(given, GenerationMixin):
+        made.generation_config = copy.deepcopy(given.generation_config)
+    return cast(PreTrainedModel, made.eval())
+
+
+@torch.no_grad()
+def _check_logits(given: PreTrainedModel, made: PreTrainedModel) -> None:
+    """Refuse a result that computes something else; a pass cannot overlook what no rule knows."""
+    count = min(16, given.config.max_position_embeddings)
+    tokens = (torch.arange(count, device=given.device)[None] * 31) % given.config.vocab_size
+    training = given.training
+    expected, found = (model.eval()(input_ids=tokens).logits.float() for model in (given, made))
+    given.train(training)
+    difference = float((found - expected).abs().max() / expected.abs().max())
+    if not difference <= max(torch.finfo(given.dtype).eps, SINGLE) ** 0.5:
+        raise RunError(
+            f"model: as another class its logits would differ by {difference:.1e} of the largest; "
+            "it computes something that its configuration does not say"
+        )

@@ -1,4 +1,4 @@
-"""Choose which changes of weights are priced, on which tokens."""
+"""Choose which changes of a pretrained model are priced, or which parts are taken."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from hessblocks.errors import ArgumentError
-from hessblocks.settings.field_marks import Range, Seed, above_0, at_least, check_ranges
+from hessblocks.settings.field_marks import OneOf, Range, Seed, above_0, at_least, check_ranges
 
 NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
@@ -56,3 +56,38 @@ def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
             return found
     expected = "bits from 2 to 8" if kind is int else "shares between 0 and 1"
     raise ArgumentError(f"{name}: expected {expected}, got {word!r}.")
+
+
+SHARE = Range(lambda value: 0 <= value < 1, "a share from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifySettings:
+    """What is saved, the text that costs are told by, and the training that follows."""
+
+    save: Annotated[float, SHARE] = 0.15
+    """Share of the parameters to save; 0: the table alone."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of removal with commas, such as 'layer,mlp units'; all by default."""
+    sequences: Annotated[int, at_least(4)] = 8
+    """Windows that removals are measured on, and as many others to judge the result."""
+    fitted: Annotated[int, at_least(2)] = 24
+    """Windows that weights are refitted on, and forecasts made of."""
+    tokens: Annotated[int, at_least(2)] = 64
+    """Tokens of each window, 2 or more."""
+    samples: Annotated[int, Range(lambda value: value != 1 and value >= 0, "0, or 2 or more")] = 32
+    """Sampled gradients of the forecasts; 0: no forecasts."""
+    steps: Annotated[int, at_least(0)] = 100
+    """Updates of the healing; 0: none."""
+    towards: Annotated[str, OneOf(("logits", "text"))] = "logits"
+    """Targets of the healing: logits of the original, or the text."""
+    learning_rate: Annotated[float, above_0("a rate")] = 1e-4
+    """Largest learning rate of the healing (AdamW)."""
+    batch: Annotated[int, at_least(1)] = 8
+    """Windows of an update."""
+    seed: Seed = 0
+    """Random seed of the windows, samples and batches."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        check_ranges(self)

@@ -1,0 +1,237 @@
+"""Write the pages of `hessblocks price` and `simplify`: the answer first, then maps and tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hessblocks.conventions import AnyPath
+from hessblocks.figures import Figure, number
+from hessblocks.report.captions import with_error
+from hessblocks.report.templates import (
+    ABSENT,
+    drawn_picture,
+    inlined,
+    layer_map,
+    write_summary_page,
+)
+from hessblocks.statistics import Average
+
+COSTS = ("Changed together", "Forecast KL", "Measured KL", "Forecast trusted")
+BILL = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first order",
+        "Weight changed by", "Forecast trusted")  # fmt: skip
+FILES = ("bill.csv", "together.csv", "allocation.csv", "tensor-types.txt", "check.csv")
+LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
+"""Pattern of the text after the number of a layer in a parameter's name."""
+
+
+def write_price_report(folder: AnyPath) -> Path:
+    """Write figures/*.png, figures/*.svg and report.html of a folder of `hessblocks price`.
+
+    Args:
+        folder: that the command wrote.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        RunError: a file is missing, damaged or cannot be written.
+    """
+    return write_summary_page(folder, "price", _priced)
+
+
+def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    figure, picture = _map(found.get("shares", [])), folder / "figures" / "check.svg"
+    return {
+        "heading": f"What compressing {found['model']} costs",
+        "headline": price_headline(found),
+        "allocation": drawn_picture(figure, folder, "allocation") if figure else "",
+        "check": inlined(picture.read_bytes()) if picture.is_file() else "",
+        "costs": (COSTS, [cost_cells(row) for row in found["together"]]),
+        "columns": BILL,
+        "rows": list(map(_bill_cells, found["bill"])),
+        "files": [name for name in FILES if (folder / name).exists()],
+    }
+
+
+def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what the allocation costs beside one width for all, or what each edit of all costs.
+
+    Args:
+        found: summary.json.
+
+    Returns:
+        Sentences.
+    """
+    rows = {row["name"]: row for row in found["together"]}
+    shown, between = list(rows.values()), "; "
+    first = "Expected cost in nats per token of all matrices together: "
+    first += "; ".join(f"{name}: {_nats(row)}" for name, row in rows.items()) + "."
+    if "uniform" in found:
+        width, between = f"{found['uniform']} bits", " and "
+        shown = [rows["allocation"], rows[f"all, {width}"]]
+        first = (
+            f"At {found['bits']:.3g} bits on average the allocation is expected to cost "
+            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost "
+            f"{_nats(shown[1])}."
+        )
+    if shown[0]["measured"] is not None:
+        measured = between.join(_nats(row, "measured") for row in shown)
+        first += f" Measured on other text: {measured}."
+    if any(row["outside"] for row in shown):
+        first += (
+            " Changes so large are beyond what forecasts can tell: rather trust what is measured."
+        )
+    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []))
+
+
+def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a row of together.csv."""
+    measured = "" if row["measured"] is None else _nats(row, "measured")
+    return row["name"], _nats(row), measured, _trusted(row)
+
+
+def _nats(row: Mapping[str, Any], name: str = "forecast") -> str:
+    """Write a number of a row and its standard error."""
+    return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
+
+
+def _trusted(row: Mapping[str, Any]) -> str:
+    return f"no: {row['outside']}" if row["outside"] else "yes"
+
+
+def _bill_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    numbers = (number(row[name]) for name in ("diagonal", "full", "gradient"))
+    size = f"{row['relative_size']:.1%}"
+    return row["name"], _nats(row), *numbers, size, _trusted(row)
+
+
+def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Map bits of each matrix, kinds by layers; None if the names of matrices hold no layers."""
+    bits: dict[str, list[float]] = {}
+    for row in shares:
+        if found := LAYER.search(row["place"]):
+            bits.setdefault(found[1], []).append(row["bits"])
+    layers = max(map(len, bits.values()), default=0)
+    kinds = {name: tuple(one) for name, one in bits.items() if len(one) == layers}
+    return layer_map(kinds, "Bits")
+
+
+STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
+REMOVALS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
+            "Nats for 1 %", "Forecast KL")  # fmt: skip
+
+
+def write_simplify_report(folder: AnyPath) -> Path:
+    """Write figures/*.png, figures/*.svg and report.html of a folder of `hessblocks simplify`.
+
+    Args:
+        folder: that the command wrote.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        RunError: a file is missing, damaged or cannot be written.
+    """
+    return write_summary_page(folder, "simplify", _removed)
+
+
+def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    figure = removal_map(found["removals"], found["depth"])
+    return {
+        "heading": f"What can be taken from {found['model']}",
+        "headline": simplify_headline(found),
+        "picture": drawn_picture(figure, folder, "removals") if figure else "",
+        "steps": (STEPS, list(map(step_cells, found.get("steps", [])))),
+        "columns": REMOVALS,
+        "rows": list(map(_removal_cells, found["cheapest"])),
+        "kinds": _by_kind(found["removals"]),
+    }
+
+
+def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what was saved and what it costs before and after healing, or what is cheapest.
+
+    Args:
+        found: summary.json.
+
+    Returns:
+        Sentences.
+    """
+    alone = f"One at a time: {found['said']}."
+    if "steps" not in found:
+        return (alone,)
+    removed, healed = found["removed"], found["healed"]
+    whole, once = found["sum_alone"], found["kl_chosen"]
+    layers = f"{found['healed_layers']} of {found['layers_left']} layers"
+    return (
+        f"{found['saved']:.1%} fewer parameters cost {_nats(removed, 'kl')} nats per token of KL, "
+        f"and {_nats(healed, 'kl')} after {found['healing_seconds']:.0f} s of healing {layers}; "
+        f"the loss of {found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured on "
+        "text that nothing was chosen by.",
+        f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
+        f"{found['operations']:.1%} of the operations per token and "
+        f"{found['cache']:.1%} of the cache are gone.",
+        f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
+        f"sum is {abs(whole / once - 1):.0%} too {'high' if whole > once else 'low'}.",
+        alone,
+    )
+
+
+def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a step of the plan."""
+    alone, saved = f"{step['alone']:.3g}", f"{step['share']:.1%}"
+    return step["kind"], str(step["layer"]), _nats(step, "kl"), alone, saved
+
+
+def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
+    """Build the map of log₁₀ nats for a percent, kinds by layers; None where nothing saves."""
+    found = {(row["kind"], row["layer"]): row["nats_per_percent"] for row in rows}
+    kinds = {
+        kind: tuple(_log(found.get((kind, n))) for n in range(depth))
+        for kind in dict.fromkeys(row["kind"] for row in rows)
+        if any(found.get((kind, n)) for n in range(depth))
+    }
+    return layer_map(kinds, "log₁₀ nats for 1 % saved")
+
+
+def _log(value: float | None) -> float:
+    return math.log10(value) if value and value > 0 else math.nan
+
+
+def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    forecast = ABSENT if row["forecast"] is None else _nats(row)
+    trusted = f" (no: {row['outside']})" if row["outside"] else ""
+    return (
+        row["kind"],
+        str(row["layer"]),
+        _nats(row, "kl"),
+        _nats(row, "loss"),
+        f"{row['parameters']:,}",
+        f"{row['operations']:,.0f}",
+        f"{row['cache']:,}",
+        f"{row['nats_per_percent']:.3g}",
+        forecast + trusted,
+    )
+
+
+def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
+    found: list[tuple[str, ...]] = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        kl = [row["kl"] for row in own]
+        ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]
+        middle = (
+            f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ABSENT
+        )
+        saved = sum(row["share"] for row in own) / len(own)
+        found.append(
+            (kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}", middle)
+        )
+    return found
