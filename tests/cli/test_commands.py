@@ -198,7 +198,7 @@ def test_commands_stand_in_panels_in_the_order_of_a_day(shell: Shell) -> None:
     assert [line.strip("╭─╮ ") for line in lines if "╭" in line][: len(COMMANDS)] == list(COMMANDS)
 
 
-@pytest.mark.parametrize("command", [each.__name__ for own in COMMANDS.values() for each in own])
+@pytest.mark.parametrize("command", sorted(app.OWN))
 def test_the_example_under_a_help_can_be_typed(shell: Shell, command: str) -> None:
     *_, last = shell(command, "--help").output.strip().splitlines()
     _, name, *words = shlex.split(last.removeprefix("Example: "))
