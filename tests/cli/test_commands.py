@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
+from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.commands.demo import PRESETS, RATE
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
@@ -186,6 +188,22 @@ def test_every_command_has_the_common_options(shell: Shell, command: str) -> Non
     assert "Without effect" not in text
     if command != "presets":
         assert all(name in text for name in ("--seed", "--device"))
+
+
+def test_commands_stand_in_panels_in_the_order_of_a_day(shell: Shell) -> None:
+    lines = shell("--help").output.splitlines()
+    shown = [line.split()[1] for line in lines if re.match("│ [a-z]", line)]
+    own = {command.__name__: panel for panel, each in COMMANDS.items() for command in each}
+    assert [word for word in shown if word in own] == list(own)
+    assert [line.strip("╭─╮ ") for line in lines if "╭" in line][: len(COMMANDS)] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(app.OWN))
+def test_the_example_under_a_help_can_be_typed(shell: Shell, command: str) -> None:
+    *_, last = shell(command, "--help").output.strip().splitlines()
+    _, name, *words = shlex.split(last.removeprefix("Example: "))
+    assert name == command
+    assert app.app.parse_args([name, *words])
 
 
 @pytest.mark.slow

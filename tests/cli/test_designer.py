@@ -36,10 +36,24 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page(out: Path) -> str:
-    write_report(out)
-    return re.sub(r"<[^>]+>", " ", (out / "report.html").read_text(encoding="utf-8"))
+    return write_report(out).read_text(encoding="utf-8")
 
 
+def text_of(told: str) -> str:
+    return re.sub(r"<[^>]+>", " ", told)
+
+
+def table(told: str) -> dict[str, dict[str, float]]:
+    """Row of a page's table → its numbers by column."""
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(<td data-label.*?)</tr>', told)
+    number = re.compile(r'<td data-label="([^"]+)">([\d,.]+)')
+    return {
+        name: {column: float(cell.replace(",", "")) for column, cell in number.findall(row)}
+        for name, row in rows
+    }
+
+
+@pytest.mark.slow
 def test_a_changed_block_is_compared_with_a_baseline_at_its_best(
     shell: Shell, text: Path, tmp_path: Path
 ) -> None:
@@ -48,9 +62,9 @@ def test_a_changed_block_is_compared_with_a_baseline_at_its_best(
     outcome = shell(*asked, "--steps", 20, "--out", out)
     assert outcome.status == 0
     assert "tuning: 3 blocks, 3 to 5 rates each with one seed, about" in outcome.errors
-    told = outcome.errors.splitlines()
-    assert told.index(next(one for one in told if one.startswith("tuning: 3"))) < told.index(
-        next(one for one in told if "rate 0.003" in one)
+    lines = outcome.errors.splitlines()
+    assert lines.index(next(one for one in lines if one.startswith("tuning: 3"))) < lines.index(
+        next(one for one in lines if "rate 0.003" in one)
     )
     results = load_results(out)
     tuned = json.loads((out / "tuning.json").read_text())["blocks"]
@@ -62,9 +76,18 @@ def test_a_changed_block_is_compared_with_a_baseline_at_its_best(
         assert all(loss is None or loss >= losses[best] for loss in around)
         run = json.loads((out / "runs" / f"{name}-seed0" / "config.json").read_text())
         assert run["training"]["learning_rate"] == results.rates[name] == best
-    shown = page(out)
+    told = page(out)
+    shown, rows = text_of(told), table(told)
+    assert list(rows) == [*BLOCKS, "bigram table"]
+    ends = {row.preset: row.loss for row in results.metrics if row.split == "validation"}
     for name in BLOCKS:
-        assert re.search(rf"{re.escape(name)}\s+[\d,]+\s", shown), name
+        own = rows[name]
+        assert own["Learning rate"] == results.rates[name]
+        assert own["Final loss (nats per token)"] == pytest.approx(ends[name], rel=5e-3)
+        assert own["Final loss (nats per token)"] < own["Initial loss (nats per token)"]
+        assert own["Tokens per second"] > 0
+        assert min(own["Heterogeneity before"], own["Heterogeneity after"]) > 1
+    assert rows["sas"]["Parameters"] < rows["sas[mlp.gated=true]"]["Parameters"]
     assert "Learning rates: the best of each block in half decades" in shown
     assert "bigram table" in shown
     before = (out / "tuning.json").read_bytes()
@@ -80,7 +103,7 @@ def test_a_block_that_averages_its_tokens_is_seen_below_the_table(
     outcome = shell("compare", *asked, "--data", text, *SIZES, "--out", out)
     assert outcome.status == 0
     assert "Learning rates are not tuned: 0.03 for all blocks" in " ".join(outcome.output.split())
-    shown = page(out)
+    shown = text_of(page(out))
     assert re.search(rf"{re.escape(AVERAGED)} ends above the bigram table \(\d\.\d+\)", shown)
     assert not re.search(r"pre-ln-zero (and|ends above the bigram)", shown)
 

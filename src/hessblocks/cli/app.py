@@ -84,7 +84,8 @@ app = App(
     exit_on_error=False,
     verbose=False,
 )
-SHELL = Group("Options", sort_key=1)
+OTHERS = Group("Of other distributions", sort_key=len(COMMANDS))
+SHELL = Group("Options", sort_key=len(COMMANDS) + 1)
 """What follows the commands in the help."""
 for flag in ("--help", "--version"):
     app[flag].group = (SHELL,)
@@ -99,10 +100,12 @@ def show_completion(shell: Literal["bash", "zsh", "fish", "powershell"] | None =
     print(app.generate_completion(shell=shell))
 
 
-for place, (own, words_of_example) in enumerate(COMMANDS.items()):
-    example = f"Example: hessblocks {own.__name__} {words_of_example}"
-    app.command(own, sort_key=place, help_epilogue=example)
-OWN = {command.__name__ for command in COMMANDS}
+for place, (title, commands) in enumerate(COMMANDS.items()):
+    panel = Group(title, sort_key=place)
+    for rank, (own, words_of_example) in enumerate(commands.items()):
+        example = f"Example: hessblocks {own.__name__} {words_of_example}"
+        app.command(own, group=panel, sort_key=rank, help_epilogue=example)
+OWN = {command.__name__ for commands in COMMANDS.values() for command in commands}
 """Commands of this distribution."""
 
 
@@ -152,7 +155,7 @@ def _add_other_commands(asked: str = "") -> None:
         return
     for name, command in other_commands(asked):
         if name not in app:
-            app.command(command, name=name, sort_key=len(OWN))
+            app.command(command, name=name, group=OTHERS)
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

@@ -74,8 +74,13 @@ def within(help_text: str, *ranges: settings.Range) -> Parameter:
 
 def several(name: str) -> Parameter:
     """Describe a tuple that is given as words with commas."""
-    shown = ",".join
-    return Parameter(converter=listed, n_tokens=1, show_default=shown, completer=completer(name))
+    return Parameter(
+        converter=listed,
+        n_tokens=1,
+        metavar="A,B,...",
+        show_default=",".join,
+        completer=completer(name),
+    )
 
 
 def check_place(data: Path | str | None) -> None:

@@ -13,16 +13,22 @@ from hessblocks.cli.commands.train import train
 from hessblocks.cli.commands.verify import verify
 
 COMMANDS = {
-    demo: "--out runs/demo",
-    presets: "--depth 12 --width 768 --heads 12",
-    compare: "--presets pre-ln,sas-p --steps 2000 --data FILE_OR_FOLDER",
-    train: "sas-p --steps 2000 --data FILE_OR_FOLDER",
-    curvature: "preset:sas --parts outer --method sampled --map",
-    signal: "--presets pre-ln,skipless-plain,skipless",
-    price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
-    simplify: "FOLDER --data FILE --save 0.15",
-    verify: "--dtype float32",
-    report: "runs/demo",
-    check: "runs/demo",
+    "Train blocks and compare them": {
+        demo: "--out runs/demo",
+        presets: "--depth 12 --width 768 --heads 12",
+        compare: "--presets 'pre-ln-zero,sas[mlp.gated=true]' --tune",
+        train: "sas-p --steps 2000 --data FILE_OR_FOLDER",
+    },
+    "Look into any model": {
+        curvature: "preset:sas --parts outer --method sampled --map",
+        signal: "--presets pre-ln,skipless-plain,skipless",
+        price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
+        simplify: "FOLDER --data FILE --save 0.15",
+    },
+    "Show and check what was found": {
+        report: "runs/demo",
+        check: "runs/demo",
+        verify: "--dtype float32",
+    },
 }
-"""Command → words of an example, in the order in which the help lists them."""
+"""Panel of the help → its commands, each with words of an example."""
