@@ -212,8 +212,8 @@ def check_layers(model: Any) -> None:
     """Refuse a model whose layers cannot be moved or go.
 
     Raises:
-        ArgumentError: another class, or a block with something for the first layer alone or by the
-            number of layers.
+        ArgumentError: another class, or a block with something for the first layer alone, that
+            reads what came before its input, or by the number of layers.
     """
     if not isinstance(model, HessblocksForCausalLM):
         raise ArgumentError(
@@ -222,11 +222,12 @@ def check_layers(model: Any) -> None:
         )
     for layer, block in enumerate(model.config.blocks):
         branches = (block.attention_branch, block.mlp_branch)
-        odd = block.first_norm or block.attention.first_value
+        odd = block.first_norm or block.attention.first_value or len(block.carried) > 1
         if odd or any(branch.over_sqrt_depth for branch in branches):
             raise ArgumentError(
-                f"model: layer {layer} has a part for the first layer alone, or a gain by the "
-                "number of layers, so that layers cannot be told apart from their places"
+                f"model: layer {layer} has a part for the first layer alone, one that reads what "
+                "came before its input (embedding_skip, value_residual), or a gain by the number "
+                "of layers, so that layers cannot be told apart from their places"
             )
 
 

@@ -80,7 +80,11 @@ def candidates(
         if index == 0 and shares(model):
             continue
         for kind in kinds or KINDS:
-            if (found := KINDS[kind](place)) is not None:
+            try:
+                found = KINDS[kind](place)
+            except ArgumentError:  # rules of blocks refuse what the layer would become
+                continue
+            if found is not None:
                 yield found
 
 

@@ -11,6 +11,7 @@ READ = ("query", "key", "value")
 UNITS = 0.25
 """Share of the units that goes at a time."""
 OUTPUT = "mlp.output"
+SINK = "attention.sink.scores"
 
 
 def heads(at: Place) -> Candidate | None:
@@ -20,8 +21,8 @@ def heads(at: Place) -> Candidate | None:
     part = block.attention
     if not at.dense(*places, PROJECTION) or part.shaping is not None or part.gate is not None:
         return None
-    if groups == 1 or part.query_key == "one-matrix":
-        return None
+    if groups == 1 or part.query_key == "one-matrix" or block.position.biased:
+        return None  # slopes of ALiBi are by head
     mixed, wanted = at.attended(at.layer)
     equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
@@ -41,6 +42,8 @@ def heads(at: Place) -> Candidate | None:
         for end in ("weight", "bias"):
             if f"{place}.{end}" in state:
                 state[f"{place}.{end}"] = state[f"{place}.{end}"][rows_kept]
+    if part.sink is not None:
+        state[SINK] = state[SINK][_others(group, groups, each).to(kept)]
     left = groups - 1
     made = block.replace(
         heads=each * left, key_value_heads=None if each == 1 else left, head_width=width
