@@ -25,6 +25,7 @@ from hessblocks.report.price_page import (
 from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.report.simplify_page import (
     STEPS,
+    removal_map,
     simplify_headline,
     step_cells,
     write_simplify_report,

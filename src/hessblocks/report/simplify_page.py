@@ -98,23 +98,46 @@ def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
-    """Build the map of log₁₀ nats for a percent, kinds by layers; None where nothing saves."""
-    found = {(row["kind"], row["layer"]): row["nats_per_percent"] for row in rows}
-    kinds = [
-        k
-        for k in dict.fromkeys(row["kind"] for row in rows)
-        if any(found.get((k, n)) for n in range(depth))
+    """Build maps of kinds by layers, log₁₀ nats: each removal, and 1 % of the parameters by it.
+
+    Args:
+        rows: with kind, layer, kl and nats_per_percent.
+        depth: layers.
+
+    Returns:
+        The figure; None where no removal costs anything.
+    """
+    panels = [
+        panel
+        for name, title in (
+            ("kl", "What each removal costs, layers from left to right"),
+            ("nats_per_percent", "What it costs for each percent of the parameters that it saves"),
+        )
+        if (panel := _map(rows, depth, name, title))
     ]
-    if not kinds:
+    if not panels:
         return None
-    panel = Heatmap(
-        title="Layers from left to right, the first is 0",
-        values=tuple(tuple(_log(found.get((kind, n))) for n in range(depth)) for kind in kinds),
-        label="log₁₀ nats for 1 % saved",
-        rows=tuple(kinds),
-        columns=tuple(map(str, range(depth))),
+    size = (9, 1.4 + 0.3 * len(panels[0].rows))
+    return Figure(title="", caption="", panels=tuple(panels), size=size, columns=1)
+
+
+def _map(rows: Sequence[Mapping[str, Any]], depth: int, name: str, title: str) -> Heatmap | None:
+    found = {(row["kind"], row["layer"]): _log(row[name]) for row in rows}
+    known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
+    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind in known]
+    return (
+        Heatmap(
+            title=title,
+            values=tuple(
+                tuple(found.get((kind, n), math.nan) for n in range(depth)) for kind in kinds
+            ),
+            label="log₁₀ nats",
+            rows=tuple(kinds),
+            columns=tuple(map(str, range(depth))),
+        )
+        if kinds
+        else None
     )
-    return Figure(title="", caption="", panels=(panel,), size=(9, 1.4 + 0.3 * len(kinds)))
 
 
 def _log(value: float | None) -> float:

@@ -115,7 +115,7 @@ def measure_removals(
         kinds: names of `KINDS`; empty: all.
         samples: of the forecast by `hb.price`; 0: no forecast.
         seed: of the samples.
-        store: of an earlier call with the same arguments, to go on from.
+        store: of an earlier call with the same arguments, to go on from; `samples` may differ.
         done: told of each layer that is done, and how many there are.
 
     Returns:
@@ -136,7 +136,7 @@ def measure_removals(
             done(layer + 1, depth)
     priced: Sequence[Mapping[str, Any]] = []
     if samples:
-        priced = kept(store, "forecasts", partial(measuring.forecasts, samples, seed))
+        priced = kept(store, f"forecasts of {samples}", partial(measuring.forecasts, samples, seed))
     forecasts = {(row["kind"], row["layer"]): row for row in priced}
     unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
     return Removals(

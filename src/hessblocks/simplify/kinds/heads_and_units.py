@@ -9,7 +9,7 @@ from hessblocks.simplify.place import Candidate, Place
 
 READ = ("query", "key", "value")
 UNITS = 0.25
-"""Share of the units that goes at a time."""
+"""Share of the units that goes at a time, where nobody says another."""
 OUTPUT = "mlp.output"
 SINK = "attention.sink.scores"
 
@@ -51,10 +51,10 @@ def heads(at: Place) -> Candidate | None:
     return at.candidate("heads", made, {**state, **new}, _widened(at, PROJECTION, new, kept))
 
 
-def units(at: Place) -> Candidate | None:
+def units(at: Place, share: float = UNITS) -> Candidate | None:
     """Take a quarter of the MLP's units away, those that add least on the text."""
     read = ["mlp.input", *(["mlp.gate"] if at.block.mlp.gated else [])]
-    gone = int(UNITS * at.block.resolved_mlp_width)
+    gone = int(share * at.block.resolved_mlp_width)
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
         return None
     hidden, wanted = at.hidden()
