@@ -12,9 +12,9 @@ from hessblocks.errors import ArgumentError
 from hessblocks.simplify import Pass
 from hessblocks.storage import Row
 from hessblocks_studies.engine.study import Check
-from hessblocks_studies.our_questions import pretrained_ground as grounds
-from hessblocks_studies.our_questions.simplify_methods import METHODS, PLAN
-from hessblocks_studies.our_questions.simplify_pretrained import (
+from hessblocks_studies.pretrained import pretrained_ground as grounds
+from hessblocks_studies.pretrained.simplify_methods import METHODS, PLAN
+from hessblocks_studies.pretrained.simplify_pretrained import (
     ALONE,
     LAYERS,
     PLAIN,
@@ -62,9 +62,7 @@ def changed(ground: grounds.Ground) -> grounds.Ground:
 def test_what_does_nothing_goes_first(name: str, ground: grounds.Ground, monkeypatch) -> None:
     place = changed(ground)
     if name != "similar states":  # as many parameters as there are units that give nothing
-        monkeypatch.setattr(
-            "hessblocks_studies.our_questions.simplify_methods._units", lambda *_: 30
-        )
+        monkeypatch.setattr("hessblocks_studies.pretrained.simplify_methods._units", lambda *_: 30)
     (model,) = METHODS[name](place, (1,), 0)
     assert abs(place.judging.cost(list(model.model.layers), 0).kl.value) < 1e-5
     assert entries(model) < entries(place.original)

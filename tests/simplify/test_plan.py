@@ -85,8 +85,8 @@ def test_text_that_tells_no_candidates_apart_is_refused() -> None:
     rows = measure_removals(model, text, held_out, kinds=KINDS, samples=0).rows
     unclear = [{**row, "kl_error": row["kl"]} for row in rows[: len(rows) // 2]]
     with pytest.raises(hb.ArgumentError, match=r"give more than 6 sequences, or longer ones"):
-        Plan(model, text, held_out, [*unclear, *rows[: len(unclear)]])
-    Plan(model, text, held_out, [*unclear, *rows[: len(unclear) + 1]])
+        Plan(model, text, held_out, [*unclear, *rows[: len(unclear) - 1]])
+    Plan(model, text, held_out, [*unclear, *rows[: len(unclear)]])
 
 
 @pytest.mark.parametrize("teacher", [True, False])

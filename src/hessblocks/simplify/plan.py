@@ -64,13 +64,13 @@ class Plan:
             rows: the table of `measure_removals`, whose prices are the first guesses.
 
         Raises:
-            ArgumentError: see `measure_removals`, or half of the removals or more cost less than
+            ArgumentError: see `measure_removals`, or fewer than half of the removals cost more than
                 two errors over text, so that there is nothing to choose by.
         """
         check_removals(model, text, held_out)
         rows = list(rows)
         clear = sum(row["kl"] >= 2 * row["kl_error"] for row in rows)
-        if 2 * clear <= len(rows):
+        if 2 * clear < len(rows):
             raise ArgumentError(
                 f"held_out: {clear} of {len(rows)} removals cost more than two errors over text, "
                 f"too few to choose by; give more than {len(held_out)} sequences, or longer ones"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks import storage
@@ -126,7 +127,7 @@ def simplify_model(
 
 def text_parts(
     model: Any, tokenizer: Any, texts: Sequence[Any], settings: SimplifySettings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Int[Tensor, "_ tokens"], ...]:
     """Draw windows to fit on, to choose by, to judge by, and all windows to heal on.
 
     Args:
@@ -158,8 +159,7 @@ def text_parts(
         *(one.drawn(count, seed, "--sequences", "a tenth of the text") for one in others),
         first.drawn(len(first), seed),
     ]
-    a, b, c, d = (one.to(model.device) for one in drawn)
-    return a, b, c, d
+    return tuple(one.to(model.device) for one in drawn)
 
 
 def _healed(

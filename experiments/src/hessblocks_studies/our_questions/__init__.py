@@ -6,6 +6,5 @@ STUDIES = {
     "temperature": "temperature",
     "edge-of-stability": "edge_of_stability",
     "ladder": "ladder",
-    "simplify-pretrained": "simplify_pretrained",
 }
 """Name → module of this room that holds the study as `STUDY`."""

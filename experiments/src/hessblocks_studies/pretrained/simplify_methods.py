@@ -1,7 +1,8 @@
 """Take parts of a pretrained model away: by the plan of `hessblocks simplify`, and as others do.
 
-A method yields, for each number of layers, a model that lacks as many parameters or more. Letters:
-L layers, U units.
+A method yields, for each number of layers, a model that lacks as many parameters or more.
+
+Letters: L layers, U units.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify import KINDS, Candidate, Place, Plan, edited
-from hessblocks_studies.our_questions.pretrained_ground import Ground
+from hessblocks_studies.pretrained.pretrained_ground import Ground
 
 Method = Callable[[Ground, Sequence[int], int], Iterator[HessblocksForCausalLM]]
 """From a model, numbers of layers from the smallest, and a seed to a model each."""
@@ -88,12 +89,12 @@ def by_activation(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[Hess
 
 
 METHODS: Mapping[str, Method] = {
-    PLAN: plan,
     "last layers": last_layers,
     "similar states": similar_states,
     "magnitude": magnitude,
     "random": at_random,
     BESIDE: by_activation,
+    PLAN: plan,
 }
 
 

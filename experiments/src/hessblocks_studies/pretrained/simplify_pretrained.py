@@ -4,7 +4,7 @@ The rule: PLAN.md beside this file, section `simplify-pretrained`.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, hypot
 from statistics import median
 from typing import Any
@@ -18,14 +18,14 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
-from hessblocks_studies.our_questions.pretrained_ground import (
+from hessblocks_studies.pretrained.pretrained_ground import (
     REVISION,
     SMOLLM2,
     TINY,
     Ground,
     ground,
 )
-from hessblocks_studies.our_questions.simplify_methods import BESIDE, METHODS, PLAN
+from hessblocks_studies.pretrained.simplify_methods import BESIDE, METHODS, PLAN
 
 LAYERS = {TINY: (1, 2), SMOLLM2: (2, 4, 6, 10)}
 """Layers whose parameters are saved."""
@@ -51,12 +51,14 @@ MOST = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class SimplifiedSettings:
-    """A point: one method at all sizes."""
+    """A point: one method at one size, or all removals alone."""
 
     method: str
     """Name in `METHODS`, or `ALONE`."""
     model: str
     """Package of the model, or tiny."""
+    layers: int = 0
+    """Layers whose parameters are saved; 0 for `ALONE`."""
     healed: int = 0
     """Updates of the healing that follows; 0: none."""
     seed: int = 0
@@ -67,42 +69,45 @@ def settings(scale: Scale, seeds: int | None) -> list[SimplifiedSettings]:
     """Every method, `random` with several seeds."""
     model = TINY if scale == "smoke" else SMOLLM2
     healed = {"smoke": 2, "laptop": 0, "paper": HEALED}[scale]
+    alone = SimplifiedSettings(method=ALONE, model=model)
     return [
-        SimplifiedSettings(method=method, model=model, healed=healed, seed=seed)
-        for method in (ALONE, *METHODS)
-        for seed in range((seeds or SEEDS) if method == "random" else 1)
+        alone,
+        *(
+            replace(alone, method=method, layers=layers, healed=healed, seed=seed)
+            for layers in LAYERS[model]
+            for method in METHODS
+            for seed in range((seeds or SEEDS) if method == "random" else 1)
+        ),
     ]
 
 
 def measure(settings: SimplifiedSettings) -> list[Row]:
-    """What each size costs on the docstrings, before healing and after, and what it saves."""
+    """What a model costs on the docstrings, before healing and after, and what it saves."""
     place = ground(settings.model)
     if settings.method == ALONE:
         return _alone(place)
-    rows, sizes = list[Row](), LAYERS[settings.model]
-    made = METHODS[settings.method](place, sizes, settings.seed)
-    for count, model in zip(sizes, made, strict=True):
-        own: Row = {
-            "study": "simplify-pretrained",
-            "rule": settings.method,
-            "seed": settings.seed,
-            "layers": count,
-            "share": 1 - model.num_parameters() / place.original.num_parameters(),
-        }
-        rows += _costs(place, model, {**own, "healing": 0})
-        before, after = place.tokens_a_second(model)
-        saved = saved_between(place.original, model, place.text.tokens.shape[1])
-        rows += [
-            shared.measured("tokens a second", after, **own),
-            shared.measured("speed", after / before, **own),
-            *(
-                shared.measured(f"{name} saved", value, "counted", **own)
-                for name, value in saved.items()
-            ),
-        ]
-        if settings.healed:
-            healed = heal(model, place.original, place.healing, layers=(), steps=settings.healed)
-            rows += _costs(place, healed, {**own, "healing": settings.healed})
+    sizes = [n for n in LAYERS[settings.model] if n <= settings.layers]
+    sizes = sizes if settings.method == PLAN else sizes[-1:]  # each goes on from the one before
+    *_, model = METHODS[settings.method](place, sizes, settings.seed)
+    own: Row = {
+        "study": "simplify-pretrained",
+        "rule": settings.method,
+        "seed": settings.seed,
+        "layers": settings.layers,
+        "healing": 0,
+        "share": 1 - model.num_parameters() / place.original.num_parameters(),
+    }
+    before, after = place.tokens_a_second(model)
+    saved = saved_between(place.original, model, place.text.tokens.shape[1])
+    rows = [
+        *_costs(place, model, own),
+        shared.measured("tokens a second", after, **own),
+        shared.measured("times the original's tokens a second", after / before, **own),
+        *(shared.measured(f"{name} saved", one, "counted", **own) for name, one in saved.items()),
+    ]
+    if settings.healed:
+        healed = heal(model, place.original, place.healing, layers=(), steps=settings.healed)
+        rows += _costs(place, healed, {**own, "healing": settings.healed})
     return rows
 
 
