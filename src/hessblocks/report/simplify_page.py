@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -124,7 +125,7 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
 def _map(rows: Sequence[Mapping[str, Any]], depth: int, name: str, title: str) -> Heatmap | None:
     found = {(row["kind"], row["layer"]): _log(row[name]) for row in rows}
     known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
-    kinds = [kind for kind in dict.fromkeys(row["kind"] for row in rows) if kind in known]
+    kinds = [kind for kind in _kinds(rows) if kind in known]
     return (
         Heatmap(
             title=title,
@@ -138,6 +139,13 @@ def _map(rows: Sequence[Mapping[str, Any]], depth: int, name: str, title: str) -
         if kinds
         else None
     )
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the kinds in the order of the layer that has most of them."""
+    counted = Counter(row["layer"] for row in rows)
+    fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
+    return list(dict.fromkeys(row["kind"] for row in fullest))
 
 
 def _log(value: float | None) -> float:
@@ -167,7 +175,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
     found: list[tuple[str, ...]] = []
-    for kind in dict.fromkeys(row["kind"] for row in rows):
+    for kind in _kinds(rows):
         own = [row for row in rows if row["kind"] == kind]
         kl = [row["kl"] for row in own]
         ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]

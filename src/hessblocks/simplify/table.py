@@ -23,7 +23,7 @@ from hessblocks.simplify.place import Candidate, Place, check_layers
 from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
-LEAST_SAVED = 1e-3
+LEAST_SAVED = 1e-4
 """Share of the parameters below which nats for a percent say nothing."""
 
 

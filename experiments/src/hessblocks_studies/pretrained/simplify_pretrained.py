@@ -205,7 +205,7 @@ def _maps(alone: Rows) -> list[Panel | Heatmap]:
             "kind": row["kind"],
             "layer": row["layer"],
             "kl": row["value"],
-            "nats_per_percent": row["value"] / row["share"] / 100 if row["share"] > 1e-3 else None,
+            "nats_per_percent": row["value"] / row["share"] / 100 if row["share"] > 1e-4 else None,
         }
         for row in shared.of_quantity(alone, KL)
     ]
