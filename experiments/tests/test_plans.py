@@ -12,7 +12,7 @@ from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.shared import BlockSettings
 
 MONTH = r"(?:\d{1,2}(?: and \d{1,2})?) [A-Z][a-z]+ \d{4}"
-ROOMS = ("blocks_paper", "fair_trial", "our_questions")
+ROOMS = ("blocks_paper", "fair_trial", "our_questions", "pretrained")
 TRAINED = [n for n in names() if isinstance(find(n).points("smoke")[0].settings, BlockSettings)]
 
 
@@ -65,7 +65,9 @@ def test_a_plan_has_sections_of_studies_of_its_room_alone(room: str) -> None:
     assert not any(map(faults, found.values()))
 
 
-@pytest.mark.parametrize("name", ["baseline", "trial", "simplification", "optimisers"])
+@pytest.mark.parametrize(
+    "name", ["baseline", "trial", "simplification", "optimisers", "simplify-pretrained"]
+)
 def test_a_rule_that_judges_was_there_before_its_runs(name: str) -> None:
     first = sections(plan_of(room_of(name)))[name].strip().splitlines()[0]
     assert first.startswith("### The rule, written down before the first run, ")

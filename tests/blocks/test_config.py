@@ -102,6 +102,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"width": 12, "heads": 4, "position": RotaryPosition()},
         ["position", "even", "3"],
     ),
+    "the first layer's values without values": (
+        {"sub_blocks": "mlp", "attention": Attention(value_residual=Branch())},
+        ["attention: value_residual", "sub_blocks='mlp'", "leave value_residual out"],
+    ),
 }
 
 

@@ -85,6 +85,24 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
     assert (tmp_path / "out" / "points.jsonl").stat().st_mtime_ns == kept
 
 
+def test_another_target_or_healing_needs_no_new_table(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    shutil.copytree(place / "out", tmp_path / "out")
+    before = (tmp_path / "out" / "points.jsonl").read_bytes()
+    more = ["--save", "0.3", "--steps", "0", "--samples", "0"]
+    assert shell(*words(place, tmp_path / "out"), *more).status == 0
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert found["saved"] >= 0.3
+    assert found["healed"] == found["removed"]
+    after = (tmp_path / "out" / "points.jsonl").read_bytes()
+    added = after.removeprefix(before)
+    assert added != after
+    assert added.count(b'"key":"step ') == added.count(b"\n") == len(found["steps"])
+    other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
+    assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
+
+
 def test_without_a_target_the_table_alone_is_made(
     place: Path, tmp_path: Path, shell: Shell
 ) -> None:

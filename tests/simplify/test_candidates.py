@@ -9,7 +9,16 @@ from torch.func import functional_call
 from transformers import Trainer, TrainingArguments
 
 import hessblocks as hb
-from hessblocks.blocks import Dense
+from hessblocks.blocks import (
+    ALiBiPosition,
+    Attention,
+    Branch,
+    Dense,
+    Identity,
+    RMSNorm,
+    Shaping,
+    Sink,
+)
 from hessblocks.simplify import KINDS, candidates, edited, measure_removals
 from hessblocks.simplify.passes import Held, Pass
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
@@ -30,10 +39,10 @@ def entries(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@families
 @torch.no_grad()
-def test_each_removal_costs_what_the_whole_changed_model_says(name: str) -> None:
-    model, text, held_out = model_of(name), ids(10), ids(5, seed=1)
+def check_costs(model: Any) -> set[str]:
+    """Hold each candidate's cost against the whole changed model; give the kinds that there are."""
+    text, held_out = ids(10), ids(5, seed=1)
     held, fitted = Held(model, held_out), Pass(model, text)
     before = model(held_out).logits[:, :-1].log_softmax(-1)
     seen = set()
@@ -54,9 +63,57 @@ def test_each_removal_costs_what_the_whole_changed_model_says(name: str) -> None
             same = functional_call(model, state, (held_out,)).logits
             assert torch.allclose(same, changed(held_out).logits, rtol=0, atol=1e-8), one.kind
         seen.add(one.kind)
+    return seen
+
+
+@families
+def test_each_removal_costs_what_the_whole_changed_model_says(name: str) -> None:
+    seen = check_costs(model_of(name))
     everywhere = {"layer", "attention", "mlp", "heads", "mlp units", "attention norm", "mlp norm"}
     assert everywhere <= seen | {"heads"}
-    assert ("parallel" in seen) == (name != "gpt_neox")
+    assert {"parallel", "attention skip", "mlp skip"} <= seen or name == "gpt_neox"
+
+
+NORMED = Branch(norm=RMSNorm(), trainable_skip=True, gain=0.5)
+SILENT = Branch(norm=RMSNorm(), skip=0.0, gain=0.5)
+OWN: dict[str, tuple[str, dict[str, Any], set[str]]] = {
+    "ALiBi": ("pre-ln", {"position": ALiBiPosition()}, {"heads"}),
+    "sinks": ("pre-ln", {"attention": Attention(sink=Sink(score=0.3))}, set()),
+    "sinks and a gate": ("pre-ln", {"attention": Attention(sink=Sink(), gate=Dense())}, {"heads"}),
+    "branch norms": ("pre-ln", {"attention_branch": NORMED, "mlp_branch": NORMED}, set()),
+    "linear scores": ("pre-ln", {"attention": Attention(scores="linear")}, set()),
+    "parallel, its skip trained": (
+        "parallel",
+        {"attention_branch": Branch(trainable_skip=True), "mlp_branch": SILENT},
+        {"parallel", "attention skip", "mlp skip"},
+    ),
+    "post": ("post-ln", {}, {"attention norm", "mlp norm", "parallel"}),
+    "gains that begin at zero": (
+        "pre-ln",
+        {"mlp_branch": Branch(gain=0.0, trainable=True)},
+        {"mlp skip"},
+    ),
+    "no values": (
+        "pre-ln",
+        {"attention": Attention(value=Identity(), projection=Identity(), shaping=Shaping())},
+        {"heads", "value of the first layer", "query = identity"},
+    ),
+}
+"""Preset, its changed fields, and kinds that it has not."""
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_blocks_of_our_own_are_taken_apart_too(name: str) -> None:
+    preset, fields, missing = OWN[name]
+    block = hb.preset(preset, width=24, heads=6, mlp_width=20, **fields)
+    torch.manual_seed(0)
+    model = hb.build(block, depth=3, vocab_size=VOCABULARY, context=16).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    seen = check_costs(model)
+    assert {"layer", "mlp", "mlp units"} <= seen
+    assert not missing & seen
 
 
 @families
@@ -202,6 +259,12 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
     sizes = {"depth": 2, "width": 8, "heads": 2, "vocab_size": VOCABULARY, "context": 16}
     with pytest.raises(hb.ArgumentError, match="layer 0 has a part for the first layer alone"):
         measure_removals(hb.build("sas", **sizes), text, held_out)
+    for carried in (
+        {"embedding_skip": Branch()},
+        {"attention": Attention(value_residual=Branch())},
+    ):
+        with pytest.raises(hb.ArgumentError, match=r"came before its input \(embedding_skip"):
+            measure_removals(hb.build("pre-ln", **sizes, **carried), text, held_out)
     with pytest.raises(hb.ArgumentError, match="only query, key and value can be"):
         hb.preset("pre-ln", width=8, heads=2, mlp_width=8).replace(
             mlp=hb.BlockConfig().mlp.replace(output=hb.blocks.Shared())

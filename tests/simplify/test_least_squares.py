@@ -67,3 +67,12 @@ def test_the_ridge_is_the_one_that_predicts_the_other_half_best() -> None:
         best = RIDGES[tried.index(min(tried))]
         assert torch.allclose(found, NormalEquations().add(x, y).solve(old, ridge=best), atol=1e-12)
         assert (best > 0.1) == (noise > 1)
+
+
+@pytest.mark.parametrize("dead", ["outputs", "inputs and outputs"])
+def test_a_part_that_gives_nothing_is_refitted_too(dead: str) -> None:
+    x, y, old = problem()
+    x = x if dead == "outputs" else torch.zeros_like(x)
+    found = Refit(x, torch.zeros_like(y)).solve(old)
+    assert torch.isfinite(found).all()
+    assert (x.double() @ found).norm() < 1e-2 * (x @ old).norm() + 1e-12

@@ -1,6 +1,7 @@
 """The plan takes the cheapest for what it saves, says so; healing helps and touches no more."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import hessblocks as hb
 from hessblocks.simplify import Plan, heal, measure_removals
 from hessblocks.simplify.passes import Held
+from hessblocks.storage import POINTS, mended_store
 from tests.simplify.test_candidates import entries, ids, model_of
 
 KINDS = ["layer", "mlp units", "heads"]
@@ -54,11 +56,37 @@ def test_steps_made_again_give_the_same_model() -> None:
         again.take(("layer", 9))
 
 
+@pytest.mark.parametrize("done", [1, 4])
+def test_a_plan_that_was_torn_ends_as_if_it_had_not_been(tmp_path: Path, done: int) -> None:
+    model, text, held_out = model_of("llama").float(), ids(20), ids(6, seed=1)
+    rows = measure_removals(model, text, held_out, samples=0).rows
+    whole = Plan(model, text, held_out, rows)
+    whole.run(0.2, store := mended_store(tmp_path))
+    whole.run(0.4, store)
+    lines = (tmp_path / POINTS).read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(whole.steps) > 4
+    (tmp_path / POINTS).write_bytes(b"".join(lines[:done]))
+    again = Plan(model, text, held_out, rows)
+    again.run(0.2, store := mended_store(tmp_path))
+    again.run(0.4, store)
+    assert again.steps == whole.steps
+    assert (tmp_path / POINTS).read_bytes() == b"".join(lines)
+
+
 def test_more_than_can_go_is_refused_with_what_can() -> None:
     model, text, held_out = model_of("gpt2"), ids(20), ids(6, seed=1)
     table = measure_removals(model, text, held_out, kinds=["heads"], samples=0)
     with pytest.raises(hb.ArgumentError, match=r"90\.0% of the parameters are more than can go"):
         Plan(model, text, held_out, table.rows).run(0.9)
+
+
+def test_text_that_tells_no_candidates_apart_is_refused() -> None:
+    model, text, held_out = model_of("gpt2"), ids(20), ids(6, seed=1)
+    rows = measure_removals(model, text, held_out, kinds=KINDS, samples=0).rows
+    unclear = [{**row, "kl_error": row["kl"]} for row in rows[: len(rows) // 2]]
+    with pytest.raises(hb.ArgumentError, match=r"give more than 6 sequences, or longer ones"):
+        Plan(model, text, held_out, [*unclear, *rows[: len(unclear) - 1]])
+    Plan(model, text, held_out, [*unclear, *rows[: len(unclear)]])
 
 
 @pytest.mark.parametrize("teacher", [True, False])

@@ -16,6 +16,7 @@ from hessblocks.report.pretrained_pages import (
     STEPS,
     cost_cells,
     price_headline,
+    removal_map,
     simplify_headline,
     step_cells,
     write_price_report,

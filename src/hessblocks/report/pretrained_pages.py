@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -118,7 +119,7 @@ def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
             bits.setdefault(found[1], []).append(row["bits"])
     layers = max(map(len, bits.values()), default=0)
     kinds = {name: tuple(one) for name, one in bits.items() if len(one) == layers}
-    return layer_map(kinds, "Bits")
+    return layer_map({"Layers from left to right, the first is 0": kinds}, "Bits")
 
 
 STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
@@ -190,14 +191,36 @@ def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
-    """Build the map of log₁₀ nats for a percent, kinds by layers; None where nothing saves."""
-    found = {(row["kind"], row["layer"]): row["nats_per_percent"] for row in rows}
-    kinds = {
-        kind: tuple(_log(found.get((kind, n))) for n in range(depth))
-        for kind in dict.fromkeys(row["kind"] for row in rows)
-        if any(found.get((kind, n)) for n in range(depth))
+    """Build maps of kinds by layers, log₁₀ nats: each removal, and 1 % of the parameters by it.
+
+    Args:
+        rows: with kind, layer, kl and nats_per_percent.
+        depth: layers.
+
+    Returns:
+        The figure; None where no removal costs anything.
+    """
+    titles = {
+        "kl": "What each removal costs, layers from left to right",
+        "nats_per_percent": "What it costs for each percent of the parameters that it saves",
     }
-    return layer_map(kinds, "log₁₀ nats for 1 % saved")
+    maps = {}
+    for name, title in titles.items():
+        found = {(row["kind"], row["layer"]): _log(row[name]) for row in rows}
+        known = {kind for (kind, _), value in found.items() if not math.isnan(value)}
+        maps[title] = {
+            kind: tuple(found.get((kind, n), math.nan) for n in range(depth))
+            for kind in _kinds(rows)
+            if kind in known
+        }
+    return layer_map(maps, "log₁₀ nats")
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the kinds in the order of the layer that has most of them."""
+    counted = Counter(row["layer"] for row in rows)
+    fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
+    return list(dict.fromkeys(row["kind"] for row in fullest))
 
 
 def _log(value: float | None) -> float:
@@ -223,7 +246,7 @@ def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
     found: list[tuple[str, ...]] = []
-    for kind in dict.fromkeys(row["kind"] for row in rows):
+    for kind in _kinds(rows):
         own = [row for row in rows if row["kind"] == kind]
         kl = [row["kl"] for row in own]
         ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]

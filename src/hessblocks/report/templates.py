@@ -86,18 +86,23 @@ def write_summary_page(
         raise RunError(f"{folder}: damaged; run the same `hessblocks {command}` again.") from error
 
 
-def layer_map(kinds: Mapping[str, tuple[float, ...]], label: str) -> Figure | None:
-    """Map numbers of all layers, a row per kind; None where there is no kind."""
-    if not kinds:
+def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -> Figure | None:
+    """Map numbers of all layers, a panel per title and a row per kind; None without kinds."""
+    panels = [
+        Heatmap(
+            title=title,
+            values=tuple(kinds.values()),
+            label=label,
+            rows=tuple(kinds),
+            columns=tuple(map(str, range(len(next(iter(kinds.values())))))),
+        )
+        for title, kinds in maps.items()
+        if kinds
+    ]
+    if not panels:
         return None
-    panel = Heatmap(
-        title="Layers from left to right, the first is 0",
-        values=tuple(kinds.values()),
-        label=label,
-        rows=tuple(kinds),
-        columns=tuple(map(str, range(len(next(iter(kinds.values())))))),
-    )
-    return Figure(title="", caption="", panels=(panel,), size=(9, 1.4 + 0.3 * len(kinds)))
+    size = (9, 1.4 + 0.3 * len(panels[0].rows))
+    return Figure(title="", caption="", panels=tuple(panels), size=size, columns=1)
 
 
 def _visible(value: Any) -> Any:

@@ -4,16 +4,19 @@ from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations, Refit
 from hessblocks.simplify.passes import Cost, Held, Pass
-from hessblocks.simplify.place import Candidate, Place, edited
+from hessblocks.simplify.place import Candidate, Place, edited, saved_between
 from hessblocks.simplify.plan import Plan, Step
-from hessblocks.simplify.run import simplify_model
+from hessblocks.simplify.run import simplify_model, text_parts
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
 __all__ = [
     "KINDS",
     "Candidate",
     "Cost",
+    "Held",
     "NormalEquations",
+    "Pass",
+    "Place",
     "Plan",
     "Refit",
     "Removals",
@@ -22,5 +25,7 @@ __all__ = [
     "edited",
     "heal",
     "measure_removals",
+    "saved_between",
     "simplify_model",
+    "text_parts",
 ]

@@ -74,11 +74,11 @@ class NormalEquations:
         return start + torch.cholesky_solve(cross - gram @ start, torch.linalg.cholesky(damped))
 
     def error(self, weight: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None) -> float:
-        """Compute ‖X W − Y‖² / ‖Y‖²."""
+        """Compute ‖X W − Y‖² / ‖Y‖², where Y = 0 without the denominator."""
         gram, cross = self._on(kept)
         wide = weight.double()
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
-        return float(missed) / self.square
+        return float(missed) / (self.square or 1.0)
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Put the tokens of both together."""

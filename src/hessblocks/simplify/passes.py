@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.linalg import Estimate
 
-ROWS = 256
+ROWS = 128
 """Tokens whose logits are held together, besides those of the original."""
 
 

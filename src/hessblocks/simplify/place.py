@@ -6,7 +6,7 @@ Letters: N tokens, I inputs of a matrix, D width.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -50,8 +50,8 @@ class Candidate:
         return [] if self.module is None else [self.module]
 
 
-Kind = Callable[["Place"], Candidate | None]
-"""From a place to the candidate there; None where the layer has not what it takes away."""
+Kind = Callable[..., Candidate | None]
+"""From a `Place` to the candidate there; None where the layer has not what it takes away."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,23 +159,23 @@ class Place:
         return _around(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
 
 
-def edited(model: HessblocksForCausalLM, chosen: Candidate) -> HessblocksForCausalLM:
-    """Put a candidate into a model.
+def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCausalLM:
+    """Put candidates into a model.
 
     Args:
         model: stays as it is; weights that do not change are held together by both.
-        chosen: made for this model.
+        *chosen: made for this model, each of another layer.
 
     Returns:
         The changed model, with a configuration of its own, in evaluation mode.
     """
-    blocks: Sequence[BlockConfig] = model.config.blocks
+    own: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)
-    at, after = chosen.layer, chosen.layer + 1
+    for one in sorted(chosen, key=lambda one: -one.layer):  # what goes moves those behind it
+        at = slice(one.layer, one.layer + 1)
+        own[at] = [] if one.block is None else [one.block]
+        layers[at] = one.modules
     config = copy.deepcopy(model.config)
-    new = [] if chosen.block is None else [chosen.block]
-    own = [*blocks[:at], *new, *blocks[after:]]
-    layers[at:after] = chosen.modules
     config.depth, config.preset = len(own), None
     config.block = [block.to_dict() for block in own]
     state = {name: value for name, value in model.state_dict().items() if ".layers." not in name}
@@ -212,8 +212,8 @@ def check_layers(model: Any) -> None:
     """Refuse a model whose layers cannot be moved or go.
 
     Raises:
-        ArgumentError: another class, or a block with something for the first layer alone or by the
-            number of layers.
+        ArgumentError: another class, or a block with something for the first layer alone, that
+            reads what came before its input, or by the number of layers.
     """
     if not isinstance(model, HessblocksForCausalLM):
         raise ArgumentError(
@@ -222,11 +222,12 @@ def check_layers(model: Any) -> None:
         )
     for layer, block in enumerate(model.config.blocks):
         branches = (block.attention_branch, block.mlp_branch)
-        odd = block.first_norm or block.attention.first_value
+        odd = block.first_norm or block.attention.first_value or len(block.carried) > 1
         if odd or any(branch.over_sqrt_depth for branch in branches):
             raise ArgumentError(
-                f"model: layer {layer} has a part for the first layer alone, or a gain by the "
-                "number of layers, so that layers cannot be told apart from their places"
+                f"model: layer {layer} has a part for the first layer alone, one that reads what "
+                "came before its input (embedding_skip, value_residual), or a gain by the number "
+                "of layers, so that layers cannot be told apart from their places"
             )
 
 

@@ -8,8 +8,8 @@ Letters: S sequences to fit on, H held-out sequences, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from jaxtyping import Int
 from torch import Tensor
@@ -19,9 +19,12 @@ from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.passes import Cost, Held, Pass
 from hessblocks.simplify.place import Candidate, edited
 from hessblocks.simplify.table import Row, candidates, check_removals
+from hessblocks.storage import Store
 
 Key = tuple[str, int]
 """Kind, and number of the layer in the model at the start."""
+Fresh = dict[Key, tuple[Candidate, Cost]]
+"""What was measured since the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +62,19 @@ class Plan:
             text: to refit weights on.
             held_out: to measure on.
             rows: the table of `measure_removals`, whose prices are the first guesses.
+
+        Raises:
+            ArgumentError: see `measure_removals`, or fewer than half of the removals cost more than
+                two errors over text, so that there is nothing to choose by.
         """
         check_removals(model, text, held_out)
+        rows = list(rows)
+        clear = sum(row["kl"] >= 2 * row["kl_error"] for row in rows)
+        if 2 * clear < len(rows):
+            raise ArgumentError(
+                f"held_out: {clear} of {len(rows)} removals cost more than two errors over text, "
+                f"too few to choose by; give more than {len(held_out)} sequences, or longer ones"
+            )
         self.model = model
         self.steps: list[Step] = []
         self.numbers = list(range(model.config.depth))
@@ -87,11 +101,12 @@ class Plan:
         beside |= {min((n for n in self.numbers if n > one), default=-1) for one in gone}
         return [at for at, n in enumerate(self.numbers) if n in changed | beside]
 
-    def take(self, key: Key) -> Step:
+    def take(self, key: Key, guesses: Iterable[Row] = ()) -> Step:
         """Make a removal, as it was chosen in an earlier call.
 
         Args:
             key: kind, and number of the layer at the start.
+            guesses: prices that were measured before it was chosen, in nats a parameter.
 
         Returns:
             The step.
@@ -102,36 +117,44 @@ class Plan:
         found = self._measured(key)
         if found is None:
             raise ArgumentError(f"plan: {key[0]} of layer {key[1]} cannot be taken any more")
+        self._guesses |= {(row["kind"], row["layer"]): row["price"] for row in guesses}
         return self._taken(key, *found)
 
-    def run(self, save: float, each: Callable[[Step], None] | None = None) -> None:
+    def run(self, save: float, store: Store | None = None) -> None:
         """Take what is cheapest until so much is saved.
 
         Args:
             save: share of the parameters.
-            each: told of each step.
+            store: of an earlier call with the same arguments, to go on from.
 
         Raises:
             ArgumentError: so much cannot go; it says how much can.
         """
         while (missing := save - self.saved) > 0:
+            name = f"step {len(self.steps) + 1} to {save:g}"
+            if store is not None and (record := store.get(name)) is not None:
+                step, *guesses = record.rows
+                self.take((str(step["kind"]), int(step["layer"])), map(dict, guesses))
+                continue
             if (best := self._cheapest(missing * self._total)) is None:
                 raise ArgumentError(
                     f"save: {save:.1%} of the parameters are more than can go; with the kinds that "
                     f"were asked for it is {self.saved:.1%}"
                 )
-            step = self._taken(*best)
-            if each is not None:
-                each(step)
+            key, fresh = best
+            made = asdict(self._taken(key, *fresh[key]))
+            if store is not None:
+                prices = [{"kind": k, "layer": n, "price": self._guesses[k, n]} for k, n in fresh]
+                store.add(name, [made, *prices])
 
-    def _cheapest(self, missing: float) -> tuple[Key, Candidate, Cost] | None:
+    def _cheapest(self, missing: float) -> tuple[Key, Fresh] | None:
         """Measure guesses again, the lowest first, until one that was measured is the lowest."""
         before = self.steps[-1].kl if self.steps else 0.0
-        fresh: dict[Key, tuple[Candidate, Cost]] = {}
+        fresh: Fresh = {}
         while self._guesses:
             key = min(self._guesses, key=lambda one: self._guesses[one])
             if key in fresh:
-                return key, *fresh[key]
+                return key, fresh
             found = self._measured(key)
             if found is None or found[0].parameters <= 0:
                 del self._guesses[key]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks import models, storage
@@ -20,12 +21,14 @@ from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.passes import Held
 from hessblocks.simplify.place import saved_between
-from hessblocks.simplify.plan import Plan, Step
+from hessblocks.simplify.plan import Plan
 from hessblocks.simplify.table import Removals, measure_removals
 from hessblocks.training import claimed, resolve_device
 
 SHOWN = 60
 """Removals in summary.json and on the page, the cheapest first; removals.csv has them all."""
+FREE = ("save", "samples", "steps", "towards", "learning_rate", "batch")
+"""Settings that may change from call to call in one folder: they leave what was measured alone."""
 PARTS = (0.8, 0.9)
 """Shares of the text at which that of fitting and healing ends, and that of choosing."""
 
@@ -49,7 +52,8 @@ def simplify_model(
         source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
             Face cache.
         data: file or folder of text.
-        out: run folder, new or of the same call; runs/simplify-MODEL by default.
+        out: run folder, new or of a call with the same model, text, kinds and windows;
+            runs/simplify-MODEL by default.
         device: cpu, cuda or auto.
         progress: told what is going on.
         finish: given the folder when all is done.
@@ -65,8 +69,8 @@ def simplify_model(
 
     Cost:
         That of `measure_removals`, some further measurements a step, and the healing. Measured
-        layers and steps are kept: the same call goes on. A healing that was interrupted begins
-        again.
+        layers and steps are kept: the same call goes on, and one with another target, healing or
+        number of samples needs no new table. A healing that was interrupted begins again.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     with progress.stage("model and data"):
@@ -76,7 +80,7 @@ def simplify_model(
         original: Any = model if own else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
         tokenizer = saved.tokenizer()
-        fitted, chosen, judged, healing = _texts(original, tokenizer, texts, settings)
+        fitted, chosen, judged, healing = text_parts(original, tokenizer, texts, settings)
     folder = Path(out or Path("runs", f"simplify-{saved.name.replace('/', '-')}"))
     config = {
         "command": "simplify",
@@ -86,7 +90,7 @@ def simplify_model(
         **asdict(settings),
         "device": original.device.type,
     }
-    with claimed(folder, config):
+    with claimed(folder, config, free=FREE):
         store = storage.mended_store(folder)
         with progress.stage("removals", total=original.config.depth):
             table = measure_removals(
@@ -103,7 +107,8 @@ def simplify_model(
         found = _summary(saved.name, original, table)
         if settings.save:
             with progress.stage("plan"):
-                plan = _planned(Plan(original, fitted, chosen, table.rows), settings.save, store)
+                plan = Plan(original, fitted, chosen, table.rows)
+                plan.run(settings.save, store)
             with progress.stage("healing"):
                 found |= _healed(plan, original, judged, healing, settings, folder, tokenizer)
         storage.write_json(folder / "summary.json", found)
@@ -112,10 +117,23 @@ def simplify_model(
     return {**found, "out": str(folder)}
 
 
-def _texts(
+def text_parts(
     model: Any, tokenizer: Any, texts: Sequence[Any], settings: SimplifySettings
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw windows to fit on, to choose by, to judge by, and all windows to heal on."""
+) -> tuple[Int[Tensor, "_ tokens"], ...]:
+    """Draw windows to fit on, to choose by, to judge by, and all windows to heal on.
+
+    Args:
+        model: on whose device they shall be.
+        tokenizer: its own.
+        texts: documents, as `hessblocks.data.documents_of` reads them.
+        settings: how many windows, and how long.
+
+    Returns:
+        The four.
+
+    Raises:
+        ArgumentError: no tokenizer, windows longer than the context, or a text of fewer windows.
+    """
     if tokenizer is None:
         raise ArgumentError("MODEL: it has no tokenizer beside it; save it into the folder.")
     limit = models.context_of(model)
@@ -133,22 +151,7 @@ def _texts(
         *(one.drawn(count, seed, "--sequences", "a tenth of the text") for one in others),
         first.drawn(len(first), seed),
     ]
-    a, b, c, d = (one.to(model.device) for one in drawn)
-    return a, b, c, d
-
-
-def _planned(plan: Plan, save: float, store: storage.Store) -> Plan:
-    """Make the steps of an earlier call again, and go on."""
-    for key in [key for key in store if key.startswith("step ")]:
-        record = store.get(key)
-        if record is not None:
-            plan.take((str(record.rows[0]["kind"]), int(record.rows[0]["layer"])))
-
-    def keep(step: Step) -> None:
-        store.add(f"step {len(plan.steps)}", [asdict(step)])
-
-    plan.run(save, keep)
-    return plan
+    return tuple(one.to(model.device) for one in drawn)
 
 
 def _healed(

@@ -23,7 +23,7 @@ from hessblocks.simplify.place import Candidate, Place, check_layers
 from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
-LEAST_SAVED = 1e-3
+LEAST_SAVED = 1e-4
 """Share of the parameters below which nats for a percent say nothing."""
 
 
@@ -80,7 +80,11 @@ def candidates(
         if index == 0 and shares(model):
             continue
         for kind in kinds or KINDS:
-            if (found := KINDS[kind](place)) is not None:
+            try:
+                found = KINDS[kind](place)
+            except ArgumentError:  # rules of blocks refuse what the layer would become
+                continue
+            if found is not None:
                 yield found
 
 
@@ -111,7 +115,7 @@ def measure_removals(
         kinds: names of `KINDS`; empty: all.
         samples: of the forecast by `hb.price`; 0: no forecast.
         seed: of the samples.
-        store: of an earlier call with the same arguments, to go on from.
+        store: of an earlier call with the same arguments, to go on from; `samples` may differ.
         done: told of each layer that is done, and how many there are.
 
     Returns:
@@ -132,7 +136,7 @@ def measure_removals(
             done(layer + 1, depth)
     priced: Sequence[Mapping[str, Any]] = []
     if samples:
-        priced = kept(store, "forecasts", partial(measuring.forecasts, samples, seed))
+        priced = kept(store, f"forecasts of {samples}", partial(measuring.forecasts, samples, seed))
     forecasts = {(row["kind"], row["layer"]): row for row in priced}
     unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
     return Removals(

@@ -5,6 +5,7 @@ from hessblocks.simplify.kinds.heads_and_units import heads, units
 from hessblocks.simplify.kinds.identity_value import identity_value
 from hessblocks.simplify.kinds.parallel import parallel
 from hessblocks.simplify.kinds.read_weights import identity_query, shared_query, shared_value
+from hessblocks.simplify.kinds.skips import attention_skip, mlp_skip
 from hessblocks.simplify.kinds.sub_blocks import attention, layer, mlp
 from hessblocks.simplify.place import Kind
 
@@ -13,6 +14,8 @@ KINDS: dict[str, Kind] = {
     "attention": attention,
     "mlp": mlp,
     "parallel": parallel,
+    "attention skip": attention_skip,
+    "mlp skip": mlp_skip,
     "attention norm": attention_norm,
     "mlp norm": mlp_norm,
     "query = identity": identity_query,

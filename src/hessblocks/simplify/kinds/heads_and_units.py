@@ -9,8 +9,9 @@ from hessblocks.simplify.place import Candidate, Place
 
 READ = ("query", "key", "value")
 UNITS = 0.25
-"""Share of the units that goes at a time."""
+"""Share of the units that goes at a time, where nobody says another."""
 OUTPUT = "mlp.output"
+SINK = "attention.sink.scores"
 
 
 def heads(at: Place) -> Candidate | None:
@@ -20,8 +21,8 @@ def heads(at: Place) -> Candidate | None:
     part = block.attention
     if not at.dense(*places, PROJECTION) or part.shaping is not None or part.gate is not None:
         return None
-    if groups == 1 or part.query_key == "one-matrix":
-        return None
+    if groups == 1 or part.query_key == "one-matrix" or block.position.biased:
+        return None  # slopes of ALiBi are by head
     mixed, wanted = at.attended(at.layer)
     equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
@@ -41,6 +42,8 @@ def heads(at: Place) -> Candidate | None:
         for end in ("weight", "bias"):
             if f"{place}.{end}" in state:
                 state[f"{place}.{end}"] = state[f"{place}.{end}"][rows_kept]
+    if part.sink is not None:
+        state[SINK] = state[SINK][_others(group, groups, each).to(kept)]
     left = groups - 1
     made = block.replace(
         heads=each * left, key_value_heads=None if each == 1 else left, head_width=width
@@ -48,10 +51,10 @@ def heads(at: Place) -> Candidate | None:
     return at.candidate("heads", made, {**state, **new}, _widened(at, PROJECTION, new, kept))
 
 
-def units(at: Place) -> Candidate | None:
+def units(at: Place, share: float = UNITS) -> Candidate | None:
     """Take a quarter of the MLP's units away, those that add least on the text."""
     read = ["mlp.input", *(["mlp.gate"] if at.block.mlp.gated else [])]
-    gone = int(UNITS * at.block.resolved_mlp_width)
+    gone = int(share * at.block.resolved_mlp_width)
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
         return None
     hidden, wanted = at.hidden()

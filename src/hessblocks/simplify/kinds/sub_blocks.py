@@ -5,13 +5,15 @@ from torch import Tensor
 from hessblocks.blocks import Branch
 from hessblocks.simplify.place import Candidate, Place
 
+SKIP = "attention_branch.skip"
+
 
 def layer(at: Place) -> Candidate | None:
     """Take the layer away."""
     if at.model.config.depth == 1 or not _attention_elsewhere(at):
         return None
-    both = {**_silenced(at, "attention.projection"), **_silenced(at, "mlp.output")}
-    return at.candidate("layer", None, change=both)
+    one, other = (_silenced(at, name) for name in ("attention.projection", "mlp.output"))
+    return at.candidate("layer", None, change={**one, **other} if one and other else {})
 
 
 def attention(at: Place) -> Candidate | None:
@@ -19,13 +21,16 @@ def attention(at: Place) -> Candidate | None:
     if at.block.sub_blocks != "both" or not _attention_elsewhere(at):
         return None
     block, state = at.block, at.state
-    parallel = block.layout == "parallel"
+    parallel, skip = block.layout == "parallel", block.attention_branch
     if parallel and block.mlp_norm is None:
         norms = {k: v for k, v in state.items() if k.startswith("attention_norm.")}
         state |= {name.replace("attention", "mlp", 1): v for name, v in norms.items()}
     fields = {"layout": "sequential", "mlp_norm": block.mlp_norm or block.norm}
     if parallel:
-        fields["mlp_branch"] = Branch(skip=block.attention_branch.skip)
+        fields["mlp_branch"] = block.mlp_branch.replace(
+            skip=skip.skip, trainable_skip=skip.trainable_skip
+        )
+        state |= {k.replace("attention", "mlp"): state[k] for k in state if k.endswith(SKIP)}
     made = block.replace(sub_blocks="mlp", **fields)
     return at.candidate("attention", made, state, _silenced(at, "attention.projection"))
 
@@ -44,8 +49,11 @@ def _attention_elsewhere(at: Place) -> bool:
 
 
 def _silenced(at: Place, name: str) -> dict[str, Tensor]:
-    """Weights of a dense matrix that give nothing."""
-    if not at.dense(name):
+    """Weights of a dense matrix that give nothing, where its branch then lets its input pass."""
+    branch = getattr(at.block, f"{name.partition('.')[0]}_branch")
+    beside = name == "mlp.output" and at.block.layout == "parallel"
+    passes = branch.replace(gain=1.0, trainable=False) == Branch(skip=0.0 if beside else 1.0)
+    if not at.dense(name) or not passes or at.layer.post:
         return {}
     own = at.layer.get_submodule(name).named_parameters()
     return {

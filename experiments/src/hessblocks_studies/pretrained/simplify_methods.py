@@ -1,0 +1,141 @@
+"""Take parts of a pretrained model away: by the plan of `hessblocks simplify`, and as others do.
+
+A method yields, for each number of layers, a model that lacks as many parameters or more.
+
+Letters: L layers, U units.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hessblocks.models import HessblocksForCausalLM
+from hessblocks.simplify import KINDS, Candidate, Place, Plan, edited
+from hessblocks_studies.pretrained.pretrained_ground import Ground
+
+Method = Callable[[Ground, Sequence[int], int], Iterator[HessblocksForCausalLM]]
+"""From a model, numbers of layers from the smallest, and a seed to a model each."""
+PLAN, BESIDE = "plan", "units by activation"
+
+
+def plan(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
+    """Take what is cheapest when measured; table and steps are kept in the user's cache."""
+    with ground.table() as (table, store):
+        made = Plan(ground.original, ground.text.tokens, ground.choosing.tokens, table.rows)
+        for count in sizes:
+            made.run(_share(ground, count), store)
+            yield made.model
+
+
+def last_layers(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
+    """Take the last layers, or those before the last one."""
+    depth = ground.original.config.depth
+    for count in sizes:
+        ends = (depth, depth - 1)
+        yield ground.better(*(ground.without(range(end - count, end)) for end in ends))
+
+
+def similar_states(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
+    """Take the layers that turn the states least, or the neighbours that do so together."""
+    turns = [_turn(ground, layer, layer + 1) for layer in range(ground.original.config.depth)]
+    for count in sizes:
+        alone = sorted(range(len(turns)), key=turns.__getitem__)[:count]
+        starts = range(len(turns) - count + 1)
+        start = min(starts, key=lambda one: _turn(ground, one, one + count))
+        runs = (sorted(alone), range(start, start + count))
+        yield ground.better(*map(ground.without, runs))
+
+
+def magnitude(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
+    """Take the units of the least norms, equally many a layer, or in one ranking."""
+    sizes_of_units = torch.stack([_norms(layer.mlp) for layer in ground.original.model.layers])
+    ranked = sizes_of_units / sizes_of_units.mean(1, keepdim=True)
+    for count in sizes:
+        gone = _units(ground, count)
+        each = ceil(gone / len(ranked))
+        evenly = [row.topk(each, largest=False).indices for row in sizes_of_units]
+        lowest = ranked.flatten().topk(gone, largest=False).indices
+        width = ranked.shape[1]
+        over_all = [lowest[lowest // width == layer] % width for layer in range(len(ranked))]
+        yield ground.better(_without_units(ground, evenly), _without_units(ground, over_all))
+
+
+def at_random(ground: Ground, sizes: Sequence[int], seed: int) -> Iterator[HessblocksForCausalLM]:
+    """Take layers at random, or units of each layer."""
+    depth, draw = ground.original.config.depth, random.Random(seed)
+    width = ground.original.config.blocks[0].resolved_mlp_width
+    for count in sizes:
+        each = ceil(_units(ground, count) / depth)
+        units = [torch.tensor(draw.sample(range(width), each)) for _ in range(depth)]
+        layers = sorted(draw.sample(range(depth), count))
+        yield ground.better(ground.without(layers), _without_units(ground, units))
+
+
+def by_activation(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
+    """Take the units that add least on the text, equally many a layer, the output refitted."""
+    depth, width = ground.original.config.depth, ground.original.config.blocks[0].resolved_mlp_width
+    for count in sizes:
+        share = ceil(_units(ground, count) / depth) / width + 1e-9  # so that it is no unit less
+        places = (Place(model=ground.original, index=n, text=ground.text) for n in range(depth))
+        found = (KINDS["mlp units"](place, share) for place in places)
+        yield edited(ground.original, *filter(None, found))
+
+
+METHODS: Mapping[str, Method] = {
+    "last layers": last_layers,
+    "similar states": similar_states,
+    "magnitude": magnitude,
+    "random": at_random,
+    BESIDE: by_activation,
+    PLAN: plan,
+}
+
+
+def _share(ground: Ground, layers: int) -> float:
+    """Share of the parameters that so many layers hold."""
+    every = sum(parameter.numel() for parameter in ground.original.parameters())
+    return layers * _size(ground.original.model.layers[0]) / every
+
+
+def _units(ground: Ground, layers: int) -> int:
+    """Units that hold as many parameters as so many layers."""
+    mlp = ground.original.model.layers[0].mlp
+    return ceil(layers * _size(ground.original.model.layers[0]) / (_size(mlp) / len(_norms(mlp))))
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _turn(ground: Ground, start: int, end: int) -> float:
+    """1 − the mean cosine between the inputs of two layers."""
+    one, other = (ground.text.states[place] for place in (start, end))
+    return 1 - float(F.cosine_similarity(one, other, dim=-1).mean())
+
+
+@torch.no_grad()
+def _norms(mlp: torch.nn.Module) -> Float[Tensor, " U"]:
+    """Product of the norms of each unit's weights."""
+    norms = mlp.input.weight.norm(dim=1) * mlp.output.weight.norm(dim=0)
+    return norms * mlp.gate.weight.norm(dim=1) if mlp.gate is not None else norms
+
+
+def _without_units(ground: Ground, gone: Sequence[Tensor]) -> HessblocksForCausalLM:
+    """Take units of each layer away, what remains as it is."""
+
+    def taken(index: int) -> Candidate:
+        at = Place(model=ground.original, index=index, text=ground.text)
+        width = at.block.resolved_mlp_width
+        kept = torch.tensor(sorted({*range(width)} - {*gone[index].tolist()}))
+        state = {name: own for name, own in at.state.items() if name.startswith("mlp.")}
+        cut = {n: w[:, kept] if "output" in n else w[kept] for n, w in state.items()}
+        return at.candidate("units", at.block.replace(mlp_width=len(kept)), cut)
+
+    return edited(ground.original, *map(taken, range(len(gone))))

@@ -1,0 +1,301 @@
+"""Compare what is left of a pretrained model when parts go by a plan and by what others do.
+
+The rule: PLAN.md beside this file, section `simplify-pretrained`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import exp, hypot
+from statistics import median
+from typing import Any
+
+from hessblocks.blocks import Identity, Shared
+from hessblocks.figures import Heatmap, Panel
+from hessblocks.models import HessblocksForCausalLM
+from hessblocks.report import removal_map
+from hessblocks.simplify import Place, heal, saved_between
+from hessblocks.statistics import mean_and_error
+from hessblocks.storage import Row
+from hessblocks_studies import shared
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks_studies.pretrained.pretrained_ground import (
+    REVISION,
+    SMOLLM2,
+    TINY,
+    Ground,
+    ground,
+)
+from hessblocks_studies.pretrained.simplify_methods import BESIDE, METHODS, PLAN
+
+LAYERS = {TINY: (1, 2), SMOLLM2: (2, 4, 6, 10)}
+"""Layers whose parameters are saved."""
+HEALED = 200
+"""Updates of the healing."""
+SEEDS = 3
+"""Of `random`; the other methods draw nothing."""
+KL, LOSS = "KL", "loss"
+SIZES, NEEDED = 4, 3
+"""Sizes that are judged, and at how many of them the plan has to be best."""
+ALONE = "removals alone"
+"""Point that measures each removal by itself, and identities without their refit."""
+PLAIN = "KL without a refit"
+REFITTED = {
+    "query = identity": ("query", Identity()),
+    "query of the first layer": ("query", Shared()),
+    "value of the first layer": ("value", Shared()),
+}
+"""Kind whose projection is refitted → what is replaced by what."""
+MOST = 0.9
+"""Share of the layers on which a refit has to cost less than none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimplifiedSettings:
+    """A point: one method at one size, or all removals alone."""
+
+    method: str
+    """Name in `METHODS`, or `ALONE`."""
+    model: str
+    """Package of the model, or tiny."""
+    layers: int = 0
+    """Layers whose parameters are saved; 0 for `ALONE`."""
+    healed: int = 0
+    """Updates of the healing that follows; 0: none."""
+    seed: int = 0
+    """What is drawn by chance."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[SimplifiedSettings]:
+    """Every method, `random` with several seeds."""
+    model = TINY if scale == "smoke" else SMOLLM2
+    healed = {"smoke": 2, "laptop": 0, "paper": HEALED}[scale]
+    alone = SimplifiedSettings(method=ALONE, model=model)
+    return [
+        alone,
+        *(
+            replace(alone, method=method, layers=layers, healed=healed, seed=seed)
+            for layers in LAYERS[model]
+            for method in METHODS
+            for seed in range((seeds or SEEDS) if method == "random" else 1)
+        ),
+    ]
+
+
+def measure(settings: SimplifiedSettings) -> list[Row]:
+    """What a model costs on the docstrings, before healing and after, and what it saves."""
+    place = ground(settings.model)
+    if settings.method == ALONE:
+        return _alone(place)
+    sizes = [n for n in LAYERS[settings.model] if n <= settings.layers]
+    sizes = sizes if settings.method == PLAN else sizes[-1:]  # each goes on from the one before
+    *_, model = METHODS[settings.method](place, sizes, settings.seed)
+    own: Row = {
+        "study": "simplify-pretrained",
+        "rule": settings.method,
+        "seed": settings.seed,
+        "layers": settings.layers,
+        "healing": 0,
+        "share": 1 - model.num_parameters() / place.original.num_parameters(),
+    }
+    before, after = place.tokens_a_second(model)
+    saved = saved_between(place.original, model, place.text.tokens.shape[1])
+    rows = [
+        *_costs(place, model, own),
+        shared.measured("tokens a second", after, **own),
+        shared.measured("times the original's tokens a second", after / before, **own),
+        *(shared.measured(f"{name} saved", one, "counted", **own) for name, one in saved.items()),
+    ]
+    if settings.healed:
+        healed = heal(model, place.original, place.healing, layers=(), steps=settings.healed)
+        rows += _costs(place, healed, {**own, "healing": settings.healed})
+    return rows
+
+
+def _alone(place: Ground) -> list[Row]:
+    """What each removal costs alone, and identities whose projection is not refitted."""
+    rows: list[Row] = []
+    with place.table() as (table, _):
+        for row in table.rows:
+            own: Row = {"study": "simplify-pretrained", "rule": ALONE, "seed": 0}
+            own |= {"kind": row["kind"], "layer": row["layer"], "share": row["share"]}
+            rows.append(shared.measured(KL, row["kl"], **own, standard_error=row["kl_error"]))
+            if (replaced := REFITTED.get(row["kind"])) is None:
+                continue
+            at = Place(model=place.original, index=row["layer"], text=place.text)
+            attention = at.block.attention.replace(**dict([replaced]))
+            plain = at.built(at.block.replace(attention=attention), at.state)
+            rest = place.original.model.layers[at.index + 1 :]
+            cost = place.choosing.cost([plain, *rest], at.index).kl
+            rows.append(
+                shared.measured(PLAIN, cost.value, **own, standard_error=cost.standard_error)
+            )
+    return rows
+
+
+def _costs(place: Ground, model: HessblocksForCausalLM, own: Row) -> list[Row]:
+    cost = place.judging.cost(list(model.model.layers), 0)
+    found = {KL: cost.kl, LOSS: cost.loss}
+    rows = [
+        shared.measured(name, one.value, **own, standard_error=one.standard_error)
+        for name, one in found.items()
+    ]
+    perplexity = exp(place.judging.before.value + cost.loss.value)
+    return [*rows, shared.measured("perplexity", perplexity, **own)]
+
+
+def summarise(rows: Rows) -> Summary:
+    """KL against what is saved, and the verdict at each size."""
+    alone = [row for row in rows if row["rule"] == ALONE]
+    kl = [row for row in shared.of_quantity(rows, KL) if row["rule"] != ALONE]
+    checks = _refit_checks(alone)
+    panels: list[Panel | Heatmap] = []
+    for healing in sorted({row["healing"] for row in kl}):
+        costs = _by_method([row for row in kl if row["healing"] == healing])
+        words = f"after {healing} updates of healing" if healing else "without healing"
+        checks += _checks(costs, words)
+        panels.append(
+            shared.panel(
+                words.capitalize(),
+                "parameters saved (%)",
+                "KL divergence from the original (nats per token)",
+                {
+                    method: [(100 * share, value, error) for share, value, error in each.values()]
+                    for method, each in costs.items()
+                },
+                log="y",
+            )
+        )
+    panels += _maps(alone)
+    return shared.summary(
+        "What is left of a pretrained model when parts go",
+        "KL divergence of simplified models from SmolLM2-135M on docstrings of Python's standard "
+        "library, which nothing was chosen by. Bars are standard errors over windows, of `random` "
+        "over seeds.",
+        panels,
+        checks,
+        kinds=_kinds(alone),
+        alone=_told(alone),
+        together=_told(row for row in rows if row["rule"] != ALONE),
+    )
+
+
+def _told(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    silent = ("study", "method")
+    return [{name: own for name, own in row.items() if name not in silent} for row in rows]
+
+
+def _kinds(alone: Rows) -> list[dict[str, object]]:
+    """Median and range over the layers of what each kind costs alone."""
+    return [
+        {
+            "kind": kind,
+            "layers": len(own),
+            "median": median(own),
+            "least": min(own),
+            "most": max(own),
+        }
+        for (kind,), own in shared.gathered(shared.of_quantity(alone, KL), "kind").items()
+    ]
+
+
+def _maps(alone: Rows) -> list[Panel | Heatmap]:
+    """Map kinds by layers: what each removal costs, and each percent of the parameters by it."""
+    found = [
+        {
+            "kind": row["kind"],
+            "layer": row["layer"],
+            "kl": row["value"],
+            "nats_per_percent": row["value"] / row["share"] / 100 if row["share"] > 1e-4 else None,
+        }
+        for row in shared.of_quantity(alone, KL)
+    ]
+    figure = removal_map(found, 1 + max((row["layer"] for row in found), default=0))
+    return list(figure.panels) if figure else []
+
+
+def _refit_checks(alone: Rows) -> list[Check]:
+    """Count the layers on which an identity costs less with the refit than without."""
+    costs = shared.nested(alone, "kind", "layer", "quantity")
+    checks: list[Check] = []
+    for kind, layers in costs.items():
+        pairs = [one for one in layers.values() if PLAIN in one]
+        if pairs:
+            less = sum(one[KL] < one[PLAIN] for one in pairs)
+            checks.append(
+                Check(
+                    fact=f"{kind} costs less with the refit than without",
+                    expected=f"on {MOST:.0%} of the layers or more",
+                    ours=f"on {less} of {len(pairs)}",
+                    holds=less >= MOST * len(pairs),
+                )
+            )
+    return checks
+
+
+Costs = Mapping[str, Mapping[int, tuple[float, float, float]]]
+"""Method → {layers: share saved, KL, its standard error}."""
+
+
+def _by_method(kl: Rows) -> Costs:
+    found: dict[str, dict[int, tuple[float, float, float]]] = {}
+    for (method, layers), each in shared.grouped(kl, "rule", "layers").items():
+        value, error = mean_and_error([row["value"] for row in each])
+        if len(each) == 1:
+            error = each[0]["standard_error"]
+        share = sum(row["share"] for row in each) / len(each)
+        found.setdefault(method, {})[layers] = (share, value, error)
+    return found
+
+
+def _checks(costs: Costs, words: str) -> list[Check]:
+    plan = costs.get(PLAN, {})
+    baselines = {name: own for name, own in costs.items() if name not in (PLAN, BESIDE)}
+    found: list[Check] = []
+    for layers, (share, value, error) in plan.items():
+        others = {name: own[layers] for name, own in baselines.items() if layers in own}
+        if not others:
+            continue
+        best = min(others, key=lambda name: others[name][1])
+        _, other, its_error = others[best]
+        apart = value - other
+        decided = abs(apart) > 2 * hypot(error, its_error)
+        found.append(
+            Check(
+                fact=f"{share:.1%} saved, {words}: the plan costs no more than the best baseline",
+                expected="KL at most that of the best of " + ", ".join(baselines),
+                ours=f"{value:.3g} ± {error:.1g}, {best} {other:.3g} ± {its_error:.1g} nats",
+                holds=(apart <= 0) if decided else None,
+            )
+        )
+    if len(found) == SIZES:
+        holds = sum(check.holds is True for check in found)
+        fails = sum(check.holds is False for check in found)
+        decided = holds >= NEEDED or fails > SIZES - NEEDED
+        found.append(
+            Check(
+                fact=f"{words}, it does so at {NEEDED} of {SIZES} sizes",
+                expected=f"at least {NEEDED}",
+                ours=f"it does at {holds}, it does not at {fails}, the others are undecided",
+                holds=holds >= NEEDED if decided else None,
+            )
+        )
+    return found
+
+
+STUDY = Study(
+    name="simplify-pretrained",
+    title="parts of a pretrained model taken by a measured plan, and as others do",
+    source="ours, the first paper's question on a pretrained model",
+    published=(
+        "Depth pruning removes whole layers by a heuristic (last layers first, similarity of "
+        "states); which parts of a pretrained block can go was not measured part by part."
+    ),
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=(
+        *("study", "rule", "seed", "layers", "kind", "layer", "share", "healing"),
+        *("quantity", "value", "standard_error", "method"),
+    ),
+    revision=REVISION,
+)
