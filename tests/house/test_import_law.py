@@ -83,6 +83,7 @@ STUDY_ROOMS: dict[str, set[str]] = {
     "blocks_paper": {"engine", "data", "shared", "masked"},
     "fair_trial": {"engine", "shared"},
     "our_questions": {"engine", "data", "shared", "growth"},
+    "bill": {"engine", "data", "shared"},
     "gallery": set(),
 }
 """Room of the second distribution → the rooms beside it that it may import."""
