@@ -222,7 +222,7 @@ class Forecast:
     parts: Sequence[Sequence[str]]
     """Names of the changes of each round."""
     peers: Mapping[str, Mapping[str, float]]
-    """{change: {peer: score}} of roundings."""
+    """{change: {peer: score}} of roundings; where they are made alone, of those to 3 bits."""
 
 
 @cache
@@ -245,7 +245,8 @@ def _forecast(settings: BillSettings) -> Forecast:
     )
     bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
     traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
-    rounding: list[Change] = [one for one in chosen.values() if one.bits is not None]
+    ranked = f"{BITS} bits" if settings.phase == SINGLE else ""
+    rounding: list[Change] = [c for c in chosen.values() if c.bits and ranked in ("", c.how)]
     return Forecast(
         bill=bill,
         parts=parts,

@@ -34,7 +34,7 @@ from hessblocks.linalg import default_limit, working_dtype
 
 HELD = 4, 8
 """Gradients that are held, fewest and most, while each change is made once for all of them."""
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 14
 """Entries multiplied together, which stay in a processor's cache."""
 
 
