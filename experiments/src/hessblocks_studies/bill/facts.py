@@ -155,7 +155,8 @@ def _bits_checks(rows: Rows) -> Iterator[Check]:
 def _ranks(rows: Rows) -> Iterator[dict[str, object]]:
     """Spearman's correlation with the KL at 3 bits, between the ends."""
     for (subject, text, how), some in _alike(rows).items():
-        if how == f"{points.BITS} bits" and len(some) > 2:
+        ranked = all(peer in row for peer in scores.PEERS for row in some)
+        if how == f"{points.BITS} bits" and len(some) > 2 and ranked:
             kl = [row["kl"] for row in some]
             for score in (points.FORECAST, "diagonal", "full", *scores.PEERS):
                 found = stats.spearmanr([row[score] for row in some], kl).statistic

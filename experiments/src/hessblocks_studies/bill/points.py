@@ -46,7 +46,7 @@ SEED = 0
 ROUNDS, ALL_ROUNDS = 10, 30
 FURTHER = 2
 """Rounds that are measured on the other two texts too, at laptop scale."""
-BITS, CANDIDATES = 3, (2, 3, 4, 5)
+BITS, CANDIDATES = 3, (2, 3, 4)
 PRUNED, MERGED = (0.02, 0.1, 0.3), (0.02, 0.1, 0.5)
 FORECAST, UNIFORM = "forecast", "uniform"
 MEMORY = 3 << 30
@@ -222,7 +222,8 @@ class Forecast:
     parts: Sequence[Sequence[str]]
     """Names of the changes of each round."""
     peers: Mapping[str, Mapping[str, float]]
-    """{change: {peer: score}} of roundings; where they are made alone, of those to 3 bits."""
+    """{change: {peer: score}} of roundings; of changes made alone, of those to 3 bits of models that
+    are trained here."""
 
 
 @cache
@@ -245,12 +246,14 @@ def _forecast(settings: BillSettings) -> Forecast:
     )
     bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
     traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
-    ranked = f"{BITS} bits" if settings.phase == SINGLE else ""
-    rounding: list[Change] = [c for c in chosen.values() if c.bits and ranked in ("", c.how)]
+    rounding: list[Change] = [change for change in chosen.values() if change.bits]
+    if settings.phase == SINGLE:  # their ranks are of what is trained here alone
+        ranked = f"{BITS} bits" if settings.size else None
+        rounding = [change for change in rounding if change.how == ranked]
     return Forecast(
         bill=bill,
         parts=parts,
-        peers=scores.peers(subject.model, tokens, rounding, traces),
+        peers=scores.peers(subject.model, tokens, rounding, traces) if rounding else {},
     )
 
 
