@@ -222,8 +222,7 @@ class Forecast:
     parts: Sequence[Sequence[str]]
     """Names of the changes of each round."""
     peers: Mapping[str, Mapping[str, float]]
-    """{change: {peer: score}} of roundings; of changes made alone, of those to 3 bits of models that
-    are trained here."""
+    """{change: {peer: score}} of roundings; alone, of those to 3 bits of models trained here."""
 
 
 @cache
@@ -240,16 +239,16 @@ def _forecast(settings: BillSettings) -> Forecast:
     parts = [[c.name for c in every.values() if c.place in own] for own in rounds]
     chosen: dict[str, Any] = {name: every[name] for own in parts for name in own}
     tokens = subject.windows(SAME, settings.sequences, settings.tokens)
-    traced = scores.trace_changes([place for own in rounds for place in own])
     problem = hb.Problem(
         subject.model, {"input_ids": tokens}, loss="causal-lm", memory_limit=MEMORY
     )
-    bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
-    traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
     rounding: list[Change] = [change for change in chosen.values() if change.bits]
     if settings.phase == SINGLE:  # their ranks are of what is trained here alone
         ranked = f"{BITS} bits" if settings.size else None
         rounding = [change for change in rounding if change.how == ranked]
+    traced = scores.trace_changes(list(dict.fromkeys(change.place for change in rounding)))
+    bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
+    traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
     return Forecast(
         bill=bill,
         parts=parts,

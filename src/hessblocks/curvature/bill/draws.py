@@ -197,7 +197,7 @@ class _Ledger:
 
     def draws(self) -> Draws:
         along, squares = torch.cat(self._along), torch.cat(self._squares)
-        if not (along.isfinite() & squares.isfinite()).all():
+        if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
             raise ArgumentError(
