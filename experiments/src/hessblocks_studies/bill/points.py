@@ -49,7 +49,7 @@ FURTHER = 2
 BITS, CANDIDATES = 3, (2, 3, 4)
 PRUNED, MERGED = (0.02, 0.1, 0.3), (0.02, 0.1, 0.5)
 FORECAST, UNIFORM = "forecast", "uniform"
-MEMORY = 3 << 30
+MEMORY = 4 << 30
 """Bytes that forecasts may use besides the model."""
 _SMALL = replace(shared.LAPTOP, width=128, mlp_width=512, steps=1200, evaluations=4)
 
