@@ -24,7 +24,7 @@ PEERS = {
     "empirical Fisher": "Σ (GᵀX)² Δ², a gradient for each sequence",
 }
 """Score → its formula and whose it is."""
-TOGETHER = 8
+TOGETHER = 4
 """Sequences of a pass."""
 TRACE = "trace"
 """Behind the name of a weight: the change by 1 of every entry, whose diagonal is half the trace."""
