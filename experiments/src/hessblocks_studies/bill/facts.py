@@ -147,7 +147,7 @@ def _bits_checks(rows: Rows) -> Iterator[Check]:
             own,
             f"{subject}: the same over the best peer's",
             f"at most {LEVEL:g}",
-            f"{ours / kl[best]:.2f}: {ours:.3g} against {kl[best]:.3g} of {best}",
+            f"{ours / kl[best]:.3f}: {ours:.3g} against {kl[best]:.3g} of {best}",
             ours <= LEVEL * kl[best],
         )
 
