@@ -130,7 +130,7 @@ def test_a_model_that_learnt_too_little_decides_nothing() -> None:
         "subject": "gpt2",
         "text": "other",
         "phase": "single",
-        "how": "3 bits",
+        "how": "4 bits",
     }
     about |= {"diagonal": 1.0, "full": 1.0, **dict.fromkeys(scores.PEERS, 1.0)}
     for loss, holds in ((1.0, False), (3.0, None)):
