@@ -123,7 +123,7 @@ def _judged(rows: Rows, fact: str, expected: str, ours: str, holds: bool) -> Che
     """A fact, void where the model was trained here and has learnt too little."""
     check = Check(fact=fact, expected=expected, ours=ours, holds=holds)
     loss, table = rows[0].get("loss"), rows[0].get(shared.BIGRAMS)
-    if loss is not None and not loss <= table - shared.MARGIN:
+    if loss is not None and table is not None and not loss <= table - shared.MARGIN:
         return check.void(f"void: a loss of {loss:.3g} beside {table:.3g} of the bigram table")
     return check
 
