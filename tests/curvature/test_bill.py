@@ -243,10 +243,11 @@ def test_the_rule_says_outside_at_two_bits_and_not_at_three_and_four(symmetric: 
     )
     edits = [hb.rounded(bits=bits, symmetric=symmetric) for bits in (2, 3, 4)]
     bill = hb.price(problem, hb.change_each(model, *edits))
-    assert [bill[f"0.weight, {bits} bits"].trusted for bits in (2, 3, 4)] == [False, True, True]
-    assert "norm" in bill["0.weight, 2 bits"].outside
-    assert bill["0.weight, 3 bits"].relative_size < MOST_CHANGED
-    assert "outside" in str(bill["0.weight, 2 bits"])
+    at = {price.bits: price for price in bill.values() if price.place == "0.weight"}
+    assert [at[bits].trusted for bits in (2, 3, 4)] == [False, True, True]
+    assert "norm" in at[2].outside
+    assert at[3].relative_size < MOST_CHANGED
+    assert "outside" in str(at[2])
 
 
 def test_the_rule_says_outside_where_the_forecast_is_large() -> None:
@@ -508,6 +509,16 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
     "share": (lambda p: hb.pruned(share=1.5), "share: expected"),
     "weight": (lambda p: hb.merged(p.model, weight=-1), "weight: expected"),
     "no edit": (lambda p: hb.change_each(p.model), "expected edits"),
+    "edits alike": (
+        lambda p: hb.change_each(p.model, hb.rounded(bits=3), hb.rounded(bits=3, block=32)),
+        "2 called 3 bits",
+    ),
+    "no cost": (
+        lambda p: hb.price(p, hb.change_each(p.model, hb.rounded(bits=3))).allocate(
+            bits=3, costs={"0.weight, 3 bits": math.nan}
+        ),
+        "expected a number for '0.weight, 3 bits', got nan",
+    ),
     "another model": (
         lambda p: hb.price(p, {"a": {"0.bias": fine}}).check(1, table()[1]),
         "bill's own model",
@@ -592,6 +603,27 @@ def test_more_bits_never_cost_more_and_bounds_are_kept() -> None:
         bill.allocate(nats=costs[-1] / 2)
     with pytest.raises(ArgumentError, match="fewest that were priced are 2"):
         bill.allocate(bits=1.5)
+
+
+def test_bits_go_where_other_costs_say() -> None:
+    _, bill = rounded_bill()
+    dearest = max(bill.values(), key=lambda price: price.forecast.value).place
+    costs = {
+        p.name: 4.0 ** -(p.bits or 0) * (1 + 1e6 * (p.place != dearest)) for p in bill.values()
+    }
+    own, others = bill.allocate(bits=4), bill.allocate(bits=4, costs=costs)
+    bits = {price.place: price.bits for price in others.choices}
+    assert bits[dearest] == 2 < max(b or 0 for b in bits.values())
+    assert own.total.forecast.value < others.total.forecast.value
+    assert all(bill[price.name] is price for price in others.choices)
+    same = {price.name: price.forecast.value for price in bill.values()}
+    assert bill.allocate(bits=4, costs=same).names == own.names
+
+
+def test_symmetric_rounding_is_a_change_of_its_own() -> None:
+    model, _ = language()
+    both = hb.change_each(model, hb.rounded(bits=3), hb.rounded(bits=3, symmetric=True))
+    assert len(both) == 2 * len(hb.change_each(model, hb.rounded(bits=3)))
 
 
 def test_an_allocation_is_a_table_and_is_checked_together(tmp_path: Any) -> None:

@@ -352,7 +352,7 @@ def parameter_figure(found: Comparison) -> Figure | None:
         ),
         "src/hessblocks/report/page.py": (
             (
-                "from hessblocks.report.templates import",
+                "from hessblocks.statistics import Average",
                 "from hessblocks.report.parameter_bars import parameter_figure\n",
             ),
             ("        *along_figures(found),\n", "        parameter_figure(found),\n"),

@@ -84,6 +84,7 @@ STUDY_ROOMS: dict[str, set[str]] = {
     "fair_trial": {"engine", "shared"},
     "our_questions": {"engine", "data", "shared", "growth"},
     "pretrained": {"engine", "data", "shared"},
+    "bill": {"engine", "data", "shared"},
     "gallery": set(),
 }
 """Room of the second distribution → the rooms beside it that it may import."""

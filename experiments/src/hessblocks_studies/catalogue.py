@@ -4,12 +4,19 @@ import importlib
 from typing import Any
 
 from hessblocks.errors import check_name
-from hessblocks_studies import blocks_paper, fair_trial, hessian_paper, our_questions, pretrained
+from hessblocks_studies import (
+    bill,
+    blocks_paper,
+    fair_trial,
+    hessian_paper,
+    our_questions,
+    pretrained,
+)
 from hessblocks_studies.engine import Study
 
 _PLACES = {
     name: f"{room.__name__}.{module}"
-    for room in (hessian_paper, blocks_paper, fair_trial, our_questions, pretrained)
+    for room in (hessian_paper, blocks_paper, fair_trial, our_questions, pretrained, bill)
     for name, module in room.STUDIES.items()
 }
 """Name → module that holds it as `STUDY`; the module is imported when the study is asked for."""

@@ -89,7 +89,8 @@ class Ground:
 
     def tokens_a_second(self, model: HessblocksForCausalLM) -> tuple[float, float]:
         """Read tokens a second of processor time, of the original and of a model, in turns."""
-        tokens, found = self.judging.tokens[:4], ([], [])
+        tokens = self.judging.tokens[:4]
+        found: tuple[list[float], list[float]] = ([], [])
         for _ in range(TURNS):
             for one, seconds in zip((self.original, model), found, strict=True):
                 start = time.process_time()
@@ -146,7 +147,7 @@ def _real(package: str) -> tuple[HessblocksForCausalLM, Sequence[Tensor], Tensor
 
 def _tiny() -> tuple[HessblocksForCausalLM, Sequence[Tensor], Tensor]:
     sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 6, "intermediate_size": 40}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, **heads, vocab_size=37, initializer_range=0.3)
     generator = torch.Generator().manual_seed(SEED)
     with torch.random.fork_rng():

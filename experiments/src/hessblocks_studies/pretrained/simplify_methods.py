@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -121,7 +122,7 @@ def _turn(ground: Ground, start: int, end: int) -> float:
 
 
 @torch.no_grad()
-def _norms(mlp: torch.nn.Module) -> Float[Tensor, " U"]:
+def _norms(mlp: Any) -> Float[Tensor, " U"]:
     """Product of the norms of each unit's weights."""
     norms = mlp.input.weight.norm(dim=1) * mlp.output.weight.norm(dim=0)
     return norms * mlp.gate.weight.norm(dim=1) if mlp.gate is not None else norms

@@ -11,7 +11,6 @@ from typing import Any
 
 from hessblocks.blocks import Identity, Shared
 from hessblocks.figures import Heatmap, Panel
-from hessblocks.models import HessblocksForCausalLM
 from hessblocks.report import removal_map
 from hessblocks.simplify import Place, heal, saved_between
 from hessblocks.statistics import mean_and_error
@@ -132,7 +131,7 @@ def _alone(place: Ground) -> list[Row]:
     return rows
 
 
-def _costs(place: Ground, model: HessblocksForCausalLM, own: Row) -> list[Row]:
+def _costs(place: Ground, model: Any, own: Row) -> list[Row]:
     cost = place.judging.cost(list(model.model.layers), 0)
     found = {KL: cost.kl, LOSS: cost.loss}
     rows = [

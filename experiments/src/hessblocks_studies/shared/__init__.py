@@ -88,6 +88,7 @@ from hessblocks_studies.shared.trained_points import (
     TrainedSettings,
     check_read_once,
     level,
+    make_model,
     run_settings,
     train,
     train_point,

@@ -145,25 +145,37 @@ class Bill(Tabular, Mapping[str, Price]):
         count = max(1, min(which, len(ranked)))
         return [ranked[(2 * n + 1) * len(ranked) // (2 * count)] for n in range(count)]
 
-    def allocate(self, *, bits: float | None = None, nats: float | None = None) -> Allocation:
+    def allocate(
+        self,
+        *,
+        bits: float | None = None,
+        nats: float | None = None,
+        costs: Mapping[str, float] | None = None,
+    ) -> Allocation:
         """Choose bits for each place: least cost for a mean budget, or least size for a bound.
 
         Args:
             bits: mean over entries at most, scales not counted.
-            nats: summed forecast at most.
+            nats: summed cost at most.
+            costs: another cost of each change that rounds, by name, such as another tool's scores;
+                None: the forecasts.
 
         Returns:
             The choice; `.to_rows()`, `.save("bits.csv")`, `.plot()`, `.tensor_types()`.
 
         Raises:
-            ArgumentError: both or neither, no changes that round, or a budget out of reach.
+            ArgumentError: both or neither, no changes that round, one without a cost, or a budget
+                out of reach.
 
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
-        chosen = allocate([p for p in self.values() if p.bits is not None], bits=bits, nats=nats)
+        prices = [price for price in self.values() if price.bits is not None]
+        if costs is not None:
+            prices = [_at_cost(price, costs) for price in prices]
+        chosen = [self[price.name] for price in allocate(prices, bits=bits, nats=nats)]
         return Allocation(
-            choices=chosen,
+            choices=tuple(chosen),
             total=self.sum(price.name for price in chosen),
             changes=tuple(self.changes[price.name] for price in chosen),
         )
@@ -250,6 +262,14 @@ class Bill(Tabular, Mapping[str, Price]):
     def _estimate(self, values: Float[Tensor, " U"], *, square: bool = True) -> Estimate:
         draws = self.draws
         return ratio_estimate(values, draws.shares, len(draws.pieces), square=square)
+
+
+def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
+    """Put another cost in the place of a forecast."""
+    cost = float(costs.get(price.name, math.nan))
+    if not math.isfinite(cost):
+        raise ArgumentError(f"costs: expected a number for {price.name!r}, got {cost}")
+    return replace(price, forecast=replace(price.forecast, value=cost))
 
 
 def price(

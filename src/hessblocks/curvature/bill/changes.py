@@ -120,7 +120,7 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         Changes by name, which is `PLACE, EDIT`, such as `layers.0.mlp.in, 3 bits`.
 
     Raises:
-        ArgumentError: no edit, or nothing to change.
+        ArgumentError: no edit, two that are described alike, or nothing to change.
 
     Examples:
         >>> import hessblocks as hb
@@ -141,6 +141,11 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         raise ArgumentError(
             "change_each: expected edits, such as hb.rounded(bits=3), and a model with matrices or "
             f"groups to make them in, got {len(edits)} edits and {len(places)} places"
+        )
+    if len(hows := {edit.how for edit in edits}) < len(edits):
+        raise ArgumentError(
+            f"change_each: expected edits that differ in what they are called, got {len(edits)} "
+            f"called {'; '.join(hows)}; call change_each for each of them, and name the changes"
         )
     found = {}
     for place, views in places.items():

@@ -28,7 +28,7 @@ from hessblocks.linalg import default_limit, working_dtype
 
 HELD = 4, 8
 """Gradients that are held, fewest and most, while each change is made once for all of them."""
-AT_ONCE = 1 << 16
+AT_ONCE = 1 << 14
 """Entries multiplied together, which stay in a processor's cache."""
 
 
@@ -168,9 +168,10 @@ class _Ledger:
 
     def settle(self) -> None:
         """Make each change once, and multiply all kept gradients with it."""
-        count, parameters = len(self.held), self.problem.parameters
-        along = torch.zeros(len(self._changes), count, dtype=torch.float64)
-        grams = torch.zeros(len(self._changes), count, count, dtype=torch.float64)
+        self.held.sort(key=lambda one: one[1])  # samples first: only those are squared
+        parameters, samples = self.problem.parameters, sum(not slope for _, slope, _ in self.held)
+        along = torch.zeros(len(self._changes), len(self.held), dtype=torch.float64)
+        grams = torch.zeros(len(self._changes), samples, samples, dtype=torch.float64)
         for column, change in enumerate(self._changes):
             for name, new in change.made(parameters):
                 dtype = working_dtype(new.dtype)
@@ -179,20 +180,20 @@ class _Ledger:
                 gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
                 for part in range(0, len(delta), AT_ONCE):
                     some = slice(part, part + AT_ONCE)
-                    products = torch.stack([g[some] for g in gradients]).to(dtype) * delta[some]
-                    along[column] += products.sum(1).cpu()
+                    stacked = torch.stack([g[some] for g in gradients]).to(dtype)
+                    along[column] += (stacked @ delta[some]).cpu()
+                    products = stacked[:samples] * delta[some]
                     grams[column] += (products @ products.T).cpu()
         self._owners += [(piece, slope) for piece, slope, _ in self.held]
         self._along.append(along.T)
         self._squares.append(grams.diagonal(dim1=1, dim2=2).T)
-        samples = torch.tensor([not slope for _, slope, _ in self.held])
-        among = (samples[:, None] & samples).triu(1)
+        among = torch.ones(samples, samples, dtype=torch.bool).triu(1)
         self._pairs.append(grams[:, among].T)
         self.held.clear()
 
     def draws(self) -> Draws:
         along, squares = torch.cat(self._along), torch.cat(self._squares)
-        if not (along.isfinite() & squares.isfinite()).all():
+        if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
             raise ArgumentError(
@@ -204,7 +205,7 @@ class _Ledger:
             shares=counts / counts.sum(),
             pieces=pieces[~slope],
             along=along[~slope],
-            squares=squares[~slope],
+            squares=squares,
             pairs=torch.cat(self._pairs),
             slopes=along[slope],
         )

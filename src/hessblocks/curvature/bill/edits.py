@@ -69,7 +69,8 @@ def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
         found = levels(padded.view(-1, block), bits).view(padded.shape)
         return found[..., :width].reshape(old.shape)
 
-    return Edit(how=f"{bits} bits", new=new, bits=bits, symmetric=symmetric)
+    how = f"{bits} bits, symmetric" if symmetric else f"{bits} bits"
+    return Edit(how=how, new=new, bits=bits, symmetric=symmetric)
 
 
 def _symmetric(blocks: Tensor, bits: int) -> Tensor:

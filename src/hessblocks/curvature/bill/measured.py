@@ -182,23 +182,24 @@ class _Before:
         self._problem, self._batch = problem, batch
         logits, loss = self._logits(parameters)
         several = most if isinstance(loss, CrossEntropy) else 1
-        self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor]] = []
+        self._parts: list[tuple[Tensor | None, BatchLoss, Tensor, Tensor, float]] = []
         self.counts: list[float] = []
         for part, count in parts_of(loss, logits, several):
             own = part if isinstance(loss, CrossEntropy) else None
             some = loss.some(part) if isinstance(loss, CrossEntropy) else loss
             before = _some(logits, own)
-            self._parts.append((own, some, before, some.derivatives(before, 1.0).gradient))
+            gradient = some.derivatives(before, 1.0).gradient
+            self._parts.append((own, some, before, gradient, some.total(before)))
             self.counts.append(count)
 
     def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
         """Sum the divergences of each part."""
         logits, _ = self._logits(parameters)
         found = []
-        for own, loss, before, gradient in self._parts:
+        for own, loss, before, gradient, total in self._parts:
             after = _some(logits, own)
-            first = float((gradient * (after - before)).sum())
-            found.append(loss.total(after) - loss.total(before) - first)
+            first = float(gradient.flatten() @ (after - before).flatten())
+            found.append(loss.total(after) - total - first)
         return found
 
     def _logits(self, parameters: Mapping[str, Tensor]) -> tuple[Tensor, BatchLoss]:

@@ -1,0 +1,314 @@
+"""Measure forecasts and KL of changes of weights: the models, their texts, the points.
+
+The rule: PLAN.md beside this file.
+"""
+
+import os
+import pydoc_data.topics
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import hessblocks as hb
+from hessblocks.curvature import Bill, Change, Edit
+from hessblocks.data import BigramTable, Windows, encoded
+from hessblocks.errors import RunError
+from hessblocks.models import load
+from hessblocks.storage import Row
+from hessblocks_studies import shared
+from hessblocks_studies.bill import scores
+from hessblocks_studies.bill.kept_layers import kept_layers
+from hessblocks_studies.data import TextSize
+from hessblocks_studies.engine import Scale
+
+FOLDER = "HESSBLOCKS_SMOLLM2"
+"""Variable of the environment with the folder or GGUF file of SmolLM2-135M."""
+SMOLLM2 = "smollm2"
+RATES = {shared.GPT2: 5e-3, "modern": 5e-3, "sas-p": 1.5e-2}
+"""Model that is trained here → its peak learning rate: half of the best at width 64."""
+SAME, OTHER, FOREIGN = "same", "other", "foreign"
+TEXTS = (OTHER, SAME, FOREIGN)
+"""The forecasts' own windows, others of the same kind of text, and another kind."""
+SINGLE, TOGETHER = "single", "together"
+"""Changes one at a time; bits of a mean of `BITS`."""
+SEED = 0
+ROUNDS, ALL_ROUNDS = 10, 30
+FURTHER = 2
+"""Rounds that are measured on the other two texts too, at laptop scale."""
+BITS, CANDIDATES = 3, (2, 3, 4)
+PRUNED, MERGED = (0.02, 0.1, 0.3), (0.02, 0.1, 0.5)
+FORECAST, UNIFORM = "forecast", "uniform"
+MEMORY = 4 << 30
+"""Bytes that forecasts may use besides the model."""
+_SMALL = replace(shared.LAPTOP, width=128, mlp_width=512, steps=1200, evaluations=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillSettings:
+    """A point: some changes of one model, or bits by every score, on one text."""
+
+    subject: str
+    """`SMOLLM2`, or the block that is trained."""
+    phase: str
+    """`SINGLE` or `TOGETHER`."""
+    text: str
+    """Name in `TEXTS`."""
+    part: int
+    """Number of the round of matrices."""
+    parts: int
+    """Rounds that are forecast from the same gradients."""
+    sequences: int
+    """Windows of the forecasts."""
+    held_out: int
+    """Windows that the KL is measured on."""
+    tokens: int
+    """Of a window."""
+    size: TextSize | None = None
+    """Sizes of model and training; None for SmolLM2."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[BillSettings]:
+    """List SmolLM2's rounds, then what is trained here; a seed more would be another model."""
+    if scale == "smoke":
+        return list(_trained((shared.GPT2,), shared.SMALLEST, 8, (OTHER,)))
+    return [*_rounds(scale), *_trained(tuple(RATES), _SMALL, 64, TEXTS)]
+
+
+def _rounds(scale: Scale) -> Iterator[BillSettings]:
+    rounds = ALL_ROUNDS if scale == "paper" else ROUNDS
+    usual = BillSettings(
+        subject=SMOLLM2,
+        phase=SINGLE,
+        text=OTHER,
+        part=0,
+        parts=rounds,
+        sequences=64,
+        held_out=22,
+        tokens=96,
+    )
+    for part in range(rounds):
+        few = part < FURTHER or scale == "paper"
+        for text in TEXTS if few else (OTHER,):
+            yield replace(usual, text=text, part=part)
+    for text in (OTHER, FOREIGN):
+        yield replace(usual, phase=TOGETHER, text=text, parts=1, sequences=32)
+
+
+def _trained(
+    subjects: Sequence[str], size: TextSize, windows: int, texts: Sequence[str]
+) -> Iterator[BillSettings]:
+    for subject in subjects:
+        for phase in (SINGLE, TOGETHER):
+            for text in texts:
+                if phase == SINGLE or text != SAME:
+                    yield BillSettings(
+                        subject=subject,
+                        phase=phase,
+                        text=text,
+                        part=0,
+                        parts=1,
+                        sequences=windows,
+                        held_out=windows,
+                        tokens=size.context,
+                        size=replace(size, learning_rate=RATES[subject]),
+                    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model and its texts."""
+
+    model: PreTrainedModel
+    texts: Mapping[str, np.ndarray[Any, Any]]
+    """Token ids of the forecasts' text, of other and of foreign text."""
+    edits: Sequence[Edit]
+    """What is done to each matrix alone."""
+    loss: float | None = None
+    """On held-out windows, where it was trained here."""
+    table: float | None = None
+    """The bigram table's."""
+
+    def windows(self, text: str, count: int, tokens: int) -> Int[Tensor, "count tokens"]:
+        """Draw windows; those of `SAME` are the first that the forecasts have."""
+        return Windows(self.texts[text], tokens).drawn(count, SEED)
+
+
+@cache
+def subject_of(name: str, size: TextSize | None) -> Subject:
+    """Load or train a model; once a process."""
+    torch.manual_seed(SEED)
+    return _smollm2() if size is None else _trained_here(name, size)
+
+
+def _smollm2() -> Subject:
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        raise RunError(f"bill: set {FOLDER} to a folder or GGUF file of SmolLM2-135M")
+    model, tokenizer = load(folder)
+    prose, code = _prose(), _code()
+    half = len(prose) // 2
+    texts = {SAME: prose[:half], OTHER: prose[half:], FOREIGN: code}
+    edits = [hb.rounded(bits=bits, symmetric=own) for bits in (3, 4) for own in (True, False)]
+    found = {name: encoded(tokenizer, [text]) for name, text in texts.items()}
+    return Subject(model=model, texts=found, edits=edits)
+
+
+def _prose() -> str:
+    return "\n\n".join(pydoc_data.topics.topics.values())
+
+
+def _code() -> str:
+    return Path(tarfile.__file__).read_text(encoding="utf-8")
+
+
+def _trained_here(name: str, size: TextSize) -> Subject:
+    corpus = shared.text_of(size)
+    (model, loss), (other, _) = (_run(name, size, seed) for seed in (SEED, SEED + 1))
+    held = corpus.splits["validation"]
+    half = len(held) // 2
+    prose = np.asarray(corpus.tokenizer.encode(_prose()).ids)
+    edits = [hb.rounded(bits=bits) for bits in range(2, 9)]
+    edits += [hb.pruned(share=share) for share in PRUNED]
+    edits += [hb.merged(other, weight=weight) for weight in MERGED]
+    tokens = torch.as_tensor(np.asarray(held[: half // size.context * size.context], dtype=int))
+    table = BigramTable(corpus.splits["train"], corpus.vocab_size)
+    return Subject(
+        model=model,
+        texts={SAME: held[:half], OTHER: held[half:], FOREIGN: prose},
+        edits=edits,
+        loss=loss,
+        table=table.loss(tokens.view(-1, size.context)),
+    )
+
+
+def _run(name: str, size: TextSize, seed: int) -> tuple[PreTrainedModel, float]:
+    std = None if name == shared.GPT2 else shared.best_start(name, size.width)
+    own = shared.TrainedSettings(
+        study="bill", variant=name, seed=seed, size=size, embedding_std=std
+    )
+    torch.manual_seed(seed)
+    model = shared.make_model(own)
+    corpus = shared.text_of(size)
+    shared.train(model, shared.run_settings(own), corpus)
+    return model.eval(), shared.whole_loss(model, corpus, size.context)
+
+
+def rounds_of(places: Sequence[str]) -> list[list[str]]:
+    """Deal matrices out in rounds, each with one of every role; a role's layers are permuted."""
+    roles: dict[str, list[str]] = {}
+    for place in places:
+        roles.setdefault(re.sub(r"\.\d+\.", ".", place), []).append(place)
+    generator = np.random.default_rng(SEED)
+    mixed = [[own[i] for i in generator.permutation(len(own))] for own in roles.values()]
+    return [[own[n] for own in mixed if n < len(own)] for n in range(max(map(len, mixed)))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """Prices of the changes of one phase, and what others' scores say of them."""
+
+    bill: Bill
+    parts: Sequence[Sequence[str]]
+    """Names of the changes of each round."""
+    peers: Mapping[str, Mapping[str, float]]
+    """{change: {peer: score}} of roundings; alone, of those to 3 bits of models trained here."""
+
+
+@cache
+def _forecast(settings: BillSettings) -> Forecast:
+    """Forecast all rounds of a phase from the same gradients; once a process."""
+    subject = subject_of(settings.subject, settings.size)
+    layers = scores.linear_layers(subject.model)
+    rounds, edits = [list(layers)], subject.edits
+    if settings.phase == TOGETHER:
+        edits = [hb.rounded(bits=bits) for bits in CANDIDATES]
+    elif settings.size is None:
+        rounds = rounds_of(list(layers))[: settings.parts]
+    every = hb.change_each(subject.model, *edits)
+    parts = [[c.name for c in every.values() if c.place in own] for own in rounds]
+    chosen: dict[str, Any] = {name: every[name] for own in parts for name in own}
+    tokens = subject.windows(SAME, settings.sequences, settings.tokens)
+    problem = hb.Problem(
+        subject.model, {"input_ids": tokens}, loss="causal-lm", memory_limit=MEMORY
+    )
+    rounding: list[Change] = [change for change in chosen.values() if change.bits]
+    if settings.phase == SINGLE:  # their ranks are of what is trained here alone
+        ranked = f"{BITS} bits" if settings.size else None
+        rounding = [change for change in rounding if change.how == ranked]
+    traced = scores.trace_changes(list(dict.fromkeys(change.place for change in rounding)))
+    bill = hb.price(problem, chosen | traced, samples=settings.sequences, seed=SEED)
+    traces = {place: 2 * bill[name].diagonal.value for name in traced for place in traced[name]}
+    return Forecast(
+        bill=bill,
+        parts=parts,
+        peers=scores.peers(subject.model, tokens, rounding, traces) if rounding else {},
+    )
+
+
+def measure(settings: BillSettings) -> list[Row]:
+    """Measure the KL of each change of a round, or of the bits that each score shares out."""
+    subject = subject_of(settings.subject, settings.size)
+    forecast = _forecast(replace(settings, text=SAME, part=0))
+    tokens = subject.windows(settings.text, settings.held_out, settings.tokens)
+    held = {"input_ids": tokens}
+    phase = _single if settings.phase == SINGLE else _together
+    with ExitStack() as stack:
+        if settings.size is None:
+            stack.enter_context(kept_layers(subject.model.model.layers))
+        rows = list(phase(forecast, settings.part, held))
+    own: Row = {"study": "bill", "subject": settings.subject, "text": settings.text}
+    own |= {"phase": settings.phase, "part": settings.part}
+    if subject.loss is not None:
+        own |= {"loss": subject.loss, shared.BIGRAMS: subject.table}
+    return [{**own, **row} for row in rows]
+
+
+def _single(forecast: Forecast, part: int, held: Mapping[str, Tensor]) -> Iterator[Row]:
+    names = forecast.parts[part]
+    check = forecast.bill.check(names, held)
+    for price, found in zip(check.forecasts, check.measured, strict=True):
+        (row,) = price.to_rows()
+        kept = ("place", "how", "bits", "forecast", "forecast_error", "diagonal", "full")
+        yield {
+            **{name: row[name] for name in (*kept, "full_error", "relative_size", "outside")},
+            "kl": found.value,
+            "kl_error": found.standard_error,
+            **forecast.peers.get(price.name, {}),
+        }
+
+
+def _together(forecast: Forecast, part: int, held: Mapping[str, Tensor]) -> Iterator[Row]:
+    bill = forecast.bill
+    chosen = {FORECAST: bill.allocate(bits=BITS).names}
+    for peer in scores.PEERS:
+        costs = {name: own[peer] for name, own in forecast.peers.items()}
+        chosen[peer] = bill.allocate(bits=BITS, costs=costs).names
+    chosen[UNIFORM] = tuple(price.name for price in bill.values() if price.bits == BITS)
+    parameters = bill.problem.parameters
+    for score, names in chosen.items():
+        made = {
+            name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))
+            for name in names
+        }
+        check = replace(bill, changes={**bill.changes, **made}).check([names], held)
+        price, found = check.forecasts[0], check.measured[0]
+        yield {
+            "how": score,
+            "bits": price.bits,
+            "forecast": price.forecast.value,
+            "forecast_error": price.forecast.standard_error,
+            "outside": price.outside,
+            "kl": found.value,
+            "kl_error": found.standard_error,
+        }
