@@ -89,7 +89,8 @@ class Ground:
 
     def tokens_a_second(self, model: HessblocksForCausalLM) -> tuple[float, float]:
         """Read tokens a second of processor time, of the original and of a model, in turns."""
-        tokens, found = self.judging.tokens[:4], ([], [])
+        tokens = self.judging.tokens[:4]
+        found: tuple[list[float], list[float]] = ([], [])
         for _ in range(TURNS):
             for one, seconds in zip((self.original, model), found, strict=True):
                 start = time.process_time()
