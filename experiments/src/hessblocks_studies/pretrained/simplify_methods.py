@@ -124,7 +124,7 @@ def _turn(ground: Ground, start: int, end: int) -> float:
 @torch.no_grad()
 def _norms(mlp: Any) -> Float[Tensor, " U"]:
     """Product of the norms of each unit's weights."""
-    norms = mlp.input.weight.norm(dim=1) * mlp.output.weight.norm(dim=0)
+    norms: Tensor = mlp.input.weight.norm(dim=1) * mlp.output.weight.norm(dim=0)
     return norms * mlp.gate.weight.norm(dim=1) if mlp.gate is not None else norms
 
 
