@@ -1,6 +1,7 @@
 """Judge the forecasts of `hb.price`: how near the measured KL, and what bits by it cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -193,15 +194,9 @@ def _bits_panels(rows: Rows) -> Iterator[Panel]:
             ]
             for text in points.TEXTS
         }
-        label = ", ".join(f"{place}: {how}" for place, how in enumerate(hows))
-        yield shared.panel(
-            f"{subject}, {points.BITS} bits on average",
-            label,
-            "measured KL (nats per token)",
-            curves,
-            log="y",
-            line=False,
-        )
+        titled = f"Bits shared out by scores, {points.BITS} on average, {subject}"
+        bars = shared.panel(titled, "", "measured KL (nats per token)", curves)
+        yield replace(bars, kind="bars", ticks=hows)
 
 
 STUDY = Study(
