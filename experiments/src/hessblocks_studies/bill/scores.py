@@ -116,10 +116,10 @@ def _inputs_and_gradients(
     handles = []
     for name, layer in layers.items():
 
-        def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, of: str = name) -> None:
+        def kept(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, of: str = name) -> None:
             seen[of] = inputs[0].detach(), output
 
-        handles.append(layer.register_forward_hook(note))
+        handles.append(layer.register_forward_hook(kept))
     try:
         logits = model(input_ids=tokens, use_cache=False).logits
     finally:
