@@ -264,9 +264,9 @@ def _source(
     return Source(name=name, root=root, paths=paths, splits=splits, fingerprint=digest, links=links)
 
 
-def python_files(root: Path) -> list[str]:
+def python_files(root: AnyPath) -> list[str]:
     """List Python files below `root`, sorted."""
-    return [path for path in _files(root) if path.endswith(".py")]
+    return [path for path in _files(Path(root)) if path.endswith(".py")]
 
 
 def is_test(path: str) -> bool:
