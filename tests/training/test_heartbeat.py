@@ -236,8 +236,15 @@ def fails_at_the_fourth_step(failing: int, rank: int) -> None:
 
 def stops_before_it_beats(stopping: int, rank: int) -> None:
     """The watch of the others begins, that of the stopped one never does."""
-    if rank == stopping:
-        ranks.Heart.__init__ = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore[method-assign]
+    if rank != stopping:
+        return
+
+    def stop(heart: object, store: dist.Store, *_: object, **__: object) -> None:
+        # the first process holds the store: stopped at once, the other might still be meeting it
+        store.wait([f"beats {1 - stopping}"], timedelta(seconds=120))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    ranks.Heart.__init__ = stop  # type: ignore[method-assign,assignment]
 
 
 def stops_before_it_meets(stopping: int, rank: int) -> None:

@@ -150,7 +150,7 @@ class _Purse:
         asked = self.settings.eigenvalues
         count = EIGENVALUES if asked is None else asked
         fewest = FEWEST_PRODUCTS * count * self.units * self.product
-        kept = max(SHARE * left, fewest) if count and fewest <= MOST * left else 0.0
+        kept = max(SHARE * left, fewest) if 0 < fewest <= MOST * left else 0.0
         return max(left - kept, 1e-9)
 
     def spectrum(self, parts: tuple[Part, ...]) -> dict[str, int]:
