@@ -21,7 +21,7 @@ from typing import Any
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data.corpus import SPECIAL, Corpus, cached_corpus, check_vocabulary, write_corpus
-from hessblocks.data.texts import TextFile, text_file
+from hessblocks.data.texts import TextFile, begins_as_text, text_file
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
 from hessblocks.storage import sha256
@@ -124,10 +124,7 @@ def _build(
         cut = [text.cut(round((1 - VALIDATION_SHARE) * len(text))) for text in texts["train"]]
         texts = {"train": [head for head, _ in cut], "validation": [tail for _, tail in cut]}
     if not all(any(map(_has_text, texts[split])) for split in ("train", "validation")):
-        raise ArgumentError(
-            f"--data: {source.name} has too little text (UTF-8) to train on and to hold some out; "
-            "is it binary or empty? Give text or code."
-        )
+        raise _too_little_text(source.name)
     made = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
@@ -240,11 +237,20 @@ def user_files(path: Path) -> Source:
         if not paths:
             only = "no files but links, which are not followed" if found else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
+        if root != path and not begins_as_text(path):  # before all of it is hashed
+            raise _too_little_text(printable(path.resolve().name))
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
         links = len(found) - len(paths)
         return _source(printable(path.resolve().name), root, paths, splits, links)
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
+
+
+def _too_little_text(name: str) -> ArgumentError:
+    return ArgumentError(
+        f"--data: {name} has too little text (UTF-8) to train on and to hold some out; "
+        "is it binary or empty? Give text or code."
+    )
 
 
 def _unreadable(path: Path | str, error: OSError) -> ArgumentError:

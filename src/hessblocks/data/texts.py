@@ -62,6 +62,14 @@ def text_file(path: Path) -> TextFile | None:
     return None if blank else TextFile(path=path, stop=length)
 
 
+def begins_as_text(path: Path) -> bool:
+    """Tell whether the first million characters of a file are UTF-8 without a zero byte."""
+    try:
+        return "\0" not in next(_blocks_of_file(path), "")
+    except UnicodeDecodeError:
+        return False
+
+
 def _blocks_of_file(path: Path) -> Iterator[str]:
     # with this newline, line ends are left as they are
     with path.open(encoding="utf-8-sig", newline="\n") as file:

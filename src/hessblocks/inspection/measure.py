@@ -135,7 +135,8 @@ def _subjects(
     device: str,
 ) -> Subjects:
     """Make two problems of one model: norms use the whole memory limit, single products half."""
-    limit = int(1e9 * settings.memory_limit) if settings.memory_limit else free_memory(device) // 2
+    own = settings.memory_limit  # by default the whole process, model and all, stays within half
+    limit = int(1e9 * own) if own else 2 * free_memory(device) // 5
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     return Subjects(
         problem=problem(memory_limit=limit),
