@@ -37,7 +37,7 @@ SAMPLE = 0.7
 FORWARD = 1 / 3
 """Share of the forward pass in the first sample."""
 TIMED = 2
-"""Samples that are timed: the first alone took half of what the later ones do at 135M parameters."""
+"""Samples that are timed: at 135M parameters the first alone took half the time of later ones."""
 MOST = 1024
 """Probes or samples that a budget buys at most."""
 LONG = 60.0
