@@ -39,6 +39,10 @@ def test_eager_and_fused_attention_agree(name: str, mask: Tensor | None) -> None
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside torch and transformers
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512",
+    reason="torch 2.13's own flex attention reads memory that nothing wrote, with AVX2",
+)
 @pytest.mark.parametrize("name", ["pre-ln", "sas-p", "modern"])
 def test_flex_attention_agrees(name: str) -> None:
     model, tokens = perturbed(name, width=64), ids(3, 8)
