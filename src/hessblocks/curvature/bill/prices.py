@@ -21,6 +21,9 @@ APART = 3.0
 """Errors between both forms from which on the signs of a rounding are not taken for random."""
 FEWEST_PIECES = 4
 """Pieces below which Student's t has no variance; fewer get the factor of so many."""
+SQUARES = 10
+"""Widening of the error of a sum of squares, in relative variances (fitted): of 32 squared normal
+numbers three errors then cover 99 %, and 97 to 98 % where these have unlike widths."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -111,8 +114,8 @@ def ratio_estimate(
     """Add up results over the pieces of the data; the error is estimated from the pieces.
 
     With s the share of the tokens and t = Σ x, the variance is U/(U−1) Σ (x − s t)², that of a
-    ratio. It is widened by Student's factor, and for squares by 1 + 3 r with r the relative
-    variance, as that of a norm is: a low sum of squares comes with a low spread.
+    ratio. It is widened by Student's factor, and for squares by 1 + 10 r with r the relative
+    variance: a low sum of squares comes with a low spread, and pieces are unlike.
 
     Args:
         values: x of each piece.
@@ -127,5 +130,5 @@ def ratio_estimate(
     variance = float((values - shares * total).square().sum()) * count / (count - 1)
     error = math.sqrt(variance) * student_factor(max(count, FEWEST_PIECES))
     if square and total:
-        error *= 1 + 3 * variance / total**2
+        error *= 1 + SQUARES * variance / total**2
     return Estimate(value=total, standard_error=error, probes=probes)
