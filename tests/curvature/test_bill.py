@@ -19,7 +19,12 @@ import hessblocks as hb
 from hessblocks.curvature.bill.allocation import tensor_type
 from hessblocks.curvature.bill.bill import Bill
 from hessblocks.curvature.bill.draws import HELD
-from hessblocks.curvature.bill.prices import MOST_CHANGED, MOST_NATS, weight_of_full
+from hessblocks.curvature.bill.prices import (
+    MOST_CHANGED,
+    MOST_NATS,
+    ratio_estimate,
+    weight_of_full,
+)
 from hessblocks.errors import ArgumentError, RunError
 from tests.linalg.coverage import LEVELS
 
@@ -85,11 +90,11 @@ def test_over_200_seeds_both_forms_are_unbiased_and_their_bars_are_right() -> No
 
 @pytest.mark.parametrize("samples", [8, 40, 100])
 def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: int) -> None:
-    _, problem = language()
+    _, problem = language(rows=3)
     step = directions(problem)
     delta, h_o = flat(problem, step), dense(problem)
     bill = hb.price(problem, {"step": moved(problem, step)}, samples=samples)
-    found, tokens = bill["step"], 8 * 5 - 3
+    found, tokens = bill["step"], 3 * 5 - 3
     assert len(bill.draws.shares) == min(samples, tokens)
     assert len(bill.draws.pieces) >= samples
     assert float(bill.draws.shares.sum()) == pytest.approx(1)
@@ -102,6 +107,25 @@ def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: 
         # a bar follows its form: where 100 samples share 37 pieces, sums would be 2.7 times as
         # large
         assert form.value == pytest.approx(value, rel=0.5)
+
+
+def test_bars_are_over_rows_whose_tokens_are_alike() -> None:
+    model, problem = language()
+    step = directions(problem)
+    bill = hb.price(problem, {"step": moved(problem, step)}, samples=32)
+    assert len(bill.draws.shares) == 8
+    assert bill.draws.pieces.bincount().tolist() == [4] * 8
+    inputs, labels = problem.batches[0].keywords, problem.batches[0].labels
+    counted = labels[:, 1:] != -100  # type: ignore[index]
+    new = torch.func.functional_call(model, moved(problem, step), kwargs=inputs).logits
+    before, after = (x[:, :-1].log_softmax(-1).detach() for x in (model(**inputs).logits, new))
+    kl = (before.exp() * (before - after)).sum(-1) * counted / counted.sum()
+    rows, shares = kl.sum(1), counted.sum(1) / counted.sum()
+    found, variance = bill.check("step").measured[0], (rows - shares * rows.sum()).square().sum()
+    assert found.value == pytest.approx(float(rows.sum()))
+    plain = ratio_estimate(rows, shares, 8)
+    assert found.standard_error == pytest.approx(plain.standard_error)
+    assert found.standard_error > math.sqrt(float(variance) * 8 / 7)
 
 
 def test_the_gradients_term_is_exact_for_the_data_at_hand() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PIECES = 32
-"""Pieces of the data that the error is taken over, where there are so many tokens."""
+"""Pieces of the data that the error is taken over: of rows, or of the tokens of a single one."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -149,7 +149,7 @@ def measure(
     with exclusive(problem.model), torch.no_grad(), readable_errors():
         problem.follow()
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // PIECES))
-        most = -(-PIECES // len(plan.passes))
+        most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
         for batch in plan.passes:
             before = _Before(problem, batch, parameters, most)
