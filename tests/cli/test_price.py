@@ -188,6 +188,22 @@ def test_a_merge_and_no_check(shell: Shell, place: Path, tmp_path: Path) -> None
     assert not row["measured"]
     assert not (out / "check.csv").exists()
     assert shell("check", out).status == 0
+    llama(other, seed=2)
+    again = ["price", place / "model", *data, *FEW, "--merge", other, "--check", 0, "--out", out]
+    assert "with other settings (merged is" in sentence(shell(*again))
+
+
+def test_a_page_of_a_damaged_summary_says_what_is_missing(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    whole = json.loads((out / "summary.json").read_text())
+    for name, said in (("together", r"damaged \(no 'together'\)"), ("samples", "'samples'")):
+        left = {key: value for key, value in whole.items() if key != name}
+        (out / "summary.json").write_text(json.dumps(left))
+        outcome = shell("report", out)
+        assert outcome.status == 1
+        assert re.search(said, sentence(outcome)), outcome.errors
 
 
 @pytest.mark.parametrize(

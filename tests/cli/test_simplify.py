@@ -103,6 +103,32 @@ def test_another_target_or_healing_needs_no_new_table(
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 
 
+def test_another_text_of_the_same_length_is_refused(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    text, command = tmp_path / "text.txt", [*words(place, tmp_path / "out")]
+    command[command.index("--data") + 1] = text
+    command += ["--save", "0", "--samples", "0", "--kinds", "layer"]
+    text.write_text((place / "text.txt").read_text())
+    assert shell(*command).status == 0
+    text.write_text("".join(sorted(text.read_text())))
+    assert "with other settings (windows is" in sentence(shell(*command))
+
+
+def test_a_plan_that_costs_nothing_has_its_page(place: Path, tmp_path: Path, shell: Shell) -> None:
+    model, tokenizer = hb.load(place / "model")
+    model.model.layers[1].mlp.down_proj.weight.data.zero_()  # as layers that were added begin
+    for one in (model, tokenizer):
+        one.save_pretrained(tmp_path / "model")
+    command = [*words(place, tmp_path / "out"), "--kinds", "mlp", "--steps", "0"]
+    command[1] = tmp_path / "model"
+    found = shell(*command)
+    assert found.status == 0, found.errors
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["kl_chosen"], [step["layer"] for step in summary["steps"]]) == (0.0, [1])
+    assert "made one after the other 0." in found.output
+
+
 def test_without_a_target_the_table_alone_is_made(
     place: Path, tmp_path: Path, shell: Shell
 ) -> None:
@@ -135,3 +161,5 @@ def test_bad_input_is_refused_in_a_sentence(
     found = shell(*words(place, tmp_path / "out"), *more)
     assert found.status == 2
     assert re.search(message, sentence(found))
+    # what nothing was measured for may be asked for in another way in the same folder
+    assert (tmp_path / "out").exists() == ("heads" in more)

@@ -6,6 +6,7 @@ import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
+from hessblocks.curvature.bill.allocation import tensor_type
 from hessblocks.curvature.bill.bill import Bill
 from hessblocks.curvature.bill.draws import HELD
-from hessblocks.curvature.bill.prices import MOST_CHANGED, MOST_NATS, weight_of_full
+from hessblocks.curvature.bill.prices import (
+    MOST_CHANGED,
+    MOST_NATS,
+    ratio_estimate,
+    weight_of_full,
+)
 from hessblocks.errors import ArgumentError, RunError
 from tests.linalg.coverage import LEVELS
 
@@ -83,11 +90,11 @@ def test_over_200_seeds_both_forms_are_unbiased_and_their_bars_are_right() -> No
 
 @pytest.mark.parametrize("samples", [8, 40, 100])
 def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: int) -> None:
-    _, problem = language()
+    _, problem = language(rows=3)
     step = directions(problem)
     delta, h_o = flat(problem, step), dense(problem)
     bill = hb.price(problem, {"step": moved(problem, step)}, samples=samples)
-    found, tokens = bill["step"], 8 * 5 - 3
+    found, tokens = bill["step"], 3 * 5 - 3
     assert len(bill.draws.shares) == min(samples, tokens)
     assert len(bill.draws.pieces) >= samples
     assert float(bill.draws.shares.sum()) == pytest.approx(1)
@@ -100,6 +107,25 @@ def test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased(samples: 
         # a bar follows its form: where 100 samples share 37 pieces, sums would be 2.7 times as
         # large
         assert form.value == pytest.approx(value, rel=0.5)
+
+
+def test_bars_are_over_rows_whose_tokens_are_alike() -> None:
+    model, problem = language()
+    step = directions(problem)
+    bill = hb.price(problem, {"step": moved(problem, step)}, samples=32)
+    assert len(bill.draws.shares) == 8
+    assert bill.draws.pieces.bincount().tolist() == [4] * 8
+    inputs, labels = problem.batches[0].keywords, problem.batches[0].labels
+    counted = labels[:, 1:] != -100  # type: ignore[index]
+    new = torch.func.functional_call(model, moved(problem, step), kwargs=inputs).logits
+    before, after = (x[:, :-1].log_softmax(-1).detach() for x in (model(**inputs).logits, new))
+    kl = (before.exp() * (before - after)).sum(-1) * counted / counted.sum()
+    rows, shares = kl.sum(1), counted.sum(1) / counted.sum()
+    found, variance = bill.check("step").measured[0], (rows - shares * rows.sum()).square().sum()
+    assert found.value == pytest.approx(float(rows.sum()))
+    plain = ratio_estimate(rows, shares, 8)
+    assert found.standard_error == pytest.approx(plain.standard_error)
+    assert found.standard_error > math.sqrt(float(variance) * 8 / 7)
 
 
 def test_the_gradients_term_is_exact_for_the_data_at_hand() -> None:
@@ -488,6 +514,10 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
         lambda p: hb.price(p, {"a": {"0.bias": hb.merged({})}}),
         "has no '0.bias' to merge with",
     ),
+    "other of another shape": (  # of as many entries
+        lambda p: hb.price(p, {"a": {"0.weight": hb.merged({"0.weight": torch.zeros(4, 8)})}}),
+        r"other: '0.weight': expected shape \(8, 4\) to merge with, got \(4, 8\)",
+    ),
     "callable loss": (
         lambda p: hb.price(
             hb.Problem(p.model, p.batches[0].raw, lambda out, batch: out.sum(-1)),
@@ -522,6 +552,24 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
     "another model": (
         lambda p: hb.price(p, {"a": {"0.bias": fine}}).check(1, table()[1]),
         "bill's own model",
+    ),
+    "no names": (lambda p: hb.price(p, {"a": {"0.bias": fine}}).check([]), "which: expected"),
+    "one row held out": (
+        lambda p: hb.price(p, {"a": {"0.bias": fine}}).check(
+            "a", tuple(one[:1] for one in p.batches[0].raw)
+        ),
+        "held_out: one row",
+    ),
+    "a sum held out": (
+        lambda p: hb.price(
+            hb.Problem(p.model, p.batches[0].raw, nn.CrossEntropyLoss(reduction="sum")),
+            {"a": {"0.bias": fine}},
+        ).check("a", p),
+        "reduction='sum' grows with its data",
+    ),
+    "a budget that is no number": (
+        lambda p: hb.price(p, hb.change_each(p.model, hb.rounded(bits=3))).allocate(bits=math.nan),
+        "a number",
     ),
     "no budget": (lambda p: hb.price(p, {"a": {"0.bias": fine}}).allocate(), "either"),
     "nothing rounds": (
@@ -669,6 +717,42 @@ def test_lines_for_llama_cpp_name_its_tensors_and_types() -> None:
     # rows of 256 have llama.cpp's 2 bits, rows of 32 its smallest type without superblocks
     assert lines[2]["blk.0.ffn_down"] == "q2_k"
     assert lines[2]["blk.1.attn_q"] == "q4_0"
+
+
+def test_a_part_of_a_weight_has_no_line_for_llama_cpp() -> None:
+    model = llama()
+    heads = hb.select_groups(hb.parameter_groups(model, level="head"), ["*.query.head.*"])
+    changes = hb.change_each(heads, hb.rounded(bits=4))
+    bill = hb.price(hb.Problem(model, torch.randint(16, (8, 5))), changes, samples=8)
+    found = bill.allocate(bits=4)
+    assert len(found.choices) == 4  # two heads of two layers, each tensor has one type
+    assert found.tensor_types() == []
+    assert {row["tensor_type"] for row in found.to_rows()} == {""}
+
+
+@pytest.mark.parametrize(
+    ("stem", "line"),
+    [("model.", "blk.3.attn_q=q4_1"), ("", "blk.3.attn_q=q4_1"), ("vision.encoder.", "")],
+)
+def test_a_vision_encoder_has_no_tensor_of_the_language_model(stem: str, line: str) -> None:
+    name = f"{stem}layers.3.self_attn.q_proj.weight"
+    owner = nn.Module()
+    owner.register_parameter("weight", nn.Parameter(torch.randn(32, 32)))
+    (change,) = hb.change_each(owner, hb.rounded(bits=4)).values()
+    named = replace(change, new={name: change.new["weight"]})
+    assert tensor_type(named, {name: 32 * 32}) == line
+
+
+def test_changes_that_cost_nothing_leave_the_ratio_of_the_others() -> None:
+    model, problem = language()
+    changes = {
+        "none": {"model.token_embedding.weight": fine},
+        **hb.change_each(model, hb.rounded(bits=3)),
+    }
+    check = hb.price(problem, changes, samples=8).check(10**6)
+    assert math.isnan(check.to_rows()[0]["ratio"])
+    assert f"{len(changes)} changes measured" in str(check)
+    assert "nan" not in str(check)
 
 
 def test_pictures_show_both_errors_and_the_line_of_equals() -> None:

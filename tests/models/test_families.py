@@ -132,6 +132,14 @@ def test_heads_are_told_apart_in_layers_that_differ() -> None:
             assert {groups[name].size for name in named} == {16}
 
 
+def test_the_given_model_stays_in_its_modes() -> None:
+    given = pretrained("gpt2").train()
+    given.transformer.h[0].eval()
+    before = [module.training for module in given.modules()]
+    hb.from_pretrained_blocks(given)
+    assert [module.training for module in given.modules()] == before
+
+
 @pytest.mark.bad_input
 def test_what_cannot_become_blocks_is_refused_in_a_sentence() -> None:
     small = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}

@@ -19,7 +19,7 @@ from hessblocks.blocks import (
     Shaping,
     Sink,
 )
-from hessblocks.simplify import KINDS, candidates, edited, measure_removals
+from hessblocks.simplify import KINDS, Candidate, Place, candidates, edited, measure_removals
 from hessblocks.simplify.passes import Held, Pass
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
 
@@ -129,7 +129,7 @@ def test_what_is_saved_is_what_the_cache_and_the_operations_lose(name: str) -> N
         )
         if not any(block.attention.window for block in model.config.blocks):
             assert one.cache * text.numel() == held - left
-        assert one.operations >= 0 or one.kind == "value, projection = identity"
+        assert one.operations >= 0 or one.kind == "value and projection = identity"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3"])
@@ -243,9 +243,64 @@ def test_the_first_layer_stays_where_others_use_its_weights() -> None:
     assert torch.equal(after, changed.model.layers[0].attention.query.bias)
 
 
+def test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of("llama")
+
+    def unfit(at: Place) -> Candidate:
+        return at.candidate("unfit", at.block.replace(heads=5, head_width=None))
+
+    def wrong(at: Place) -> Candidate:
+        raise hb.ArgumentError("weights of another shape")
+
+    monkeypatch.setitem(KINDS, "unfit", unfit)
+    monkeypatch.setitem(KINDS, "wrong", wrong)
+    text = Pass(model, ids(10))
+    assert list(candidates(model, text, ["unfit"])) == []
+    with pytest.raises(hb.ArgumentError, match="weights of another shape"):
+        list(candidates(model, text, ["wrong"]))
+
+
+def test_a_frozen_model_has_the_same_forecasts() -> None:
+    model, text, held_out = model_of("llama"), ids(10), ids(5)
+    tables = [
+        measure_removals(one, text, held_out, kinds=["attention"], samples=4)
+        for one in (model, copy.deepcopy(model).requires_grad_(False))
+    ]
+    assert tables[0].rows == tables[1].rows
+    assert all(row["forecast"] for row in tables[1].rows)
+
+
+def test_an_interrupted_pass_leaves_no_hook_behind() -> None:
+    model = model_of("llama")
+    place = Place(model=model, index=1, text=Pass(model, ids(10)))
+
+    def torn(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stop = place.layer.mlp.register_forward_hook(torn)
+    for run in (place.hidden, lambda: KINDS["mlp norm"](place)):
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    stop.remove()
+    hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in model.modules()]
+    assert not any(one or other for one, other in hooks)
+
+
 @pytest.mark.bad_input
 def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
     model, text, held_out = model_of("llama"), ids(10), ids(5)
+    for one, other, samples, said in (
+        (text.flatten(), held_out, 0, r"text: expected token ids .* got \(120,\)"),
+        (text, held_out[:, :1], 0, r"held_out: expected token ids .* got \(5, 1\)"),
+        (text, {"input_ids": held_out}, 0, "held_out: expected token ids .* got dict"),
+        (text, held_out, 1, "samples: expected 0, or at least 2"),
+    ):
+        with pytest.raises(hb.ArgumentError, match=said):
+            measure_removals(model, one, other, samples=samples)
+    with pytest.raises(hb.ArgumentError, match="got two of one"):
+        edited(model, *candidates(model, Pass(model, text), ["attention", "mlp"], [1]))
     with pytest.raises(
         hb.ArgumentError, match="hb.from_pretrained_blocks makes one".replace(".", r"\.")
     ):
@@ -274,3 +329,4 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
         hb.build("pre-ln", **sizes, attention=shared)
     assert Dense() != hb.blocks.Shared()
     assert next(iter(KINDS)) == "layer"
+    assert not any("," in kind for kind in KINDS)  # which stands between them in --kinds

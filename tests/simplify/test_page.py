@@ -49,7 +49,7 @@ def test_sentences_have_the_numbers_of_the_store() -> None:
     skips = [float(row["kl"]) for row in ROWS if row["kind"].endswith("skip")]
     assert f"at least {sorted(skips)[1]:.2g} nats everywhere but" in PAGE
     kl = {(row["kind"], int(row["layer"])): float(row["kl"]) for row in ROWS}
-    ratios = [kl["value, projection = identity", n] / kl["attention", n] for n in range(30)]
+    ratios = [kl["value and projection = identity", n] / kl["attention", n] for n in range(30)]
     assert 0.9 < median(ratios) < 1
     assert f"({kl['attention norm', 11]:.2g} nats frozen)" in PAGE
     assert f"({kl['attention norm', 12]:.2g})" in PAGE

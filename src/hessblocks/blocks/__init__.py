@@ -5,6 +5,7 @@ from hessblocks.blocks.block import Block
 from hessblocks.blocks.block_config import (
     BlockConfig,
     Slots,
+    UnfitPartsError,
     check_positive,
     part_of,
     slot_pairs,
@@ -70,6 +71,7 @@ __all__ = [
     "Shared",
     "Sink",
     "SinusoidalPosition",
+    "UnfitPartsError",
     "Weight",
     "pattern_names",
     "preset",

@@ -59,7 +59,7 @@ class BlockConfig(BlockFields, kind="block"):
         if self.attention.window is not None:
             check_positive("attention.window", self.attention.window)
         if (reason := first_refusal(self)) is not None:
-            raise ArgumentError(reason)
+            raise UnfitPartsError(reason)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockConfig:
@@ -70,6 +70,10 @@ class BlockConfig(BlockFields, kind="block"):
                 f"block: expected a description of kind 'block', got {values.get('kind')!r}"
             )
         return config
+
+
+class UnfitPartsError(ArgumentError):
+    """Error for parts of a block that exclude each other."""
 
 
 def check_positive(name: str, value: Any) -> None:

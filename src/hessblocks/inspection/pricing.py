@@ -11,7 +11,7 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from hessblocks import curvature, storage
 from hessblocks.conventions import AnyPath
@@ -20,7 +20,7 @@ from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject
-from hessblocks.models import load_saved
+from hessblocks.models import fingerprint, load_saved
 from hessblocks.progress import Progress
 from hessblocks.settings import PricingSettings, make
 from hessblocks.training import claimed, resolve_device
@@ -78,7 +78,8 @@ def measure_price(
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = _batches(subject, saved.tokenizer(), texts, settings)
-        edits = {edit.how: edit for edit in _edits(settings, subject)}
+        merged = load_saved(settings.merge, "causal-lm")[0] if settings.merge else None
+        edits = {edit.how: edit for edit in _edits(settings, subject, merged)}
         changes = curvature.change_each(model, *edits.values())
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
@@ -88,6 +89,7 @@ def measure_price(
         "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
         "edits": list(edits),
         **asdict(settings),
+        **({"merged": fingerprint(merged)} if merged else {}),
         "device": device,
     }
     problem = Problem(subject.model, text, loss="causal-lm")
@@ -122,11 +124,10 @@ def _batches(
     return {"input_ids": found[:count]}, found[count:]
 
 
-def _edits(settings: PricingSettings, subject: Subject) -> list[Edit]:
+def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
     found = [curvature.rounded(bits=bits) for bits in settings.round]
     found += [curvature.pruned(share=share) for share in settings.prune]
-    if settings.merge:
-        other, _ = load_saved(settings.merge, "causal-lm")
+    if other is not None:
         shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
         if shapes[0] != shapes[1]:
             raise ArgumentError(

@@ -169,6 +169,7 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         return (alone,)
     removed, healed = found["removed"], found["healed"]
     whole, once = found["sum_alone"], found["kl_chosen"]
+    side = "high" if whole > once else "low"
     layers = f"{found['healed_layers']} of {found['layers_left']} layers"
     return (
         f"{found['saved']:.1%} fewer parameters cost {_nats(removed, 'kl')} nats per token of KL, "
@@ -178,8 +179,8 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
         f"{found['operations']:.1%} of the operations per token and "
         f"{found['cache']:.1%} of the cache are gone.",
-        f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}: the "
-        f"sum is {abs(whole / once - 1):.0%} too {'high' if whole > once else 'low'}.",
+        f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}"
+        + (f": the sum is {abs(whole / once - 1):.0%} too {side}." if once > 0 else "."),
         alone,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
@@ -82,8 +82,11 @@ def write_summary_page(
             settings=[*setting_rows(config), *environment_rows(environment)],
             **content(folder, found),
         )
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{folder}: damaged; run the same `hessblocks {command}` again.") from error
+    except (KeyError, TypeError, UndefinedError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        raise RunError(
+            f"{folder}: damaged ({what}); run the same `hessblocks {command}` again."
+        ) from error
 
 
 def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -> Figure | None:

@@ -168,7 +168,15 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
 
     Returns:
         The changed model, with a configuration of its own, in evaluation mode.
+
+    Raises:
+        ArgumentError: two of one layer.
     """
+    if len({one.layer for one in chosen}) < len(chosen):
+        raise ArgumentError(
+            "chosen: expected candidates of different layers, got two of one; make one of them, "
+            "then the other for the changed model"
+        )
     own: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)
     for one in sorted(chosen, key=lambda one: -one.layer):  # what goes moves those behind it
@@ -255,9 +263,8 @@ def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
 def _around(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     """Inputs and outputs of a module in a run, one row a token."""
     seen: list[Tensor] = []
-    handle = module.register_forward_hook(
+    with module.register_forward_hook(
         lambda _, given, output: seen.extend((given[0].flatten(0, 1), output.flatten(0, 1)))
-    )
-    run()
-    handle.remove()
+    ):
+        run()
     return seen[0], seen[1]

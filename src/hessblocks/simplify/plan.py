@@ -128,8 +128,10 @@ class Plan:
             store: of an earlier call with the same arguments, to go on from.
 
         Raises:
-            ArgumentError: so much cannot go; it says how much can.
+            ArgumentError: no share, or so much cannot go; it says how much can.
         """
+        if not 0 < save < 1:
+            raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
             name = f"step {len(self.steps) + 1} to {save:g}"
             if store is not None and (record := store.get(name)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from hessblocks.simplify.healing import heal
 from hessblocks.simplify.passes import Held
 from hessblocks.simplify.place import saved_between
 from hessblocks.simplify.plan import Plan
-from hessblocks.simplify.table import Removals, measure_removals
+from hessblocks.simplify.table import Removals, check_kinds, check_removals, measure_removals
 from hessblocks.training import claimed, resolve_device
 
 SHOWN = 60
@@ -73,6 +74,7 @@ def simplify_model(
         number of samples needs no new table. A healing that was interrupted begins again.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
+    check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = models.load_saved(source, "causal-lm")
@@ -80,14 +82,17 @@ def simplify_model(
         original: Any = model if own else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
         tokenizer = saved.tokenizer()
-        fitted, chosen, judged, healing = text_parts(original, tokenizer, texts, settings)
+        parts = text_parts(original, tokenizer, texts, settings)
+        fitted, chosen, judged, healing = parts
+        check_removals(original, fitted, chosen)
     folder = Path(out or Path("runs", f"simplify-{saved.name.replace('/', '-')}"))
     config = {
         "command": "simplify",
         "source": source,
         "model": {"name": saved.name, "fingerprint": models.fingerprint(original)},
-        "data": {"name": str(data), "tokens": int(healing.numel())},
+        "data": str(data),
         **asdict(settings),
+        "windows": _fingerprint(parts),
         "device": original.device.type,
     }
     with claimed(folder, config, free=FREE):
@@ -152,6 +157,11 @@ def text_parts(
         first.drawn(len(first), seed),
     ]
     return tuple(one.to(model.device) for one in drawn)
+
+
+def _fingerprint(parts: Sequence[Tensor]) -> str:
+    every = b"".join(part.cpu().numpy().tobytes() for part in parts)
+    return hashlib.sha256(every).hexdigest()
 
 
 def _healed(

@@ -13,13 +13,13 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from hessblocks.blocks import Shared
+from hessblocks.blocks import Shared, UnfitPartsError
 from hessblocks.curvature import Problem, price
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Cost, Held, Pass
-from hessblocks.simplify.place import Candidate, Place, check_layers
+from hessblocks.simplify.place import Candidate, Place, check_layers, edited
 from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
@@ -82,7 +82,7 @@ def candidates(
         for kind in kinds or KINDS:
             try:
                 found = KINDS[kind](place)
-            except ArgumentError:  # rules of blocks refuse what the layer would become
+            except UnfitPartsError:  # the layer would be none
                 continue
             if found is not None:
                 yield found
@@ -122,12 +122,15 @@ def measure_removals(
         The table.
 
     Raises:
-        ArgumentError: a model that is none of blocks, an unknown kind, or too few tokens.
+        ArgumentError: a model that is none of blocks, an unknown kind, one sample, or texts that
+            are no token ids or too short.
 
     Cost: for each removal a pass over the held-out text from its layer on; for each layer one of
         the attention for each replaced weight, and the solution of its normal equations.
     """
     check_removals(model, text, held_out, kinds)
+    if samples < 2 and samples:
+        raise ArgumentError(f"samples: expected 0, or at least 2 for an error bar, got {samples}")
     measuring = _Measuring(model, text, held_out, kinds)
     depth, rows = model.config.depth, list[Mapping[str, Any]]()
     for layer in range(depth):
@@ -186,7 +189,8 @@ class _Measuring:
             changes |= self._changes[layer]
         if not changes:
             return []
-        bill = price(Problem(self.model, {"input_ids": self._text.tokens}), changes, samples, seed)
+        trained = edited(self.model)  # whose parameters are, also where the model's are frozen
+        bill = price(Problem(trained, {"input_ids": self._text.tokens}), changes, samples, seed)
         return [
             {
                 "kind": name.rpartition(", ")[0],
@@ -223,6 +227,16 @@ def _row(one: Candidate, cost: Cost, total: int) -> Row:
     }
 
 
+def check_kinds(kinds: Collection[str]) -> None:
+    """Refuse an unknown kind.
+
+    Raises:
+        ArgumentError: the known ones are listed.
+    """
+    for kind in kinds:
+        check_name("kind", kind, KINDS)
+
+
 def check_removals(
     model: Any, text: Int[Tensor, "S T"], held_out: Int[Tensor, "H T"], kinds: Collection[str] = ()
 ) -> None:
@@ -232,8 +246,14 @@ def check_removals(
         ArgumentError: see `measure_removals`.
     """
     check_layers(model)
-    for kind in kinds:
-        check_name("kind", kind, KINDS)
+    check_kinds(kinds)
+    for name, tokens in (("text", text), ("held_out", held_out)):
+        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] < 2:
+            said = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ArgumentError(
+                f"{name}: expected token ids of shape (sequences, tokens), 2 tokens or more, got "
+                f"{said}"
+            )
     if text.numel() <= (width := model.config.hidden_size):
         raise ArgumentError(
             f"text: {text.numel()} tokens are too few to fit weights of {width} inputs; give more"

@@ -18,6 +18,8 @@ FAULTS = (
           "test_the_page_opens_with_the_answer", within="_summary"),
     fault("price: shapes of a merge are not compared", "if shapes[0] != shapes[1]: $$body =>",
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_edits"),
+    fault("price: another model's merge goes on", "{'merged': fingerprint($m)} => {}",
+          "test_a_merge_and_no_check", within="measure_price"),
     fault("price: a single bit is taken", "least <= $found <= most => True",
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_number"),
     fault("price: a missing table is not seen", "not unasked.get(table) => table == 'bill.csv'",

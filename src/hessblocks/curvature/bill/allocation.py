@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,8 @@ TYPES = (
 )
 """Types of llama.cpp by bits, with the entries of a row that they take together; {} is 0 for
 symmetric rounding, 1 for that between both ends of a block."""
-MODULE = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)\.weight$")
+MODULE = re.compile(r"(?:^|(?<!coder)\.)layers\.(\d+)\.(.+)\.weight$")
+"""Pattern of a weight's name; layers of an encoder or decoder have other tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -56,8 +58,8 @@ class Allocation(Tabular):
     """The chosen change of each place."""
     total: Price
     """All of them together: forecast, mean bits, and whether the quadratic is trusted there."""
-    changes: tuple[Change, ...]
-    """The changes themselves, in the same order."""
+    lines: tuple[str, ...]
+    """What `tensor_types` says of each place; empty where llama.cpp has no name for it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,10 +73,10 @@ class Allocation(Tabular):
         its bits and whose blocks fit its rows.
 
         Returns:
-            Lines, without those of weights that llama.cpp has no name for here.
+            Lines, without those of weights that llama.cpp has no name for here, and of parts of
+            weights, since a tensor has one type.
         """
-        lines = (_line(change) for change in self.changes)
-        return [line for line in lines if line is not None]
+        return [line for line in self.lines if line]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return place, bits, size and forecast with its error, and llama.cpp's type."""
@@ -85,9 +87,9 @@ class Allocation(Tabular):
                 "size": price.size,
                 "forecast": price.forecast.value,
                 "forecast_error": price.forecast.standard_error,
-                "tensor_type": _line(change) or "",
+                "tensor_type": line,
             }
-            for price, change in zip(self.choices, self.changes, strict=True)
+            for price, line in zip(self.choices, self.lines, strict=True)
         ]
 
     def __str__(self) -> str:
@@ -139,8 +141,9 @@ def allocate(
     Raises:
         ArgumentError: both or neither, nothing that rounds, or a budget out of reach.
     """
-    if (bits is None) == (nats is None):
-        raise ArgumentError("allocate: expected either bits= or nats=")
+    budgets = [budget for budget in (bits, nats) if budget is not None]
+    if len(budgets) != 1 or math.isnan(budgets[0]):
+        raise ArgumentError("allocate: expected either bits= or nats=, a number")
     places: dict[str, list[Price]] = {}
     for price in prices:
         places.setdefault(price.place, []).append(price)
@@ -189,13 +192,23 @@ def _gain(a: Price, b: Price) -> float:
     return (_cost(a) - _cost(b)) / (((b.bits or 0) - (a.bits or 0)) * b.size)
 
 
-def _line(change: Change) -> str | None:
-    """Return name and type of a weight, if llama.cpp has both."""
+def tensor_type(change: Change, entries: Mapping[str, int]) -> str:
+    """Write name and type of a weight for llama.cpp.
+
+    Args:
+        change: rounds it.
+        entries: number of entries of each parameter.
+
+    Returns:
+        The line; empty where llama.cpp has no name for it, or a part of it alone is rounded.
+    """
     names = list(change.new)
     found = MODULE.search(names[0]) if len(names) == 1 else None
     edit = change.new[names[0]]
     if not found or found[2] not in TENSORS or not isinstance(edit, Edit) or edit.bits is None:
-        return None
+        return ""
+    if change.size != entries[names[0]]:
+        return ""
     width = change.views[0].shape[-1]
     kind = next(name for bits, name, block in TYPES if bits >= edit.bits and width % block == 0)
     return f"blk.{found[1]}.{TENSORS[found[2]]}={kind.format(0 if edit.symmetric else 1)}"

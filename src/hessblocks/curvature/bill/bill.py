@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.bill.allocation import Allocation, allocate
+from hessblocks.curvature.bill.allocation import Allocation, allocate, tensor_type
 from hessblocks.curvature.bill.changes import Change, New, checked_changes
 from hessblocks.curvature.bill.draws import Draws, draw
 from hessblocks.curvature.bill.measured import BillCheck, measure
@@ -105,15 +105,15 @@ class Bill(Tabular, Mapping[str, Price]):
         return self._price(chosen)
 
     def check(
-        self, which: int | Sequence[str | tuple[str, ...]] = 20, held_out: Any = None
+        self, which: int | str | Sequence[str | tuple[str, ...]] = 20, held_out: Any = None
     ) -> BillCheck:
         """Make changes one at a time, and measure what they cost.
 
         The model's own weights are never written: changed ones take their place for a pass.
 
         Args:
-            which: how many changes, evenly over the forecasts; or their names, where a tuple of
-                names is made together.
+            which: how many changes, evenly over the forecasts; or a name, or names, where a tuple
+                of names is made together.
             held_out: other batches, or a problem of the same model; None: the bill's own data,
                 which favour it.
 
@@ -121,13 +121,17 @@ class Bill(Tabular, Mapping[str, Price]):
             Forecast beside measurement; `.to_rows()`, `.plot()`, `.within()`.
 
         Raises:
-            ArgumentError: no changes, unknown ones, several that touch an entry in common, or a
-                problem of another model.
+            ArgumentError: no changes, unknown ones, several that touch an entry in common, a
+                problem of another model, other data where the loss is a sum, or a single row.
             RunError: a loss is not finite.
 
         Cost: a forward pass over the held-out data for each change, and one more.
         """
-        sets = [(one,) if isinstance(one, str) else tuple(one) for one in self._chosen(which)]
+        chosen = self._spread(which) if isinstance(which, int) else which
+        chosen = [chosen] if isinstance(chosen, str) else chosen
+        sets = [(one,) if isinstance(one, str) else tuple(one) for one in chosen]
+        if not sets:
+            raise ArgumentError("which: expected names of changes, or how many, got none")
         forecasts = [self.sum(names) for names in sets]
         problem = self.problem if held_out is None else held_out
         if not isinstance(problem, Problem):
@@ -135,14 +139,19 @@ class Bill(Tabular, Mapping[str, Price]):
             problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
+        sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
+        if held_out is not None and any(sums):
+            raise ArgumentError(
+                "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
+                "for those of the bill; price a mean, or check on the bill's own data"
+            )
         changes = [[self.changes[name] for name in names] for names in sets]
         return measure(problem, forecasts, changes, held_out=held_out is not None)
 
-    def _chosen(self, which: int | Sequence[str | tuple[str, ...]]) -> Sequence[Any]:
-        if not isinstance(which, int):
-            return which
+    def _spread(self, count: int) -> list[str]:
+        """Choose so many changes, evenly over the forecasts."""
         ranked = sorted(self, key=lambda name: self[name].forecast.value)
-        count = max(1, min(which, len(ranked)))
+        count = max(1, min(count, len(ranked)))
         return [ranked[(2 * n + 1) * len(ranked) // (2 * count)] for n in range(count)]
 
     def allocate(
@@ -174,10 +183,11 @@ class Bill(Tabular, Mapping[str, Price]):
         if costs is not None:
             prices = [_at_cost(price, costs) for price in prices]
         chosen = [self[price.name] for price in allocate(prices, bits=bits, nats=nats)]
+        entries = self.problem.entries
         return Allocation(
             choices=tuple(chosen),
             total=self.sum(price.name for price in chosen),
-            changes=tuple(self.changes[price.name] for price in chosen),
+            lines=tuple(tensor_type(self.changes[price.name], entries) for price in chosen),
         )
 
     def to_rows(self) -> list[dict[str, Any]]:

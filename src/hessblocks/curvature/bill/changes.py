@@ -101,6 +101,11 @@ def _edited(edit: Edit, name: str, old: Tensor, views: Iterable[ParameterView]) 
     for view in views:
 
         def cut(tensor: Tensor, view: ParameterView = view) -> Tensor:
+            if tensor.shape != old.shape:
+                raise ArgumentError(
+                    f"other: {name!r}: expected shape {tuple(old.shape)} to merge with, got "
+                    f"{tuple(tensor.shape)}"
+                )
             return view.read(tensor[None])[0].view(view.shape)
 
         view.write(found[None], edit.new(cut(old), name, cut).reshape(1, -1).to(old))

@@ -3,7 +3,8 @@
 Letters: U pieces of the data, D samples, J changes, M pairs of samples, g sampled gradient, Δ
 change, n tokens of a part.
 
-Each sample goes through a piece of the data of its own. What differs between pieces then is the
+Each sample goes through a piece of the data, a row or several; of fewer than four rows it goes
+through some tokens of one, although these are alike. What differs between pieces then is the
 error over samples and over text in one: a sample of all the text would cost as much, and tell
 nothing of other text.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature import sampled
 from hessblocks.curvature.bill.changes import Change
+from hessblocks.curvature.bill.prices import FEWEST_PIECES
 from hessblocks.curvature.losses import BatchLoss, CrossEntropy, Differentiated
 from hessblocks.curvature.products import Problem
 from hessblocks.errors import ArgumentError, RunError
@@ -126,17 +128,20 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
     more = max(0, (limit - plan.peak) // one)
     ledger = _Ledger(problem, changes, most=min(most, fewest + more))
     each = -(-samples // len(plan.passes))
+    most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
     for passed in sampled.sampled_passes(problem, plan, names):
-        _draw_pass(passed, ledger, each, seed)
+        _draw_pass(passed, ledger, each, most, seed)
     if ledger.held:
         ledger.settle()
     return ledger.draws()
 
 
-def _draw_pass(passed: sampled.SampledPass, ledger: _Ledger, each: int, seed: int) -> None:
+def _draw_pass(
+    passed: sampled.SampledPass, ledger: _Ledger, each: int, most: int, seed: int
+) -> None:
     """Draw the samples of one pass, which share its parts in turn if there are fewer."""
     loss, logits = passed.loss, passed.values
-    parts = list(parts_of(loss, logits, each))
+    parts = list(parts_of(loss, logits, most))
     first = len(ledger.counts)
     ledger.counts += [count for _, count in parts]
     several = len(parts) > 1

@@ -22,7 +22,7 @@ from hessblocks.curvature.bill.prices import Price, ratio_estimate
 from hessblocks.curvature.losses import Batch, BatchLoss, CrossEntropy
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import Problem, make_plan, readable_errors
-from hessblocks.errors import RunError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate
 from hessblocks.storage import Tabular
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PIECES = 32
-"""Pieces of the data that the error is taken over, where there are so many tokens."""
+"""Pieces of the data that the error is taken over: of rows, or of the tokens of a single one."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -71,11 +71,12 @@ class BillCheck(Tabular):
 
     def __str__(self) -> str:
         """Say how many forecasts agree with the measurement."""
-        ratios = sorted(row["ratio"] for row in self.to_rows())
+        ratios = sorted(row["ratio"] for row in self.to_rows() if not math.isnan(row["ratio"]))
         text = "held-out data" if self.held_out else "the bill's own data"
+        middle, *ends = (ratios[n] if ratios else 1.0 for n in (len(ratios) // 2, 0, -1))
         return (
-            f"{len(ratios)} changes measured on {text}: forecast over measured KL "
-            f"{ratios[len(ratios) // 2]:.3g} in the middle, {ratios[0]:.3g} to {ratios[-1]:.3g}; "
+            f"{len(self.measured)} changes measured on {text}: forecast over measured KL "
+            f"{middle:.3g} in the middle, {ends[0]:.3g} to {ends[1]:.3g}; "
             f"{self.within(1):.0%}, {self.within(2):.0%}, {self.within(3):.0%} within 1, 2, 3 "
             "errors"
         )
@@ -141,13 +142,14 @@ def measure(
         Forecast beside measurement.
 
     Raises:
+        ArgumentError: a single row.
         RunError: a divergence is not finite.
     """
     rows, passes, counts = sum(problem.batches.rows), [], []
     with exclusive(problem.model), torch.no_grad(), readable_errors():
         problem.follow()
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // PIECES))
-        most = -(-PIECES // len(plan.passes))
+        most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
         for batch in plan.passes:
             before = _Before(problem, batch, parameters, most)
@@ -155,6 +157,8 @@ def measure(
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
         problem.note_form()
+    if len(counts) < 2:
+        raise ArgumentError("held_out: one row tells nothing of the error over data; give several")
     found, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)
     if not found.isfinite().all():
         raise RunError("check: a divergence is not finite; look at the changes")

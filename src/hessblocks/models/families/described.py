@@ -315,9 +315,12 @@ def _check_logits(given: PreTrainedModel, made: PreTrainedModel) -> None:
     """Refuse a result that computes something else; a pass cannot overlook what no rule knows."""
     count = min(16, given.config.max_position_embeddings)
     tokens = (torch.arange(count, device=given.device)[None] * 31) % given.config.vocab_size
-    training = given.training
-    expected, found = (model.eval()(input_ids=tokens).logits.float() for model in (given, made))
-    given.train(training)
+    modes = [(module, module.training) for module in given.modules()]
+    try:
+        expected, found = (model.eval()(input_ids=tokens).logits.float() for model in (given, made))
+    finally:
+        for module, training in modes:
+            module.training = training
     difference = float((found - expected).abs().max() / expected.abs().max())
     if not difference <= max(torch.finfo(given.dtype).eps, SINGLE) ** 0.5:
         raise RunError(

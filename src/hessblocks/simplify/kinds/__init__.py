@@ -21,7 +21,7 @@ KINDS: dict[str, Kind] = {
     "query = identity": identity_query,
     "query of the first layer": shared_query,
     "value of the first layer": shared_value,
-    "value, projection = identity": identity_value,
+    "value and projection = identity": identity_value,
     "heads": heads,
     "mlp units": units,
 }

@@ -36,9 +36,8 @@ def mlp_norm(at: Place) -> Candidate | None:
     if at.layer.mlp_norm is None or at.layer.post:
         return None
     seen: list[Tensor] = []
-    handle = at.layer.mlp_norm.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    at.hidden()
-    handle.remove()
+    with at.layer.mlp_norm.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+        at.hidden()
     fields = {"mlp_norm": NoNorm()}
     return _frozen(at, "mlp norm", at.layer.mlp_norm, seen[0], _mlp_readers(at), fields)
 

@@ -43,7 +43,7 @@ def identity_value(at: Place) -> Candidate | None:
     _, wanted = at.attended(at.layer)
     fitted = _gains(features, wanted, block.heads).to(like)
     state |= {f"attention.gains.{name}": own for name, own in zip(NAMES, fitted, strict=True)}
-    return at.candidate("value, projection = identity", made, state)
+    return at.candidate("value and projection = identity", made, state)
 
 
 def _gains(features: list[Tensor], wanted: Tensor, heads: int) -> Tensor:
