@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
+from hessblocks.figures.style import PHONE
 from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog has a place for zero below its first decade."""
 OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
-PHONE = 3.8
-"""Width of a figure on a phone, in inches: 365 pixels."""
 NAMED_ROW = 0.16
 """Least height of a named row of a map, in inches; its other names take up to `UNDER`."""
 UNDER = 2.4
