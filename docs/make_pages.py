@@ -29,8 +29,6 @@ DOCS = Path(__file__).parent
 BASE = "pre-ln, zero queries"
 TOKENS = 16 * 64
 """Of a step of `trial`."""
-NARROW = (4.2, 3.6)
-"""Inches of a panel on a phone, whose letters are then 13 pixels large."""
 NO_CLOCK = {"against_the_base": None, "error_of_the_ratio": None}
 """Of what takes no steps."""
 ALL = "all weight matrices"
@@ -113,10 +111,9 @@ def write_pictures(results: Path) -> None:
     """
     for each in PICTURES:
         figure = each.make(*(study(results, name) for name in each.studies))
-        narrow = replace(figure, columns=1, size=NARROW)
-        for shown, name in ((figure, each.name), (narrow, f"{each.name}-narrow")):
+        for shown, name in ((figure, each.name), (figure.for_phone(), f"{each.name}-narrow")):
             with TemporaryDirectory() as folder:
-                drawn = write_picture(draw(shown, NARROW[0]), Path(folder), name)
+                drawn = write_picture(draw(shown, 0), Path(folder), name)
                 shutil.copyfile(drawn, results / drawn.name)
 
 

@@ -85,6 +85,14 @@ INDEX = re.compile(
     r"(?<![A-Za-z0-9_.])(∂?[A-Za-zΑ-Ωα-ωℓ])_([A-Z]{1,2}|[a-zℓ0-9]{1,2}|\*)(?![A-Za-z0-9_])"
 )
 """A letter with an index."""
+CODE = re.compile(r"(?<!</span>)<code>([^<]+)</code>")
+"""Code within a line."""
+JOINT = re.compile(r"(?<=[_(,=/])(?=\w)|(?<=[a-z]\.)(?=[a-z])")
+"""Where it may break."""
+OPTION = re.compile(r"(?<=[ ])--?[a-z][a-z-]*|^--?[a-z][a-z-]*")
+WHOLE = r'<span class="option">\g<0></span>'
+ARROW = re.compile(r'<label class="md-nav__link[^"]*"(?=[^>]*>\s*<span class="md-nav__icon)')
+"""A switch of the menu beside a link, which has no words."""
 LINK = re.compile(r"(?<!!)\[(?P<text>[^]\n]+)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)\s]*)?\)")
 
 
@@ -128,6 +136,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         doors = ", ".join(f"[{user}]({user_page(user)})" for user in USERS)
         text = text.replace("\n![", f"\nFor {doors}.\n\n![", 1)
     return text
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Code within a line breaks at its joints, and what unfolds a part of the menu has a name."""
+    output = CODE.sub(
+        lambda code: f"<code>{OPTION.sub(WHOLE, JOINT.sub('<wbr>', code[1]))}</code>", output
+    )
+    return ARROW.sub(r'\g<0> aria-label="Open the section"', output)
 
 
 def with_indices(markdown: str) -> str:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 def empty_pictures(patch: pytest.MonkeyPatch) -> None:
     """Let every picture be an empty one of one inch."""
-    patch.setattr("hessblocks.drawing.draw", lambda figure: Figure(figsize=(1, 1)))
+    patch.setattr("hessblocks.drawing.draw", lambda figure, narrowest=0: Figure(figsize=(1, 1)))
 
 
 if __name__ == "__main__":  # `hessblocks` with empty pictures, for tests of processes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from hessblocks.drawing import draw, page_picture
+from hessblocks.drawing import draw, page_picture, write_picture
 from hessblocks.figures.figure import Figure, Panel, Series, log_axis
 from hessblocks.figures.style import MARKS
 
@@ -87,7 +87,9 @@ def test_a_zero_stands_on_a_line_named_zero(values: tuple[float, float]) -> None
 
 def test_a_picture_of_a_page_has_neither_title_nor_caption_and_no_date(tmp_path: Path) -> None:
     made = replace(figure(), title="A title", caption="What is drawn here.")
-    shown = page_picture(draw(made), tmp_path, "one").decode()
+    drawn = draw(made)
+    write_picture(drawn, tmp_path, "one")
+    shown = page_picture(drawn).decode()
     filed = (tmp_path / "one.svg").read_text()
     for words in ("A title", "What is drawn here."):
         assert words in filed

@@ -11,7 +11,9 @@ from PIL import Image
 from hessblocks.blocks.presets import PRESETS
 from hessblocks.drawing import draw
 from hessblocks.figures import (
+    PHONE,
     Figure,
+    Heatmap,
     Panel,
     Series,
     log_axis,
@@ -229,6 +231,29 @@ def test_names_beside_points_and_lines_are_apart() -> None:
     order = sorted(names, key=lambda text: text.get_window_extent().y0)
     assert [text.get_text() for text in order] == [f"line {n}" for n in range(4)]
     assert drawn.legends == []
+
+
+def test_names_at_the_foot_of_an_axis_stay_above_it() -> None:
+    lines = [Series(name=f"line {n}", x=(0.0, 1.0), y=(1.0, n / 100)) for n in range(6)]
+    panel = Panel(title="", x_label="", y_label="", series=tuple(lines), named=True)
+    drawn = draw(Figure(title="", caption="", panels=(panel,)))
+    drawn.draw_without_rendering()
+    (axis,) = drawn.axes
+    feet = [text.get_window_extent().y0 for text in axis.texts if text.get_text()]
+    assert axis.bbox.y0 - 1 < min(feet) < axis.bbox.y0 + 5
+    assert feet == sorted(feet, reverse=True)
+
+
+def test_a_phone_has_one_column_and_maps_with_their_layers_below_each_other() -> None:
+    bars = Panel(title="", x_label="", y_label="", series=())
+    values = ((1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    map_ = Heatmap(title="", label="", values=values, rows=("q", "k"), columns=("0", "1", "2"))
+    wide = Figure(title="", caption="", panels=(bars, map_), columns=2, size=(9.0, 3.0))
+    shown = wide.for_phone()
+    assert (shown.columns, shown.size[0], shown.panels[0]) == (1, PHONE, bars)
+    assert shown.panels[1] == map_.turned
+    assert map_.turned.values == ((1.0, 4.0), (2.0, 5.0), (3.0, 6.0))
+    assert map_.turned.turned == map_
 
 
 def test_figures_were_stored() -> None:

@@ -2,6 +2,7 @@
 
 from hessblocks.drawing.heatmap import draw_heatmap as draw_heatmap
 from hessblocks.drawing.heatmap import draw_layers as draw_layers
+from hessblocks.drawing.heatmap import short_name as short_name
 from hessblocks.drawing.pictures import page_picture as page_picture
 from hessblocks.drawing.pictures import write_picture as write_picture
 from hessblocks.drawing.static import draw as draw

@@ -110,7 +110,7 @@ def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
 
 def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> None:
     """Write short names at both sides, and a line wherever the layer changes."""
-    short = [re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name)) for name in names]
+    short = [short_name(name) for name in names]
     changes = [
         place for place, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
     ]
@@ -131,6 +131,11 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
     for place in changes:
         axis.axhline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
         axis.axvline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
+
+
+def short_name(name: str) -> str:
+    """Write a group's name with the number of its layer in front."""
+    return re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name))
 
 
 def _apart(places: Sequence[int], least: float) -> list[int]:

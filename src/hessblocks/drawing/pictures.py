@@ -50,36 +50,30 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
             few = image.quantize(COLOURS, method, dither=Image.Dither.NONE)
             few.putpalette([255 if part >= WHITE else part for part in few.getpalette() or []])
             few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
-        figure.set_layout_engine("none")  # places are settled; the svg need not find them again
-        if not any(axis.images for axis in figure.axes):  # those have places of their own
-            for axis in figure.axes:  # the solver's last digits are not the same every time
-                x, y, width, height = axis.get_position(original=True).bounds
-                place = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
-                axis.set_position(place)
+        _settle(figure)
         with atomic_path(path.with_suffix(".svg")) as temporary:
             FigureCanvasSVG(figure)
             figure.savefig(temporary, metadata=UNDATED)
     return path
 
 
-def page_picture(figure: Figure, folder: AnyPath, name: str) -> bytes:
-    """Write a drawn figure as `write_picture` does, and return it for a page.
+def _settle(figure: Figure) -> None:
+    """Fix the places that were found, so that the svg need not find them again."""
+    figure.set_layout_engine("none")
+    if not any(axis.images for axis in figure.axes):  # those have places of their own
+        for axis in figure.axes:  # the solver's last digits are not the same every time
+            x, y, width, height = axis.get_position(original=True).bounds
+            place = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
+            axis.set_position(place)
 
-    Args:
-        figure: figure of matplotlib.
-        folder: made when missing.
-        name: without suffix.
 
-    Returns:
-        The figure as SVG, without title and caption: the page has them in words.
-
-    Raises:
-        RunError: a file cannot be written.
-    """
-    write_picture(figure, folder, name)
+def page_picture(figure: Figure) -> bytes:
+    """Draw a figure of matplotlib as SVG for a page, which has title and caption in words."""
     for text in figure.texts:
         text.set_visible(text.get_gid() not in OF_FILES)
     svg = BytesIO()
     with mpl.rc_context(dict(MATPLOTLIB)):
+        figure.draw_without_rendering()
+        _settle(figure)
         figure.savefig(svg, format="svg", bbox_inches="tight", metadata=UNDATED)
     return svg.getvalue()

@@ -3,6 +3,7 @@
 import itertools
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
@@ -26,7 +28,9 @@ NARROWEST = 6.5
 MOST_COLUMNS = 2
 """Panels side by side; a figure may ask for more, whose letters are small on a page."""
 LETTERS = 13
-"""Letters of the caption on an inch; of a title three quarters, of an axis label somewhat fewer."""
+"""Letters of the caption on an inch; of a title three quarters."""
+X_LETTERS = 11
+"""Letters of an axis label on an inch."""
 LINE = 0.2
 """Height of a line of the caption, in inches."""
 LEGEND_INCHES = 2.2
@@ -52,6 +56,8 @@ NAMES_AT = tuple(
 """Where the name of a point may stand beside it, in points, the best first."""
 FAR = 15.0
 """Points between a name and its point from which on a thin line joins them."""
+NUMBER = 0.27
+"""Least width of a bar with a number above it, in inches."""
 APART = 11.5
 """Points between names at the ends of lines."""
 GREY = "#666666"
@@ -158,12 +164,12 @@ def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
 def _draw_panel(
     axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
 ) -> None:
-    title = textwrap.fill(panel.title, int(width * LETTERS * 0.75))
+    title = textwrap.fill(panel.title, int(width * LETTERS * 0.7))
     axis.set_title(title, loc="left", fontsize=10.5)
     if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
-    axis.set_xlabel(textwrap.fill(panel.x_label, 50))
+    axis.set_xlabel(textwrap.fill(panel.x_label, int(width * X_LETTERS)))
     axis.set_ylabel(textwrap.fill(panel.y_label, 32))
     for order, series in enumerate(panel.shown):
         if panel.kind == "bars":
@@ -193,6 +199,7 @@ def _few_ticks(axis: Axes, values: Collection[float]) -> None:
         axis.xaxis.set_major_locator(few or LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def set_scale(
@@ -219,7 +226,9 @@ def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     Lines stand between categories of many points.
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    names = [figures.plain_math(name) for name in panel.ticks]
+    most = int(width / 2 / LETTER)
+    short = (n if len(n) <= most else f"{n[: most - 1]}…" for n in panel.ticks)
+    names = [figures.plain_math(name) for name in short]
     counted = all(name.isdecimal() for name in names[1:])
     step = math.ceil(len(names) / NUMBERS) if counted else 1
     names = names[::step]
@@ -278,14 +287,17 @@ def _name_series(axis: Axes, panel: figures.Panel) -> None:
     hidden = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in ends.values()]
     points = 72 / axis.figure.dpi
     lowest: dict[float, float] = {}  # of the names at an end of lines, from the top
+    left = Counter(series.x[-1] for series in shown)  # which want room above the axis
     beside: Any = {"textcoords": "offset points"}
     joined = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
     for series in sorted(shown, key=lambda one: -one.y[-1]):
         end, text = (series.x[-1], series.y[-1]), figures.plain_math(series.name)
         name = axis.annotate(text, end, xytext=(9, 0), va="center", fontsize=9.5, **beside)
+        name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # of lines below
         if series.line:
-            height = points * float(ends[series.name][1])
-            lowest[end[0]] = min(height, lowest.get(end[0], math.inf) - APART)
+            height, left[end[0]] = points * float(ends[series.name][1]), left[end[0]] - 1
+            low = points * axis.bbox.y0 + APART * (left[end[0]] + 0.5)
+            lowest[end[0]] = max(low, min(height, lowest.get(end[0], math.inf) - APART))
             name.set_position((9.0, lowest[end[0]] - height))
         else:
             name.set_in_layout(False)
@@ -336,7 +348,7 @@ def _draw_bars(
         capsize=2,
         **_bar(panel, series),
     )
-    if panel.by_tick:
+    if panel.by_tick and axis.bbox.width > NUMBER * len(panel.ticks) * together * axis.figure.dpi:
         axis.bar_label(bars, [figures.number(y) for y in series.y], padding=0.6, fontsize=10)
 
 
@@ -360,7 +372,8 @@ def _draw_map(axis: Axes, panel: figures.Heatmap) -> None:
         axis.set_yticks(range(len(panel.rows)), panel.rows, fontsize=9)
         if panel.columns:
             names = [figures.plain_math(name) for name in panel.columns]
-            axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+            slant = 90 if max(map(len, names)) > 2 else 0
+            axis.set_xticks(range(len(names)), names, rotation=slant, fontsize=8)
         return
     for edge in panel.edges:
         axis.axhline(edge - 0.5, color="white", linewidth=0.8)

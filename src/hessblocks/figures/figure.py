@@ -5,18 +5,24 @@ Titles, labels and captions may hold $mathematics$. Names of series and of ticks
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
+from hessblocks.figures.style import PHONE
 from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog has a place for zero below its first decade."""
 OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
+NAMED_ROW = 0.16
+"""Least height of a named row of a map, in inches; its other names take up to `UNDER`."""
+UNDER = 2.4
+LEAST_ROWS = 8
+"""Rows for whose height there is a scale of colours that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +141,12 @@ class Heatmap:
     columns: tuple[str, ...] = ()
     """Names of single columns."""
 
+    @property
+    def turned(self) -> "Heatmap":
+        """The map with its columns as rows."""
+        values = tuple(zip(*self.values, strict=True))
+        return replace(self, values=values, rows=self.columns, columns=self.rows)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -178,6 +190,16 @@ class Figure:
         """Names that have a mark of their own."""
         every = (one.name for panel in self.plots for one in panel.series if not one.guide)
         return self.marked or tuple(dict.fromkeys(every))
+
+    def for_phone(self) -> "Figure":
+        """Put the panels one below the other; maps whose rows have names have these below."""
+        panels = [
+            one.turned if isinstance(one, Heatmap) and one.columns else one for one in self.panels
+        ]
+        rows = max((len(one.rows) for one in panels if isinstance(one, Heatmap)), default=0)
+        size = (PHONE, UNDER + NAMED_ROW * max(rows, LEAST_ROWS) if rows else self.size[1])
+        shares = "none" if self.shares == "none" else "labels"
+        return replace(self, panels=tuple(panels), columns=1, size=size, shares=shares)
 
     def to_dict(self) -> dict[str, Any]:
         """Describe the figure as plain data, as figure.json holds it."""

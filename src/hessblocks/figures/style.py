@@ -47,6 +47,8 @@ BESIDE: Mapping[str, Mark] = MappingProxyType(
     }
 )
 """The controls and the references that stand beside presets in most figures."""
+PHONE = 3.8
+"""Width of a figure on a phone, in inches: 365 pixels."""
 RESOLUTION = 150
 """Dots per inch of the png files."""
 MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(

@@ -221,9 +221,11 @@ def _summary(
             together = [_together(bill, names, other) for names in sets.values()]
         check.save(folder / "check.csv")
         found["check"] = str(check)
+        drawn = check.plot()
+        drawn.set_size_inches(4.2, 3.8)  # read on a phone too
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
-                check.plot().savefig(temporary, dpi=150)
+                drawn.savefig(temporary, dpi=150)
     named = [{**row, "name": name} for name, row in zip(sets, together, strict=True)]
     found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, found["together"])

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure as Drawn
 
-from hessblocks.drawing import draw_heatmap, set_scale
-from hessblocks.figures import MATPLOTLIB, Figure, Panel, Series, log_axis, plain_math
+from hessblocks.drawing import draw_heatmap, set_scale, short_name
+from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
 from hessblocks.report.group_figures import PARTS
 from hessblocks.report.templates import drawn_picture
 from hessblocks.storage import CurvatureResults, SpectrumRow
@@ -15,6 +15,8 @@ LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#0
 """Colour and marker of each part."""
 ROWS = {False: (0.24, 9), True: (0.13, 7)}
 """Height of a group in the figure of norms, in inches, and size of its name: few groups, many."""
+LEGEND_INCHES = 2.2
+"""Width of an entry of the legend."""
 MANY = 60
 """Groups above which they stand closer."""
 FLOOR = 1e-4
@@ -22,7 +24,7 @@ FLOOR = 1e-4
 
 
 @mpl.rc_context(dict(MATPLOTLIB))
-def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
+def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     """Write figures/<name>.png and .svg of whatever was measured.
 
     Returns:
@@ -32,8 +34,9 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
         RunError: a file cannot be written.
     """
     found: dict[str, Figure | Drawn] = {}
+    phones: dict[str, Drawn] = {}
     if results.norms:
-        found["norms"] = norms_figure(results)
+        found["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
     names = list(results.norms)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
@@ -41,15 +44,18 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, str]:
         found[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
         found[f"spectra-{part}"] = spectra_figure(densities, part)
-    return {name: drawn_picture(figure, results.folder, name) for name, figure in found.items()}
+    return {
+        name: drawn_picture(figure, results.folder, name, phones.get(name))
+        for name, figure in found.items()
+    }
 
 
-def norms_figure(results: CurvatureResults) -> Drawn:
+def norms_figure(results: CurvatureResults, width: float) -> Drawn:
     """Draw a line per group, a marker per part, with standard errors, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
     row, size = ROWS[len(names) > MANY]
-    figure = Drawn(figsize=(9, row * len(names) + 1.6), layout="constrained")
+    figure = Drawn(figsize=(width, row * len(names) + 1.6), layout="constrained")
     axis = figure.subplots()
     for order, part in enumerate(results.parts):
         shift = (order - (len(results.parts) - 1) / 2) * 0.22
@@ -65,11 +71,13 @@ def norms_figure(results: CurvatureResults) -> Drawn:
             label=PARTS[part],
         )
     set_scale(axis, "x", scale["y_scale"], scale["limits"])
-    axis.set_yticks(range(len(names)), list(map(plain_math, names)), fontsize=size)
+    axis.xaxis.get_major_locator().set_params(numticks=int(1.5 * width))  # type: ignore[call-arg]
+    named = short_name if width == PHONE else plain_math
+    axis.set_yticks(range(len(names)), list(map(named, names)), fontsize=size)
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.grid(visible=True, axis="both")
-    axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)")
-    figure.legend(loc="outside upper center", ncols=len(results.parts))
+    axis.set_xlabel(r"Frobenius norm $\Vert H_{gg}\Vert_F$ (nats per token)", loc="right")
+    figure.legend(loc="outside upper center", ncols=int(width / LEGEND_INCHES))
     return figure
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from hessblocks.conventions import AnyPath
-from hessblocks.figures import PART_WORDS
+from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
@@ -13,7 +15,7 @@ from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, load_curvatur
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Numbers behind the page, linked where they are."""
 WHOLE = "all groups as one"
-WORDS = {part: words.replace("$", "") for part, words in PART_WORDS.items()}
+WORDS = {part: Markup(page_text(words)) for part, words in PART_WORDS.items()}
 
 
 def write_curvature_report(folder: AnyPath) -> Path:
@@ -40,7 +42,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
         "curvature.html",
         title=f"hessblocks curvature: {results.name}",
         heading=f"The curvature of {results.name}",
-        headline=(_headline(results),),
+        headline=(Markup(page_text(_headline(results))),),
         missing=results.missing,
         figures=[
             {"name": name, "of": WORDS.get(name.partition("-")[2]), "picture": picture}
@@ -98,9 +100,10 @@ def _headline(results: CurvatureResults) -> str:
     shown = norm_text(ratio)
     if ratio.low < ratio.high:
         shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+    ends = (order[0], order[-1])
+    found = [f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends]
     sentences = [
-        f"The {WORDS[part]} is largest in {order[0]} ({norm_text(results.norms[order[0]][part])}) "
-        f"and smallest in {order[-1]} ({norm_text(results.norms[order[-1]][part])}): a ratio of "
+        f"The {PART_WORDS[part]} is largest in {found[0]} and smallest in {found[1]}: a ratio of "
         f"{shown}."
     ]
     if part in results.off_diagonal_shares:

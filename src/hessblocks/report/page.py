@@ -69,7 +69,7 @@ def write_report(folder: AnyPath) -> Path:
         rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
         rates=found.rate_words,
         zero_groups=zero_groups(found.rows),
-        blocks=templates.inlined(blocks.read_bytes()) if blocks.is_file() else "",
+        blocks=[templates.inlined(blocks.read_bytes())] if blocks.is_file() else [],
         figures=[_shown(figure, folder) for figure in all_figures(found)],
         command=command_line(results.settings),
         settings=list(templates.setting_rows(shown)),

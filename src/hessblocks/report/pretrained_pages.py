@@ -50,8 +50,8 @@ def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"What compressing {found['model']} costs",
         "headline": price_headline(found),
-        "allocation": drawn_picture(figure, folder, "allocation") if figure else "",
-        "check": inlined(picture.read_bytes()) if picture.is_file() else "",
+        "allocation": drawn_picture(figure, folder, "allocation") if figure else [],
+        "check": [inlined(picture.read_bytes())] if picture.is_file() else [],
         "costs": (COSTS, [cost_cells(row) for row in found["together"]]),
         "columns": BILL,
         "rows": list(map(_bill_cells, found["bill"])),
@@ -119,7 +119,7 @@ def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
             bits.setdefault(found[1], []).append(row["bits"])
     layers = max(map(len, bits.values()), default=0)
     kinds = {name: tuple(one) for name, one in bits.items() if len(one) == layers}
-    return layer_map({"Layers from left to right, the first is 0": kinds}, "Bits")
+    return layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
 STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
@@ -147,7 +147,7 @@ def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"What can be taken from {found['model']}",
         "headline": simplify_headline(found),
-        "picture": drawn_picture(figure, folder, "removals") if figure else "",
+        "picture": drawn_picture(figure, folder, "removals") if figure else [],
         "steps": (STEPS, list(map(step_cells, found.get("steps", [])))),
         "columns": REMOVALS,
         "rows": list(map(_removal_cells, found["cheapest"])),
@@ -202,8 +202,8 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
         The figure; None where no removal costs anything.
     """
     titles = {
-        "kl": "What each removal costs, layers from left to right",
-        "nats_per_percent": "What it costs for each percent of the parameters that it saves",
+        "kl": "What each removal costs, by layer",
+        "nats_per_percent": "What it costs for each percent of the parameters",
     }
     maps = {}
     for name, title in titles.items():

@@ -118,24 +118,29 @@ def inlined(picture: bytes) -> str:
     return base64.b64encode(picture).decode("ascii")
 
 
-def drawn_picture(figure: Figure | Drawn, folder: AnyPath, name: str) -> str:
+def drawn_picture(
+    figure: Figure | Drawn, folder: AnyPath, name: str, phone: Drawn | None = None
+) -> list[str]:
     """Draw a figure to figures/<name>.png and .svg of a folder, and return it for its page.
 
     Args:
         figure: as data, or drawn by matplotlib already.
         folder: folder of the page.
         name: without suffix.
+        phone: `figure`, where that is drawn already, drawn again for a phone.
 
     Returns:
-        What `inlined` makes of it, without title and caption.
+        What `inlined` makes of it, without title and caption, and of that for a phone.
 
     Raises:
         RunError: a file cannot be written.
     """
-    from hessblocks.drawing import draw, page_picture  # matplotlib takes its time
+    from hessblocks.drawing import draw, page_picture, write_picture  # matplotlib takes its time
 
-    drawn = draw(figure) if isinstance(figure, Figure) else figure
-    return inlined(page_picture(drawn, Path(folder, "figures"), name))
+    if isinstance(figure, Figure):
+        figure, phone = draw(figure), draw(figure.for_phone(), 0)
+    write_picture(figure, Path(folder, "figures"), name)
+    return [inlined(page_picture(one)) for one in (figure, phone) if one is not None]
 
 
 def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -102,6 +102,8 @@ def small_picture(figure: Figure) -> Figure:
     if isinstance(panel, Panel):
         guides = (one for one in panel.series if not one.guide)
         panel = replace(panel, series=tuple(guides), x_label="", y_label="")
+    else:
+        panel = replace(panel, names=("",) * len(panel.names), label="")
     return Figure(title="", caption="", panels=(panel,), size=THUMBNAIL, marked=figure.names)
 
 

@@ -34,7 +34,7 @@ class StudySection:
     """Caption of the figure."""
     differences: tuple[Difference, ...]
     """Our curves against the published ones."""
-    picture: str
+    picture: Sequence[str]
     """The figure as SVG in base64; empty where nothing is finished yet."""
 
     @property
@@ -111,9 +111,7 @@ def load_section(folder: Path) -> StudySection:
     Raises:
         RunError: a file is missing or damaged.
     """
-    figure, picture = read_figure(folder / "figure.json"), ""
-    if figure.panels:
-        picture = drawn_picture(figure, folder, folder.name)
+    figure = read_figure(folder / "figure.json")
     return StudySection(
         name=read_object(folder / "summary.json")["study"],
         summary=read_object(folder / "summary.json"),
@@ -121,5 +119,5 @@ def load_section(folder: Path) -> StudySection:
         environment=read_object(folder / "environment.json"),
         caption=figure.caption,
         differences=tuple(differences(figure)),
-        picture=picture,
+        picture=drawn_picture(figure, folder, folder.name) if figure.panels else (),
     )
