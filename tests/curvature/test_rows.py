@@ -297,7 +297,7 @@ def test_a_batch_that_does_not_fit_is_compared_by_as_many_rows_as_do(
     model, (x, labels) = stir(Neighbours(1)), points(12)
     seen: list[int] = []
     model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    monkeypatch.setattr(passes, "BARE", 1 << 40)
+    monkeypatch.setattr(passes, "FORWARD_ARRAYS", 1 << 40)
     monkeypatch.setattr(passes, "LARGE", 3 * 27)
     with pytest.raises(ArgumentError, match="differ by"):
         product(model, [(x, labels)])

@@ -22,7 +22,7 @@ from hessblocks.storage.tabular import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class MapRow:
-    """One row of map.csv: the norm of a block."""
+    """One row of map.csv: the norm of one block, group × group."""
 
     row: str
     """Group of the rows."""
@@ -31,7 +31,7 @@ class MapRow:
     part: str
     """outer, functional or full."""
     value: float
-    """Nats per token; below zero where a sampled norm is not told from zero."""
+    """Nats per token; a sampled norm that is not distinguishable from zero may be negative."""
     standard_error: float | None
     """Standard error of the value."""
     method: str
@@ -64,7 +64,7 @@ SPECTRUM_COLUMNS = columns_of(SpectrumRow)
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A measured number."""
+    """A measured value with its standard error, of a norm or what is computed from norms."""
 
     value: float
     """In the unit of its quantity."""
@@ -76,7 +76,7 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Norm):
-    """Heterogeneity, the largest over the smallest norm.
+    """Heterogeneity, the ratio of the largest norm to the smallest.
 
     Its standard error is a fourth of the interval's width.
     """
@@ -84,7 +84,7 @@ class Ratio(Norm):
     low: float
     """Lower end of the 95 % interval, at least 1; the value itself where it is exact."""
     high: float
-    """Its upper end."""
+    """Upper end of the 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +94,12 @@ class Eigenvalue:
     value: float
     """Nats per token."""
     residual: float
-    """An eigenvalue of H lies within it."""
+    """‖H v − λ v‖ of its unit vector v: an eigenvalue of H lies within this distance."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CurvatureResults(Tabular):
-    """Contents of a folder of curvature."""
+    """Contents of a run folder of `hessblocks curvature`."""
 
     folder: Path
     """The folder."""
@@ -108,13 +108,13 @@ class CurvatureResults(Tabular):
     environment: Mapping[str, Any]
     """environment.json; empty where it is missing."""
     norms: Mapping[str, Mapping[str, Norm]]
-    """By group, in the order of the model, and part."""
+    """Norms by group (in the order of the model) and part."""
     layers: Mapping[str, int | None]
     """Layer of each group."""
     roles: Mapping[str, str]
     """Role of each group."""
     heterogeneity: Mapping[str, Ratio]
-    """By part, from the norms as they are stored; empty while groups are missing."""
+    """By part, computed from the stored norms; empty while groups are missing."""
     off_diagonal_shares: Mapping[str, Norm]
     """By part; empty without a map."""
     loss: float | None
@@ -133,7 +133,7 @@ class CurvatureResults(Tabular):
 
     @property
     def name(self) -> str:
-        """Read the short name of the model."""
+        """Return the short name of the model."""
         return str(self.config["model"]["name"])
 
     @property
@@ -260,13 +260,13 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     whole: dict[str, dict[str, Norm]] = defaultdict(dict)
     config = curvature_config(folder)
     rows = read_results(folder / "results.csv")
-    lost = {row.group for row in rows if row.group and not math.isfinite(row.value)}
-    for group in sorted(lost):
+    not_finite = {row.group for row in rows if row.group and not math.isfinite(row.value)}
+    for group in sorted(not_finite):
         message = f"{folder / 'results.csv'}: a norm of {group} is not a number; it is left out"
         warnings.warn(message, DamageWarning, stacklevel=2)
-    for row in (row for row in rows if row.group not in lost):
-        where = norms[row.group] if row.quantity == NORM else whole[row.quantity]
-        where[row.part] = _norm(row, folder / "results.csv")
+    for row in (row for row in rows if row.group not in not_finite):
+        table = norms[row.group] if row.quantity == NORM else whole[row.quantity]
+        table[row.part] = _norm(row, folder / "results.csv")
     groups = {row.group: row for row in rows if row.group}
     parts = config["curvature"]["parts"]
     norms = {name: norm for name, norm in norms.items() if norm.keys() >= {*parts}}
@@ -297,7 +297,7 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
 
 
 def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
-    """Compute the ratio anew: earlier versions wrote that of the estimates as they are."""
+    """Compute the ratio anew: earlier versions stored the one of plain estimates, too large."""
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     if found is None or found.low is None or found.high is None:
         return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
@@ -311,10 +311,10 @@ def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
 
 
 def _eigenvalues(rows: Sequence[ResultRow]) -> dict[str, list[Eigenvalue]]:
-    """Pair the rows of eigenvalues and residuals, which are in one order."""
+    """Pair the rows of eigenvalues with those of residuals, which are in the same order."""
     found: dict[str, list[Eigenvalue]] = defaultdict(list)
     values, residuals = ([row for row in rows if row.quantity == name] for name in EIGENVALUE)
-    for row, residual in zip(values, residuals, strict=False):
+    for row, residual in zip(values, residuals, strict=False):  # a cut file may lack the last
         found[row.group].append(Eigenvalue(value=row.value, residual=residual.value))
     return found
 

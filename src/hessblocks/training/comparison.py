@@ -1,4 +1,4 @@
-"""Compare presets and seeds in one folder: the same data in the same order, for one budget."""
+"""Train presets and seeds in one folder: on the same data in the same order, for one budget."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def compare(
         out: run folder, new or of the same comparison.
         progress: shows what is going on.
         command: its name in config.json.
-        finish: given the folder when all is done, before another process may write there.
+        finish: called with the folder at the end, while it is still locked for this process.
 
     Raises:
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
@@ -68,7 +68,7 @@ def compare(
 def _opened(
     settings: SharedSettings, presets: Sequence[str], corpus: Corpus, out: AnyPath, command: str
 ) -> Iterator[RunFolder | None]:
-    """Open the folder, with its blocks drawn; None in processes that only train along."""
+    """Lock and prepare the folder; yield None in the processes that only train along."""
     with together(settings, presets, corpus) as deciding:
         if not deciding:
             yield None
@@ -76,13 +76,15 @@ def _opened(
         config = config_of(settings, command, corpus)
         growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
         with claimed(Path(out), config, growing) as folder:
-            _draw(folder.path, settings, presets, corpus.vocab_size)
-            _refer(folder.path, settings, corpus)
+            _draw_presets(folder.path, settings, presets, corpus.vocab_size)
+            _write_reference(folder.path, settings, corpus)
             yield folder
 
 
-def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
-    """Draw the blocks, for the page."""
+def _draw_presets(
+    out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int
+) -> None:
+    """Draw the blocks of each preset, for the page."""
     blocks: dict[str, BlockConfig] = {}
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
@@ -91,23 +93,23 @@ def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_siz
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
 
 
-def _refer(out: Path, settings: SharedSettings, corpus: Corpus) -> None:
-    """Compute what a table of pairs loses on the windows that the blocks are judged by."""
+def _write_reference(out: Path, settings: SharedSettings, corpus: Corpus) -> None:
+    """Write the held-out loss of a bigram table, a baseline for the blocks."""
     if (path := out / storage.REFERENCE).exists():
         return
     table = BigramTable(corpus.splits["train"], corpus.vocab_size)
     windows: Any = held_out(corpus, settings)
-    whole = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    tokens = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
     if settings.model.task == "masked-lm":
-        asked = masked_once(windows, masking(corpus, settings.model.context))
-        loss = table.masked_loss(whole, torch.stack([one["labels"] for one in asked]) >= 0)
+        masked = masked_once(windows, masking(corpus, settings.model.context))
+        loss = table.masked_loss(tokens, torch.stack([one["labels"] for one in masked]) >= 0)
     else:
-        loss = table.loss(whole)
+        loss = table.loss(tokens)
     storage.write_json(path, {"what": BIGRAMS, "loss": loss})
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
-    """Put the tables of the runs so far into the folder of the comparison, once all are read."""
+    """Join the tables of the runs so far in the folder of the comparison."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
     rows = [storage.read_results(own.results) for _, own in runs]
     for name in ("metrics", "observations"):
@@ -139,7 +141,7 @@ def train(
         out: run folder, new or of the same run.
         progress: shows what is going on.
         command: its name in config.json.
-        finish: given the folder when all is done, before another process may write there.
+        finish: called with the folder at the end, while it is still locked for this process.
 
     Raises:
         ArgumentError: sizes that do not fit, too little data, or another run in `out`.
@@ -160,11 +162,11 @@ ROUNDS = 3
 def steps_of(
     settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
 ) -> dict[str, int]:
-    """Give each preset its updates; a budget and its costs are recorded in budget.json.
+    """Compute the number of updates of each preset; record the budget in budget.json.
 
-    budget.json says what is matched and in which unit, the `reference` (the preset whose steps set
-    the budget), the `total` that it spends and nobody more, the `cost` of an update of each preset,
-    and its `steps`: as many as the budget allows, at least 1.
+    budget.json says what is matched and in which unit, and names the `reference`, the preset whose
+    steps set the budget. `total` is what these steps cost, and no preset spends more. `cost` is the
+    cost of an update of each preset, `steps` as many as the budget allows, at least 1.
 
     Args:
         settings: settings of the comparison.
@@ -181,11 +183,11 @@ def steps_of(
 
     Cost:
         Where time is matched, a few steps of each preset that was not measured before, and of the
-        first beside them.
+        reference once more beside them.
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
-    known = _recorded(folder.budget)
+    known = _read_budget(folder.budget)
     exact, reference = settings.match != "time", settings.presets[0]
     cost = {} if exact else dict(known.get("cost", {}))
     if known and known["reference"] != reference:
@@ -195,7 +197,7 @@ def steps_of(
         )
     seed = settings.seeds[0]
     new = [run for run in settings.runs() if run.preset not in cost and run.seed == seed]
-    # beside the reference: the machine may be slower or faster than it was
+    # time the reference again beside the new ones: the machine may be faster or slower than it was
     if known and new and not exact:
         again = [run for run in settings.runs() if run.preset == reference][:1]
         now = _costs(settings.match, again + new, corpus, progress)
@@ -203,6 +205,7 @@ def steps_of(
     else:
         cost |= _costs(settings.match, new, corpus, progress)
     total = settings.training.steps * cost[reference]
+    # 1e-12: rounding of the quotient must not cost an update
     steps = {name: max(1, math.floor(total / own * (1 + 1e-12))) for name, own in cost.items()}
     budget: dict[str, Any] = {"match": settings.match, "unit": UNITS[settings.match]}
     budget |= {"reference": reference, "total": total, "cost": cost, "steps": steps}
@@ -214,6 +217,7 @@ def steps_of(
 def _costs(
     match: str, runs: list[RunSettings], corpus: Corpus, progress: Progress
 ) -> dict[str, float]:
+    """Find what an update of each run costs, in the unit of what is matched."""
     if match == "flops":
         return {run.preset: float(update_flops(run, corpus.vocab_size)) for run in runs}
     if match == "tokens":
@@ -226,8 +230,8 @@ def _costs(
     return {name: statistics.median(found) for name, found in seconds.items()}
 
 
-def _recorded(path: Path) -> dict[str, Any]:
-    """Read the budget as it was written; empty where there is none yet."""
+def _read_budget(path: Path) -> dict[str, Any]:
+    """Read and check budget.json; empty where there is none yet."""
     if not path.exists():
         return {}
     try:

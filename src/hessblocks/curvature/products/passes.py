@@ -19,49 +19,49 @@ from hessblocks.curvature.witness import check_bypass, walk_graph
 from hessblocks.errors import ArgumentError, in_units
 from hessblocks.linalg import default_limit
 
-LARGE = 1 << 36
-"""Multiplications of a forward pass above which a CPU gains nothing from more rows together
-(measured)."""
+FULL_CPU_WORK = 1 << 36
+"""Multiplications of a forward pass above which a CPU gains nothing from more rows (measured)."""
 
-SMALL = 1 << 24
+BATCHED_WORK = 1 << 24
 """Multiplications of a forward pass below which vectors are worth batching (docs/products.md)."""
 
-REPLAY = 2.3
-"""Peak of building and replaying a graph, in sizes of what the graph has saved (measured)."""
+REPLAY_SIZES = 2.3
+"""Peak of building and replaying a graph, in sizes of the tensors it has saved (measured)."""
 
-LOGITS = 5
-"""Further arrays of the size of the logits held: probabilities, residual, direction, product
+LOGITS_ARRAYS = 5
+"""Further arrays of the size of the logits: probabilities, residual, direction, product
 (counted)."""
 
-BARE = 10
-"""Arrays of the size of the largest that a graph saves, held at once where there is none
-(counted)."""
+FORWARD_ARRAYS = 10
+"""Arrays that a forward pass without a graph holds at once, each as large as the largest that a
+graph would save (counted)."""
 
 LOGITS_SHARE = 4
-"""Probabilities and residuals that need not be kept get at most one in so many of the bytes."""
+"""Probabilities and residuals are kept where they fit in 1 / LOGITS_SHARE of the memory."""
 
 SAMPLES_SHARE = 4
-"""Gradients that are kept beside the passes get at most one in so many of the bytes."""
+"""Passes for gradients alone get 1 / SAMPLES_SHARE of the rows that fit; sampled gradients are kept
+beside them."""
 
-VECTORS = 4
+VECTORS_HELD = 4
 """Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Pieces of batches that come to the model's device one at a time, again and again."""
+    """Microbatches, moved to the model's device one at a time, at each iteration anew."""
 
     batches: Batches
     """Batches that the passes are cut from."""
     most: Callable[[int], int]
-    """Rows per piece may have, from the rows of its batch."""
+    """Maps the rows of a batch to the most rows that a piece of it may have."""
     turns: slice
-    """Passes that fall to this process."""
+    """Selects the passes of this process from those of all."""
     idle: int = 0
-    """Passes besides that count nothing, so that all processes pass alike."""
+    """Further passes of weight zero, so that all processes make equally many."""
 
     def sizes(self) -> list[int]:
-        """List the rows of the pieces of all processes."""
+        """List the number of rows of each piece, over all processes."""
         found = []
         for rows in self.batches.rows:
             most = max(1, self.most(rows))
@@ -81,27 +81,27 @@ class Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rows per pass and vectors together."""
+    """Choice of rows per pass and of vectors per product."""
 
     passes: Sequence[Batch] | Passes
     """Pieces of the batches, passed through the model one at a time."""
     hold: bool
     """Whether the graphs of all passes fit the memory together."""
     keep_logits: bool
-    """Whether probabilities and residuals of all tokens do so too."""
+    """Whether probabilities and residuals of all tokens fit beside them."""
     together: int
     """Vectors multiplied at once."""
     peak: int = 0
-    """Bytes at the worst moment besides model and data, as far as was counted."""
+    """Peak memory in bytes besides model and data, as far as it was counted."""
     narrower: torch.dtype | None = None
-    """Dtype that parts of a float64 model compute in, if it is a narrower one."""
+    """Narrower dtype that parts of a float64 model compute in; None where there is none."""
     guard: Guard | None = None
-    """Asked before anything is differentiated; None where the graph shows all there is."""
+    """Checks to make before derivatives are taken; None where the graph alone shows all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:
-    """Memory that one row (one sequence) of the widest batch costs."""
+    """Work and memory of one row (one sequence) of the widest batch."""
 
     work: int
     """Multiplications of its forward pass, roughly: tokens · parameters."""
@@ -110,9 +110,9 @@ class RowCost:
     logits: int
     """Bytes of its probabilities and residuals, where the graph does not keep them."""
     peak: int
-    """Bytes at the worst moment of one product, parameters aside."""
+    """Peak bytes of one product, parameters aside."""
     bare: int
-    """Bytes at the worst moment of its forward pass without a graph, roughly."""
+    """Peak bytes of its forward pass without a graph, roughly."""
     narrowest: torch.dtype
     """Narrowest dtype that parts of the model compute in."""
     guard: Guard | None
@@ -122,7 +122,7 @@ class RowCost:
 def make_plan(
     problem: Any, *, twice: bool = True, spare: int = 0, most_rows: int | None = None
 ) -> Plan:
-    """Choose rows per pass and vectors together.
+    """Choose how many rows a pass has, and how many vectors are multiplied at once.
 
     Args:
         problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
@@ -132,7 +132,7 @@ def make_plan(
         most_rows: rows per pass at most, where batches can be cut.
 
     Returns:
-        The passes that fall to this process, and how they are worked on.
+        The passes of this process, and what is held while they run.
 
     Raises:
         ArgumentError: not even one row fits, batches that must stay whole have a limit, rows of a
@@ -142,9 +142,9 @@ def make_plan(
     """
     processes, device = problem.processes, problem.device
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
-    wide = all(p.dtype == torch.float64 for p in problem.parameters.values())
+    double = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
-    fixed = VECTORS * parameters + spare
+    fixed = VECTORS_HELD * parameters + spare
     rest = processes.least((problem.memory_limit or default_limit(device)) - fixed, device)
     rows = processes.least(rest // cost.peak, device)
     if rows < 1:
@@ -156,7 +156,7 @@ def make_plan(
     if not twice:
         rows = max(1, rows // SAMPLES_SHARE)
     if device.type == "cpu":
-        rows = min(rows, max(1, LARGE // cost.work))
+        rows = min(rows, max(1, FULL_CPU_WORK // cost.work))
     passes = _cut(problem, min(rows, most_rows or rows), rest // cost.bare, cost, twice=twice)
     sizes = passes.sizes()
     most, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
@@ -170,7 +170,7 @@ def make_plan(
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
         together=1 if problem.cuts else _together(rest, parameters, most, cost),
-        narrower=cost.narrowest if wide and cost.narrowest != torch.float64 else None,
+        narrower=cost.narrowest if double and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
 
@@ -190,15 +190,16 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
     """
     batches, processes = problem.batches, problem.processes
     # a callable may tie its rows together; a limit is the user's word that it does not
-    own = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    whole = _rows_are_tied(problem) or (own and problem.memory_limit is None)
+    custom = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
+    whole = _batch_norm_ties_rows(problem) or (custom and problem.memory_limit is None)
     passes = Passes(
         batches=batches,
         most=lambda given: given if whole else min(rows, processes.rows_each(given)),
         turns=processes.turns,
     )
     cut = len(passes.sizes()) > len(batches) and rows not in batches.compared
-    if processes.least(-int(cut), problem.device):  # in any of them, so that all pass alike
+    # the least of −cut is −1 where any process cuts: then all check, since checks are passes too
+    if processes.least(-int(cut), problem.device):
         dtype = cost.narrowest
         check_rows(
             Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
@@ -207,8 +208,8 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
     return passes
 
 
-def _rows_are_tied(problem: Any) -> bool:
-    """Tell whether batches must stay whole, since a norm uses their statistics."""
+def _batch_norm_ties_rows(problem: Any) -> bool:
+    """Tell whether batch norm ties the rows of a batch together, so that it must stay whole."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
@@ -221,14 +222,14 @@ def _rows_are_tied(problem: Any) -> bool:
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
-    """Count the vectors at once: many if a pass is small, one if it fills the processor anyway."""
-    worth = max(1, SMALL // (rows * cost.work))
-    fitting = rest // (rows * cost.peak + VECTORS * parameters)
+    """Count the vectors per product: many if a pass is small, one if it fills the processor."""
+    worth = max(1, BATCHED_WORK // (rows * cost.work))
+    fitting = rest // (rows * cost.peak + VECTORS_HELD * parameters)
     return max(1, min(worth, fitting))
 
 
 def _row_cost(problem: Any, *, twice: bool) -> RowCost:
-    """Measure one row of the batch with the most tokens per row."""
+    """Measure work and memory on one row of the batch with the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
@@ -248,7 +249,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         reached = walk_graph(readout.inputs)
         check_bypass(problem.model, reached)
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
-        if twice and readout.hidden.requires_grad:  # further tensors are saved on the way back
+        if twice and readout.hidden.requires_grad:  # the backward pass saves further tensors
             ones = torch.ones_like(readout.hidden, requires_grad=True)
             with problem.backward(), named_in_errors(reached.functions):
                 torch.autograd.grad(
@@ -264,14 +265,15 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     each = readout.hidden.element_size()
     size = readout.hidden.numel() * each
     temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
-    # token ids in a row; other inputs count by the rows of their logits alone
+    # token ids count each; other inputs by the rows of their logits alone
     tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
-        bare=BARE * max([size, *saved.values()]),  # a head alone saves nothing
+        bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a linear head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
-        peak=int(REPLAY * graph) + LOGITS * (size if readout.weight is None else temporary),
+        peak=int(REPLAY_SIZES * graph)
+        + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
         guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
     )

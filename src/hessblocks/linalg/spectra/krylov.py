@@ -4,9 +4,9 @@ Letters: A symmetric (N, N), V the basis (N, k), T = VᵀA V, v the vector that 
 coupling. They fulfil A V = V T + v cᵀ, but for rounding, for a lack of symmetry in A, and for the
 couplings of vectors that were put aside.
 
-Gram-Schmidt goes over memory as few times as it can: rows lie whole in memory, all work goes over
-them piece by piece, and no copy of a basis is made, whatever its dtype. Sums are kept in float64.
-There N counts the numbers in a vector, and k the rows.
+Gram-Schmidt is bound by memory, so it reads the basis as few times as it can. Basis vectors are the
+contiguous rows of (k, N) tensors, and are worked on in pieces that stay in the cache. No copy of a
+basis is made, whatever its dtype. Sums are kept in float64.
 """
 
 import math
@@ -22,18 +22,19 @@ from hessblocks.linalg.estimators import Probes, multiply
 from hessblocks.linalg.operators import LinearOperator, unit_of, working_dtype
 
 NEGLIGIBLE = 100
-"""Remainders below so many rounding errors of the largest eigenvalue count as zero."""
+"""Remainders below so many rounding errors of the largest entry of T count as zero."""
 
-AT_ONCE = 1 << 16
-TURNED_AT_ONCE = 1 << 11
+PIECE = 1 << 16
+"""Entries of a vector that Gram-Schmidt works on at once."""
+ROTATED_PIECE = 1 << 11
+"""Entries of a vector that are rotated at once; fewer, since a float64 copy of all rows is made."""
 MOST_PASSES = 4
+"""Gram-Schmidt passes after the first, at most."""
 
 
-def _pieces(
-    *tensors: Float[Tensor, "... N"], at_once: int = AT_ONCE
-) -> Iterator[tuple[Tensor, ...]]:
-    """Cut all tensors along the last axis into the same stretches, one after the other."""
-    return zip(*(tensor.split(at_once, dim=-1) for tensor in tensors), strict=True)
+def _pieces(*tensors: Float[Tensor, "... N"], size: int = PIECE) -> Iterator[tuple[Tensor, ...]]:
+    """Cut all tensors along the last axis into the same pieces, one after the other."""
+    return zip(*(tensor.split(size, dim=-1) for tensor in tensors), strict=True)
 
 
 def orthogonalise(
@@ -43,28 +44,27 @@ def orthogonalise(
     *,
     tolerance: float = 0.0,
 ) -> tuple[Float[Tensor, " k"], float]:
-    """Project a vector onto the complement of orthonormal rows, in place.
+    """Orthogonalise a vector against orthonormal rows, in place, by repeated Gram-Schmidt.
 
-    The first pass is over the rows that the vector is expected to have a part in. The second is
-    over all rows and removes what rounding has left. Further ones follow as long as a pass takes
-    half of the length away.
+    The first pass is over the rows that the vector is expected to overlap with. The second is over
+    all rows and removes what rounding has left. Another follows wherever a pass has more than
+    halved the length.
 
     Args:
         vector: is changed.
         stacks: the k rows, in one or several tensors.
-        near: number of the first row that `vector` is expected to have a part in.
-        tolerance: parts in all rows that may stay, in lengths of the vector.
+        near: index of the first row that `vector` is expected to overlap with.
+        tolerance: largest coefficient that may stay, relative to the length of the vector.
 
     Returns:
         The coefficients (float64, on the CPU) and the length of what remains.
 
-    Cost: reads the rows twice, where none but the last two are near; once where what is left is
-    tolerated.
+    Cost: reads all rows twice, or once where what is left is tolerated, and those from `near` on.
 
     Source: Daniel, Gragg, Kaufman and Stewart (1976); Parlett (1998), section 6.9.
     """
     coefficients = torch.zeros(sum(len(stack) for stack in stacks), dtype=torch.float64)
-    coefficients[near:] += _project_out(vector, _behind(stacks, near))
+    coefficients[near:] += _project_out(vector, _rows_from(stacks, near))
     before = length(vector)
     for _ in range(MOST_PASSES):
         coefficients += _project_out(vector, stacks, tolerance * before)
@@ -82,22 +82,22 @@ def length(vector: Float[Tensor, " N"]) -> float:
 
 
 def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k kept"]) -> None:
-    """Replace the first rows by the combinations `rotation` of all rows.
+    """Replace the first rows by linear combinations of all rows, in place.
 
     Args:
         stacks: k rows in one or several tensors; are changed.
-        rotation: rotation of the k rows.
+        rotation: column j has the coefficients of the new row j.
     """
-    turn = rotation.T.to(stacks[0].device)
-    for some in _pieces(*stacks, at_once=TURNED_AT_ONCE):
-        turned = turn @ torch.cat(some).double()
+    coefficients = rotation.T.to(stacks[0].device)
+    for some in _pieces(*stacks, size=ROTATED_PIECE):
+        turned = coefficients @ torch.cat(some).double()
         for piece in some:
             piece[: len(turned)] = turned[: len(piece)]
             turned = turned[len(piece) :]
 
 
-def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
-    """Return the rows from number `start` on."""
+def _rows_from(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
+    """Return the rows from index `start` on, as views."""
     found = []
     for stack in stacks:
         found.append(stack[min(start, len(stack)) :])
@@ -106,12 +106,11 @@ def _behind(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
 
 
 def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.0) -> Tensor:
-    """Subtract the vector's projection on the rows in place, in one pass; return the coefficients.
-
-    Where all of them are tolerated the vector stays, and they are zero.
+    """Subtract the vector's projection on the rows, in place (one pass of classical Gram-Schmidt).
 
     Returns:
-        The coefficients, float64 on the CPU.
+        The coefficients, float64 on the CPU; zeros, and the vector unchanged, where none exceeds
+        `tolerated`.
     """
     sizes = [len(stack) for stack in stacks]
     total = torch.zeros(sum(sizes), dtype=torch.float64, device=vector.device)
@@ -127,11 +126,11 @@ def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.
 
 
 NOISE = 0.01
-"""Length of the random part added to a given start, so that no eigenvector is missed for good."""
+"""Length of the random vector added to a given start, so that no eigenvector is missed for good."""
 
 SURELY_NEGATIVE = 1e-6
-"""A value below zero by this share of the largest |θ| is no rounding, not even of float32 inside a
-float64 model. In lower precision the share is the root of the dtype's rounding."""
+"""A Ritz value θ below −SURELY_NEGATIVE · max |θ| is no rounding, not even of float32 inside a
+float64 model. In lower precision the bound is the square root of the dtype's rounding."""
 
 
 def check_definite(
@@ -139,33 +138,31 @@ def check_definite(
 ) -> None:
     """Refuse an operator declared positive semi-definite where Lanczos met a negative value.
 
-    A Ritz value is vᵀA v of a unit vector v. Of a positive semi-definite A no such number is
-    negative.
+    A Ritz value is vᵀA v of a unit vector v, which no positive semi-definite A makes negative.
 
     Args:
         operator: A.
         values: Ritz values.
-        unit: unit of the values.
+        unit: factor from `values` to eigenvalues of A, for the message.
 
     Raises:
-        ArgumentError: one of them is negative beyond rounding.
+        ArgumentError: one of the values is negative beyond rounding.
     """
     share = max(SURELY_NEGATIVE, math.sqrt(torch.finfo(operator.dtype).eps))
     lowest = float(values.min())
     if operator.positive_semidefinite and lowest < -share * float(values.abs().max()):
         raise ArgumentError(
             f"{operator!r}: it is declared positive semi-definite, but Lanczos met vᵀA v = "
-            f"{lowest * unit:.4g} of a "
-            "unit vector; declare it symmetric only"
+            f"{lowest * unit:.4g} of a unit vector; declare it symmetric only"
         )
 
 
 class KrylovBasis:
     """Krylov basis V of Lanczos, its projection T and the vector v that comes next.
 
-    Every new vector is orthogonalised against the whole basis, so that eigenvalues appear as often
-    as they should and no more. Memory is V and v, `room` vectors, and a product. T, c and residuals
-    are in `unit`, so that their squares stay in the range of any dtype.
+    Every new vector is orthogonalised against the whole basis (full reorthogonalisation), so that
+    no ghost copies of eigenvalues appear. Memory is V and v, `room` vectors, and a product. T, c
+    and residuals are in `unit`, so that their squares stay in the range of any dtype.
     """
 
     def __init__(
@@ -177,7 +174,7 @@ class KrylovBasis:
         results: int = 0,
         start: Float[Tensor, " N"] | None = None,
     ) -> None:
-        """Start from a Gaussian vector, which misses no eigenvector.
+        """Start from a Gaussian vector, which almost surely overlaps with every eigenvector.
 
         Args:
             operator: symmetric operator.
@@ -199,9 +196,10 @@ class KrylovBasis:
         ]
         self.size = self.products = self.restarts = 0
         self.unit = 0.0  # until a product is not zero
-        self._renewed = False
+        self._renewed = False  # whether v was ever replaced by a random vector
         self.projection: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
         self.coupling: Float[Tensor, " k"] = torch.zeros(0, dtype=torch.float64)
+        # sum of EᵀE over the parts E that A V = V T + v cᵀ leaves out
         self._lost: Float[Tensor, "k k"] = torch.zeros(0, 0, dtype=torch.float64)
         self._draw(start)
 
@@ -212,7 +210,7 @@ class KrylovBasis:
 
     @property
     def full(self) -> bool:
-        """True if there is room for one more vector only."""
+        """True where all room is taken but that of v."""
         return self.size + 1 == sum(map(len, self._stacks))
 
     @property
@@ -221,15 +219,16 @@ class KrylovBasis:
         return self.size == self.length
 
     def extend(self) -> None:
-        """Add the next vector and multiply it; the new part of the product becomes the next one."""
+        """Make a Lanczos step: move v into V, and orthogonalise A v against V into the next v."""
         taken = self._row(self.size)
         self.size += 1
         self.products += 1
         row = self._row(self.size)
         row.copy_(multiply(self.operator, taken[:, None].to(self.operator.dtype))[:, 0])
         self._to_units(row)
-        known = self.coupling.nonzero()
-        near = int(known[0]) if len(known) else self.size - 1
+        # A v overlaps with v and what it is coupled to; after a restart these are all Ritz vectors
+        coupled = self.coupling.nonzero()
+        near = int(coupled[0]) if len(coupled) else self.size - 1
         inner, left = orthogonalise(row, self._filled(), near)
         self._grow(inner)
         noise = NEGLIGIBLE * self._eps * float(self.projection.abs().max())
@@ -238,19 +237,19 @@ class KrylovBasis:
         if not ended:
             row /= left
             self.coupling[-1] = left
-        else:  # a Krylov space has ended
+        else:  # V spans an invariant subspace: go on in a random direction
             self._lost[-1, -1] += left**2
             self._draw()
 
     def residuals(self, rotation: Float[Tensor, "k some"]) -> Float[Tensor, " some"]:
-        """Compute ‖A v − θ v‖ of the Ritz vectors V · rotation, without a product."""
+        """Compute ‖A u − θ u‖ of the Ritz vectors u = V · rotation, without a product."""
         coupled = (self.coupling @ rotation).abs()
         lost = torch.einsum("ks,kl,ls->s", rotation, self._lost, rotation).clamp_min(0).sqrt()
-        # what was put aside need not be orthogonal to the next vector
+        # parts left out before v was replaced need not be orthogonal to it: triangle inequality
         return coupled + lost if self._renewed else torch.hypot(coupled, lost)
 
     def restart(self, rotation: Float[Tensor, "k kept"], values: Float[Tensor, " kept"]) -> None:
-        """Keep the Ritz vectors V · rotation alone, with their Ritz values (thick restart)."""
+        """Keep only the Ritz vectors V · rotation and their Ritz values (thick restart)."""
         rotate(self._filled(), rotation)
         self._row(rotation.shape[1]).copy_(self._row(self.size))
         self.size = rotation.shape[1]
@@ -262,7 +261,7 @@ class KrylovBasis:
     def renew(self) -> None:
         """Replace the next vector by a random one that is orthogonal to the basis.
 
-        The basis' coupling to that one stays in the residuals.
+        The coupling to the replaced vector stays in the residuals.
         """
         self._renewed = True
         self._lost += torch.outer(self.coupling, self.coupling)
@@ -270,7 +269,7 @@ class KrylovBasis:
         self._draw()
 
     def combine(self, rotation: Float[Tensor, "k results"]) -> Float[Tensor, "N results"]:
-        """Compute V · rotation in the memory of the basis, which is then lost."""
+        """Compute V · rotation in the memory of the basis, which is overwritten."""
         rotate(self._filled(), rotation)
         head = self._stacks[0]
         self._stacks = []
@@ -288,22 +287,24 @@ class KrylovBasis:
         product /= self.unit or 1.0
 
     def _grow(self, inner: Float[Tensor, " k"]) -> None:
-        """Border T with VᵀA v; note what the symmetric T leaves out if A is not symmetric."""
+        """Border T with VᵀA v; record what the symmetric T leaves out where A is not symmetric."""
         self._lost = F.pad(self._lost, (0, 1, 0, 1))
-        if not self._renewed:  # else T has something of what was put aside
-            uneven = F.pad(self.coupling - inner[:-1], (0, 1))
-            self._lost += torch.outer(uneven, uneven)
+        if not self._renewed:  # else `inner` overlaps with a replaced v, which is no asymmetry
+            asymmetry = F.pad(self.coupling - inner[:-1], (0, 1))
+            self._lost += torch.outer(asymmetry, asymmetry)
         self.projection = F.pad(self.projection, (0, 1, 0, 1))
         self.projection[-1] = self.projection[:, -1] = inner
 
     def _draw(self, start: Float[Tensor, " N"] | None = None) -> None:
-        """Take a random vector as the next one, or add a little of one to a given start."""
+        """Draw the next v at random, or perturb a given start; orthogonalise it against V."""
         row = self._row(self.size)
         row.copy_(self._source.draw(1)[:, 0])
         if start is not None:
             row *= NOISE / self.length**0.5
             row += start
-        for _ in range(0 if self.complete else 2):  # what is left in the span is rounding
+        for _ in range(
+            0 if self.complete else 2
+        ):  # beside a complete basis there is rounding alone
             _, left = orthogonalise(row, self._filled(), 0)
             row /= left
 
