@@ -127,7 +127,7 @@ class Bill(Tabular, Mapping[str, Price]):
 
         Cost: a forward pass over the held-out data for each change, and one more.
         """
-        chosen = self._spread(which) if isinstance(which, int) else which
+        chosen: Any = self._spread(which) if isinstance(which, int) else which
         chosen = [chosen] if isinstance(chosen, str) else chosen
         sets = [(one,) if isinstance(one, str) else tuple(one) for one in chosen]
         if not sets:
