@@ -119,7 +119,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: Path) -> None:
-    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    text = (site / "api" / "index.html").read_text(encoding="utf-8").replace("<wbr>", "")
     tasks = re.findall(r'<h2 id="([^"]+)', text)
     assert tasks[:3] == ["measure-curvature", "price-a-change", "simplify-a-pretrained-model"]
     offered = [name for name in hb.__all__ if callable(getattr(hb, name))]
@@ -248,6 +248,37 @@ def test_the_site_is_dark_where_that_is_preferred(browser, site: Path) -> None:
         colour = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
         shades[dark] = sum(map(int, colour.strip("rgb()").split(",")))
     assert shades[True] < 200 < 700 < shades[False]
+
+
+FAINT = """const rgb = colour => { const found = colour.match(/[\\d.]+/g).map(Number); found[3] ??= 1; return found; };
+const over = (a, b) => [0, 1, 2].map(i => a[i] * a[3] + b[i] * (1 - a[3])).concat([1]);
+const above = element => { const found = []; for (let e = element; e; e = e.parentElement) found.push(getComputedStyle(e)); return found; };
+const light = colour => [0.2126, 0.7152, 0.0722].reduce((sum, share, i) => { const c = colour[i] / 255;
+    return sum + share * (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4); }, 0.05);
+return [...document.querySelectorAll('body *')].filter(element => {
+    const text = [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !element.getClientRects().length || element.getBoundingClientRect().width < 2) return false;
+    const styles = above(element), opacity = styles.reduce((product, style) => product * style.opacity, 1);
+    const paper = styles.map(style => rgb(style.backgroundColor)).reduceRight((under, own) => over(own, under), [255, 255, 255, 1]);
+    const [r, g, b, a] = rgb(styles[0].color), [one, two] = [light(over([r, g, b, a * opacity], paper)), light(paper)];
+    return opacity > 0.02 && Math.max(one, two) / Math.min(one, two) < arguments[0];
+}).map(element => element.outerHTML.slice(0, 90))"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_text_has_contrast(browser, site: Path, width: int, dark: bool) -> None:
+    for page in ("index.html", "docs/price.html", "docs/findings.html", "api/index.html"):
+        open_page(browser, site / page, width, dark=dark)
+        browser.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+        assert browser.execute_script(FAINT, 4.5) == [], page
+        assert len(browser.execute_script(FAINT, 22)) > 20, "texts are looked at"
+
+
+def test_an_option_is_not_broken_and_an_arrow_has_a_name(site: Path) -> None:
+    text = (site / "docs" / "price.html").read_text(encoding="utf-8")
+    assert '<span class="option">--tensor-type</span>' in text
+    assert text.count("md-nav__icon") > text.count('aria-label="Open the section"') > 3
 
 
 def test_pictures_follow_the_dark_page(browser, site: Path) -> None:
