@@ -1,8 +1,8 @@
-"""Options of the commands, which cyclopts reads from the fields of settings.
+"""Turn the settings that a command takes into options of cyclopts.
 
-`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel,
-each field an option with the field's type, default and line. `_parameter` adds what these do not
-say.
+`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel of
+the help, each field an option with the field's type, default and docstring. `_parameter` adds what
+these leave open.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from hessblocks.errors import ArgumentError
 
 NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
-"""As `hessblocks.blocks.PRESETS`, which needs torch."""
+"""Names of `hessblocks.blocks.PRESETS`, repeated here since importing these loads torch."""
 KNOWN = {
     "preset": PRESETS,
     "presets": PRESETS,
@@ -30,28 +30,28 @@ KNOWN = {
     "parts": PARTS,
     "curvature_groups": settings.ROLES,
 }
-"""By field or parameter; other names may be right too, so these are offered and not required."""
+"""Completions by field or parameter; other values may be valid too."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """Offer names to the shell, after a comma too."""
+    """Shell completion by names, after a comma too."""
 
     names: tuple[str, ...]
 
     def __call__(self, context: Any) -> Iterator[str]:
-        """Complete the last of several words with commas."""
+        """Complete the last word of a list with commas."""
         before, comma, _ = context.incomplete.rpartition(",")
         return (f"{before}{comma}{name}" for name in self.names)
 
 
 def completer(name: str) -> Names | None:
-    """Find what completes a field or parameter; None where its values are free."""
+    """Return the shell completion of a field or parameter; None where its values are free."""
     return Names(KNOWN[name]) if name in KNOWN else None
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas; the last typed option counts, and all entries of a list in a file."""
+    """Read words with commas: the last option that is typed, or all entries of a list in a file."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
     return tuple(word for token in counted for word in settings.words(token.value))
 
@@ -62,7 +62,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
 
 
 def within(help_text: str, *ranges: settings.Range) -> Parameter:
-    """Describe a whole number that is no field of settings."""
+    """Describe an integer option that is no field of settings."""
 
     def check(_: Any, value: int) -> None:
         for mark in ranges:
@@ -73,7 +73,7 @@ def within(help_text: str, *ranges: settings.Range) -> Parameter:
 
 
 def several(name: str) -> Parameter:
-    """Describe a tuple that is given as words with commas."""
+    """Describe a tuple option that is typed as words with commas."""
     return Parameter(
         converter=listed,
         n_tokens=1,
@@ -84,29 +84,29 @@ def several(name: str) -> Parameter:
 
 
 def check_place(data: Path | str | None) -> None:
-    """Refuse a missing path before anything heavy is loaded.
+    """Refuse a missing path before torch is loaded.
 
     Raises:
         ArgumentError: there is no file or folder of this name.
     """
-    if data is None or data in OF_OURS:
+    if data is None or data in BUILT_IN:
         return
-    with suppress(OSError):  # a closed folder, of which the reader speaks
+    with suppress(OSError):  # a folder without permission: the reader names it better
         if Path(data).exists():
             return
         raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
 
 
-OF_OURS = ("python-code", "random")
-"""Texts that have a name and no place."""
-VARIANTS = (
+BUILT_IN = ("python-code", "random")
+"""Names of data that are no path."""
+PRESETS_HELP = (
     "Names of blocks, with commas; `hessblocks presets` lists them. Slots of one alone stand in "
     "brackets: sas[mlp.gated=true]. A block of your own is FILE.json, with what "
     "BlockConfig.to_dict gives."
 )
-GOES_ON = "Run folder; the same one again goes on where it stopped."
+RESUMES = "Run folder; a run that was stopped there goes on where it stopped."
 Text = Annotated[Path, Parameter(help="File or folder of text that the model is meant for.")]
-Out = Annotated[Path, Parameter(help=GOES_ON)]
+Out = Annotated[Path, Parameter(help=RESUMES)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
 Seed = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
 Tracker = Annotated[
@@ -120,7 +120,7 @@ Tracker = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Screen of a command: what it reads and shows."""
+    """Configuration file and output."""
 
     config: Path | None = None
     """TOML file with values of options, such as batch-size = 16; options typed go first."""
@@ -131,7 +131,7 @@ class Screen:
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """Let cyclopts read the settings that a command takes."""
+    """Decorate a command so that cyclopts reads its settings from options."""
     signature = inspect.signature(command, eval_str=True)
     read = [
         _panel(one, place) if is_dataclass(one.annotation) else one
@@ -150,14 +150,14 @@ def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
 
 
 def _described(record: Any, place: float) -> Any:
-    """Make a class with the fields of settings, and their `Parameter`, that builds the settings."""
+    """Make a stand-in for a settings class: annotated for cyclopts, it builds the settings."""
     fields = {}
     for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
             inner = _described(kind.type, place + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
-            # words become numbers in the settings: pydantic, if imported, would refuse them
+            # settings turn words into numbers themselves; pydantic, if imported, would refuse them
             shown = tuple[Any, ...] if kind.several else kind.type
             fields[name] = Annotated[shown, _parameter(record, name, kind, place)]
 
@@ -165,22 +165,22 @@ def _described(record: Any, place: float) -> Any:
         return settings.make(record, given)
 
     def unused(self: Any, **_: Any) -> None:
-        """Hide the settings' own annotations, which cyclopts cannot resolve from here."""
+        """Hide the settings' `__init__`, whose annotations cyclopts cannot resolve from here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
     return _Described(record.__name__, (record,), body)
 
 
 class _Described(type):
-    """Class of the classes that stand for settings, whose instances are theirs."""
+    """Metaclass of the stand-ins: instances of the settings count as theirs."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Count settings as instances: cyclopts lets pydantic ask, where that was imported."""
+        """Accept instances of the settings: pydantic, if imported, checks them for cyclopts."""
         return isinstance(instance, cls.__mro__[1])
 
 
 def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Parameter:
-    """Add what type, default and docstring of a field do not say."""
+    """Make a field's `Parameter`: what its type, default and docstring leave open."""
     if kind.mark(settings.NoOption):
         return Parameter(parse=False)
     repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)
@@ -203,7 +203,7 @@ def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Par
 
 
 def _group(record: Any, name: str, place: float) -> Group:
-    """Make the panel of a field, titled by the first line of the class that declares it first."""
+    """Make the panel of a field, titled by the docstring of the class that declares it."""
     bases = record.__mro__[-2::-1]
     number = next(i for i, base in enumerate(bases) if name in inspect.get_annotations(base))
     title = str(bases[number].__doc__).partition("\n")[0].rstrip(".")

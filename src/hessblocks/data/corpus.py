@@ -1,4 +1,4 @@
-"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and see it as equal windows."""
+"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and cut it into equal windows."""
 
 import hashlib
 import itertools
@@ -23,16 +23,16 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
+"""Ends each document; token 0."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = {"causal-lm": (END_OF_TEXT,), "masked-lm": (END_OF_TEXT, MASK, PADDING)}
-"""Task → tokens that no text is made of, the first ones of its vocabulary."""
-"""Ends each document; token 0."""
+"""Task → special tokens, the first ones of its vocabulary."""
 SMALLEST_VOCABULARY = 257
 """256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
-"""The encoding is learnt from at most about so many characters, spread evenly over the text."""
+"""Characters, about, that the encoding is learnt from at most; spread evenly over the text."""
 _BATCH = 1 << 21
-"""Characters that are encoded at once; each takes about 100 bytes meanwhile."""
+"""Characters that are encoded at once; each takes about 100 bytes while it is."""
 
 
 def check_vocabulary(size: int) -> None:
@@ -55,8 +55,8 @@ def learn_encoding(
 
     Args:
         texts: what to learn from.
-        vocabulary: most entries; a short text supports fewer.
-        special: tokens that no text is made of, the first ones of the vocabulary.
+        vocabulary: entries at most; a short text supports fewer.
+        special: special tokens, the first ones of the vocabulary.
 
     Returns:
         A `tokenizers.Tokenizer`; the same for the same text, whatever the number of threads.
@@ -72,14 +72,14 @@ def learn_encoding(
         show_progress=False,
     )
     whole = [[part for text in texts for part in slices_of(text)]]
-    # handed over at once, so that the thread needs no Python later, and let go of here
-    handed = (whole.pop() for _ in range(1))
-    _run_interruptibly(lambda: encoding.train_from_iterator(handed, trainer))
+    # one batch, so that the trainer calls no Python later; popped, so that its memory is freed then
+    batches = (whole.pop() for _ in range(1))
+    _run_interruptibly(lambda: encoding.train_from_iterator(batches, trainer))
     return encoding
 
 
 def _run_interruptibly(run: Callable[[], object]) -> None:
-    """Run in a thread, since the trainer looks at no signals; one that comes is raised here."""
+    """Run in a thread: the trainer ignores signals, so that Ctrl-C could not stop it."""
     pool = ThreadPool(1)
     try:
         pool.apply_async(run).get()
@@ -102,13 +102,13 @@ def write_corpus(
 
     Args:
         folder: gets tokenizer.json and a file `<split>.bin` for each split. What an interrupted
-            call with the same texts has left there is not made again.
+            call with the same texts left there is kept.
         texts: documents of each split, train among them.
-        vocabulary: most entries.
+        vocabulary: entries at most.
         special: as `learn_encoding` takes it.
 
     Returns:
-        What was made: vocabulary, and documents, characters and tokens of each split.
+        Size of the vocabulary, and documents, characters and tokens of each split.
     """
     folder, train = Path(folder), texts["train"]
     if not (learnt := folder / "tokenizer.json").exists():
@@ -132,15 +132,15 @@ def write_corpus(
 
 
 def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
-    """Encode documents, each ended by the end of text, into a file of bare numbers.
+    """Encode documents, each followed by END_OF_TEXT, into a file of raw unsigned integers.
 
     Args:
         texts: documents.
         encoding: as `learn_encoding` returns it.
-        path: file to write. Its parts are files beside it, and stay; one that is there is kept.
+        path: file to write. Its parts are written beside it and stay; existing ones are reused.
 
     Returns:
-        How many tokens it holds.
+        Number of tokens in the file.
 
     Cost:
         Memory for two million characters and their tokens.
@@ -149,7 +149,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
     for number, batch in enumerate(_batches(texts)):
         parts.append(path.with_suffix(f".{number}.part"))
         if not parts[-1].exists():
-            # no special tokens: the end of text is a piece of its own
+            # END_OF_TEXT is a piece already, so none is to be added
             found = encoding.encode_batch_fast(batch, add_special_tokens=False)
             with atomic_path(parts[-1]) as temporary, temporary.open("wb") as file:
                 for tokens in found:
@@ -161,7 +161,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
-    """Pieces of the documents, each ended by the end of text, of about `_BATCH` characters."""
+    """Yield lists of pieces, about `_BATCH` characters each; END_OF_TEXT ends each document."""
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
     seen = itertools.accumulate(map(len, counted))
@@ -173,7 +173,7 @@ Example = dict[str, Int[Tensor, "... tokens"]]
 
 
 class Windows(Dataset[Example]):
-    """Non-overlapping windows of `context` tokens; what is left at the end is not used."""
+    """Dataset of non-overlapping windows of `context` tokens, without the rest at the end."""
 
     def __init__(self, tokens: np.ndarray[Any, Any], context: int) -> None:
         self.tokens = tokens
@@ -191,19 +191,19 @@ class Windows(Dataset[Example]):
     def drawn(
         self, count: int, seed: int, option: str = "count", text: str = "the text"
     ) -> Int[Tensor, "count tokens"]:
-        """Draw so many windows without replacement, the same for the same seed.
+        """Draw windows without replacement, the same for the same seed.
 
         Args:
-            count: how many.
+            count: number of windows.
             seed: seed of the draw.
-            option: that asked for them, for the error.
-            text: what the windows are of, for the error.
+            option: option or argument that set `count`, for the error.
+            text: name of the text, for the error.
 
         Returns:
             The tokens of each window.
 
         Raises:
-            ArgumentError: there are fewer.
+            ArgumentError: there are fewer windows.
         """
         if len(self) < count:
             raise ArgumentError(
@@ -227,7 +227,7 @@ class Corpus:
     description: Mapping[str, Any]
     """Versions, files and tokens of each split."""
     fingerprint: str
-    """SHA-256 over the contents: equal fingerprints mean equal tokens."""
+    """SHA-256 of the files: equal fingerprints mean equal tokens."""
 
     @property
     def vocab_size(self) -> int:
@@ -264,8 +264,8 @@ class Corpus:
         """Draw held-out windows without replacement, the same for the same seed.
 
         Args:
-            sequences: how many windows.
-            tokens: tokens of each.
+            sequences: number of windows.
+            tokens: tokens of each window.
             seed: seed of the draw.
 
         Returns:
@@ -285,12 +285,12 @@ def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -
 
     Args:
         name: name of the corpus.
-        place: place of the entry, without its vocabulary.
-        key: everything the tokens depend on besides the tokenizers, with `vocabulary`.
-        build: writes the files of `write_corpus` and says what was made.
+        place: path of the entry in the cache, without the size of the vocabulary.
+        key: all that the tokens depend on besides the version of tokenizers; has `vocabulary`.
+        build: writes the files of `write_corpus`, and returns what that returns.
 
     Returns:
-        The corpus, its files verified.
+        The corpus, from verified files.
     """
     key = {**key, "tokenizers": tokenizers.__version__}
     entry = cached(f"{place}-v{key['vocabulary']}", key, build)

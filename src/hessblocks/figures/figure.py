@@ -16,6 +16,8 @@ from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog has a place for zero below its first decade."""
+Shares = Literal["none", "labels", "x", "both"]
+"""What the panels of a figure have in common."""
 OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 NAMED_ROW = 0.16
@@ -164,7 +166,7 @@ class Figure:
     """Panels side by side where there is room; 0 leaves it to who draws."""
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
-    shares: Literal["none", "labels", "x", "both"] = "none"
+    shares: Shares = "none"
     """Shared by all panels: labels, which then stand at the figure's edges, and axes."""
     marked: tuple[str, ...] = ()
     """All names that get a mark, in their order; those of the series where empty."""
@@ -198,7 +200,7 @@ class Figure:
         ]
         rows = max((len(one.rows) for one in panels if isinstance(one, Heatmap)), default=0)
         size = (PHONE, UNDER + NAMED_ROW * max(rows, LEAST_ROWS) if rows else self.size[1])
-        shares = "none" if self.shares == "none" else "labels"
+        shares: Shares = "none" if self.shares == "none" else "labels"
         return replace(self, panels=tuple(panels), columns=1, size=size, shares=shares)
 
     def to_dict(self) -> dict[str, Any]:

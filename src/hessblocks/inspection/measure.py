@@ -24,7 +24,7 @@ from hessblocks.training import claimed, resolve_device
 
 SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
 MEASURED = ("level", "loss", "seed")
-"""Settings of curvature that config.json keeps, besides what is spent."""
+"""Settings that config.json keeps under `curvature`, besides what is spent."""
 Finish = Callable[[Path], object]
 Settings = TypeVar("Settings", bound=InspectionSettings)
 
@@ -43,8 +43,8 @@ def measure_curvature(
 
     By default all parts are measured by probes if that takes at most 6 minutes, else norms and map
     of H_o by sampled gradients. The largest eigenvalues of H of all groups together follow if time
-    is left. Each group is recorded in the run folder as soon as it is measured. So the same call
-    continues where it stopped.
+    is left. Each group is recorded in the run folder as soon as it is measured, so that the same
+    call continues where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
@@ -52,15 +52,15 @@ def measure_curvature(
         data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences,
             tokens)}.
         out: run folder, new or of the same measurement, in which `{model}` stands for the model's
-            name. None keeps nothing: what is measured goes through a temporary folder.
+            name. None uses a temporary folder, which is removed.
         device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
         progress: shows what is going on.
-        finish: given the folder when all is done, before another process may write there.
+        finish: called with the folder at the end, while it is still locked for this process.
         **fields: fields of `hessblocks.settings.CurvatureInspection`, such as `probes=32,
             parts=["full"]`.
 
     Returns:
-        What the folder then holds.
+        All results in the folder, those of earlier calls too.
 
     Raises:
         ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
@@ -69,8 +69,8 @@ def measure_curvature(
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. `progress` shows all of it before it starts, from
-        products that are measured. `budget` bounds the minutes, `memory_limit` the gigabytes.
+        gradients for all groups together. `progress` shows the estimated time before it starts,
+        from products that are timed. `budget` bounds the minutes, `memory_limit` the gigabytes.
 
     Examples:
         >>> import hessblocks as hb
@@ -109,7 +109,7 @@ def measure_curvature(
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
         "command": "curvature",
-        "source": _said(model),
+        "source": _source_name(model),
         "model": {
             "name": subject.name,
             "parameters": sum(group.size for group in known.values()),
@@ -134,7 +134,7 @@ def _subjects(
     groups: Mapping[str, curvature.ParameterGroup],
     device: str,
 ) -> Subjects:
-    """Make two problems of one model: norms use the whole memory limit, single products half."""
+    """Make two problems of one model: norms use all of the memory limit, single products half."""
     own = settings.memory_limit  # by default the whole process, model and all, stays within half
     limit = int(1e9 * own) if own else 2 * free_memory(device) // 5
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
@@ -167,7 +167,7 @@ def measure_signal(
             there is replaced. None writes nothing.
         device: as `measure_curvature` takes it.
         progress: shows what is going on.
-        finish: given the folder when all is written, before another process may write there.
+        finish: called with the folder at the end, while it is still locked for this process.
         **fields: fields of `hessblocks.settings.SignalInspection`, such as `depth=64,
             jacobian_steps=0`.
 
@@ -213,7 +213,7 @@ def measure_signal(
     if out:
         config = {
             "command": "signal",
-            "models": dict(zip(names, map(_said, sources), strict=True)),
+            "models": dict(zip(names, map(_source_name, sources), strict=True)),
             "digests": {
                 name: {**subject.said(), "tokens": _fingerprint(tokens)}
                 for name, (subject, tokens) in zip(names, found, strict=True)
@@ -238,7 +238,7 @@ def measure_signal(
 def _settings(
     kind: type[Settings], data: str | Path | opening.Batch, fields: Mapping[str, Any]
 ) -> tuple[Settings, opening.Batch | None]:
-    """Make the settings; draw the tokens unless they were given."""
+    """Make the settings, with the sizes of a given batch; return the batch, None for named data."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
     ids = data.get("input_ids")
@@ -246,8 +246,8 @@ def _settings(
         raise ArgumentError(
             "data: expected the name of a text, or input_ids of shape (sequences, tokens)."
         )
-    found = make(kind, {**fields, "data": "batch"})
-    return replace(found, sequences=ids.shape[0], tokens=ids.shape[1]), data
+    settings = make(kind, {**fields, "data": "batch"})
+    return replace(settings, sequences=ids.shape[0], tokens=ids.shape[1]), data
 
 
 def _described(settings: InspectionSettings, batch: opening.Batch | None) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _fingerprint(batch: opening.Batch) -> str:
     return hashlib.sha256("".join(every).encode()).hexdigest()
 
 
-def _said(source: opening.Source) -> str:
+def _source_name(source: opening.Source) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 
@@ -273,25 +273,25 @@ def _device(source: opening.Source, device: str) -> str:
 
 
 def placed(device: str, model: nn.Module) -> nn.Module:
-    """Move a model to a kind of device; on the second of a kind it stays there."""
+    """Move a model to a type of device; one on any device of that type stays where it is."""
     return model if next(model.parameters()).device.type == device else model.to(device)
 
 
 def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[str]:
-    """Make names distinct: as the user gave them, or numbered if even those are equal."""
+    """Make names distinct: equal ones become the given sources, numbered if these are equal too."""
     count = Counter(names)
-    said = [
-        _said(source) if count[name] > 1 else name
+    longer = [
+        _source_name(source) if count[name] > 1 else name
         for name, source in zip(names, sources, strict=True)
     ]
     return [
-        f"{name} {said[: place + 1].count(name)}" if said.count(name) > 1 else name
-        for place, name in enumerate(said)
+        f"{name} {longer[: place + 1].count(name)}" if longer.count(name) > 1 else name
+        for place, name in enumerate(longer)
     ]
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder that holds something other than an earlier `hessblocks signal`.
+    """Refuse a folder with something other than an earlier run of `hessblocks signal`.
 
     Raises:
         ArgumentError: names the folder, or a link in it.

@@ -1,4 +1,4 @@
-"""Hugging Face models for a task: the trunk with a head and a loss in nats.
+"""Put heads on the trunk: Hugging Face models of a task, with a loss in nats.
 
 Letters: B sequences, T tokens, V vocabulary.
 """
@@ -28,17 +28,17 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.modeling import HessblocksModel
 from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel, check_keywords
 
-_OF_THE_TRUNK = frozenset(inspect.signature(HessblocksModel.forward).parameters)
+_TRUNK_ARGUMENTS = frozenset(inspect.signature(HessblocksModel.forward).parameters)
 
 
-def _check_passed_on(others: dict[str, Any], head: nn.Module) -> None:
-    """Refuse, in the head's name, what neither it nor the trunk takes."""
-    strange = {name: value for name, value in others.items() if name not in _OF_THE_TRUNK}
-    check_keywords(strange, type(head))
+def _check_others(others: dict[str, Any], head: nn.Module) -> None:
+    """Refuse keywords that neither the head nor the trunk takes."""
+    unknown = {name: value for name, value in others.items() if name not in _TRUNK_ARGUMENTS}
+    check_keywords(unknown, type(head))
 
 
 class _LanguageModel(HessblocksPreTrainedModel):
-    """The trunk with a head over the vocabulary."""
+    """Trunk with a head over the vocabulary."""
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
@@ -57,7 +57,7 @@ class _LanguageModel(HessblocksPreTrainedModel):
         self.softcap = config.blocks[0].logit_softcap
         self.post_init()
 
-    def _of_words(self, hidden: Tensor) -> Tensor:
+    def _capped_logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden)
         return logits if self.softcap is None else self.softcap * (logits / self.softcap).tanh()
 
@@ -100,11 +100,11 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             attention_mask: (sequences, tokens), 0 marks padding.
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             past_key_values: keys and values of earlier tokens.
-            inputs_embeds: vectors in the place of `input_ids`.
+            inputs_embeds: vectors instead of `input_ids`.
             labels: (sequences, tokens), the same tokens as `input_ids` (shifted here), −100
                 ignored.
             use_cache: whether to return keys and values.
-            logits_to_keep: only the logits of the last so many tokens; 0 keeps all.
+            logits_to_keep: compute logits of this many last tokens, 0 for all, or of these indices.
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this
                 one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
@@ -113,10 +113,10 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
             Logits, loss, keys and values, and hidden states where asked for.
 
         Raises:
-            ArgumentError: an unknown argument, tokens outside the vocabulary, a sequence that is
-                too long.
+            ArgumentError: an unknown argument, tokens outside the vocabulary, or too long a
+                sequence.
         """
-        _check_passed_on(others, self)
+        _check_others(others, self)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -129,7 +129,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
         )
         last = isinstance(logits_to_keep, int)
         kept = slice(-logits_to_keep if logits_to_keep else None, None) if last else logits_to_keep
-        logits = self._of_words(outputs.last_hidden_state[:, kept])
+        logits = self._capped_logits(outputs.last_hidden_state[:, kept])
         loss = None if labels is None else next_token_loss(logits, labels, num_items_in_batch)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -140,7 +140,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
 
 
 class _WithoutCache(HessblocksPreTrainedModel):
-    """A head that sees whole sequences at once."""
+    """Trunk with a head that sees whole sequences at once, and no cache."""
 
     _result: ClassVar[type[ModelOutput]]
 
@@ -168,21 +168,20 @@ class _WithoutCache(HessblocksPreTrainedModel):
             input_ids: (sequences, tokens), some of them the mask token in masked language models.
             attention_mask: (sequences, tokens), 0 marks padding.
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
-            inputs_embeds: vectors in the place of `input_ids`.
+            inputs_embeds: vectors instead of `input_ids`.
             labels: one for each row of the logits.
             num_items_in_batch: valid labels of all batches that are accumulated; None means of this
                 one.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
-            Logits, loss and hidden states; of the masked language model's logits every token has a
-            row (sequences, tokens, vocabulary), of the classifier's every sequence (sequences,
-            classes).
+            Logits, loss and hidden states. Logits are (sequences, tokens, vocabulary) of a masked
+            language model, (sequences, classes) of a classifier.
 
         Raises:
             ArgumentError: as in `HessblocksForCausalLM`.
         """
-        _check_passed_on(others, self)
+        _check_others(others, self)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -197,20 +196,20 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
 
 class HessblocksForMaskedLM(_WithoutCache, _LanguageModel):
-    """Masked language model, which restores masked tokens in both directions.
+    """Masked language model, which predicts masked tokens from both sides.
 
-    `labels`, (sequences, tokens), are the original tokens where one was masked, −100 elsewhere.
+    `labels`, (sequences, tokens), are the original tokens where masked, −100 elsewhere.
     """
 
     _causal = False
     _result = MaskedLMOutput
 
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "B T V"]:
-        return self._of_words(hidden)
+        return self._capped_logits(hidden)
 
 
 class HessblocksForSequenceClassification(_WithoutCache):
-    """Sequence classifier, from the mean of a sequence's unpadded tokens.
+    """Sequence classifier on the mean hidden state of a sequence's unpadded tokens.
 
     `labels`, (sequences,), are the classes. With `num_labels=1` they are numbers, and the loss is
     the mean squared error.
@@ -223,7 +222,8 @@ class HessblocksForSequenceClassification(_WithoutCache):
         """Build the model; weights are drawn from torch's global random state.
 
         Raises:
-            ArgumentError: another problem than one class, or one number, a sequence; a softcap.
+            ArgumentError: a `problem_type` other than one class or one number per sequence, or a
+                softcap.
         """
         fitting = "regression" if config.num_labels == 1 else "single_label_classification"
         if config.problem_type not in (None, fitting):
@@ -233,8 +233,8 @@ class HessblocksForSequenceClassification(_WithoutCache):
             )
         if config.blocks[0].logit_softcap is not None:
             raise ArgumentError(
-                "logit_softcap: it is of the logits of a vocabulary, which a classifier has not; "
-                "leave it out"
+                "logit_softcap: it caps the logits of a vocabulary, which a classifier does not "
+                "have; leave it out"
             )
         super().__init__(config)
         self.model = HessblocksModel(config)
@@ -242,8 +242,8 @@ class HessblocksForSequenceClassification(_WithoutCache):
         self.post_init()
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
-        of_one = self.config.num_labels == 1
-        return (squared_error if of_one else cross_entropy)(logits, labels, items)
+        loss = squared_error if self.config.num_labels == 1 else cross_entropy
+        return loss(logits, labels, items)
 
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "sequences classes"]:
         real = padding(mask)
@@ -271,8 +271,8 @@ def cross_entropy(
     Args:
         logits: float32 or wider is kept, half precision is widened.
         labels: classes; `IGNORED` is left out.
-        items: what the sum is divided by, where a batch is one of several that are accumulated;
-            None means the valid labels of this batch.
+        items: what the sum is divided by, where several batches are accumulated; None means the
+            valid labels of this batch.
 
     Returns:
         The loss as a number with a graph.
@@ -312,6 +312,6 @@ def next_token_loss(
     tokens: Int[Tensor, "B T"],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute `cross_entropy` of each next token; the last logits have no label."""
+    """Compute `cross_entropy` of the logits with the next tokens; the last logits have none."""
     following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return cross_entropy(logits, following, items)

@@ -1,4 +1,4 @@
-"""Compare blocks, computed once from a folder, for page, JSON, headline, figures, terminal."""
+"""Compare the blocks of a run folder: means over seeds, computed once for all that shows them."""
 
 import math
 from collections import defaultdict
@@ -12,7 +12,7 @@ from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation, ResultRow
 
 MOMENTS = dict(zip(("before", "after"), STAGES, strict=True))
-"""Field of a row → stage of the measurements that it is of."""
+"""Field of a row → stage of the measurements that it holds."""
 UNITS = {"tokens": "training tokens", "time": "training time (s)", "flops": "training operations"}
 """Matched quantity, in words."""
 SIGNAL = {
@@ -25,15 +25,15 @@ SIGNAL = {
     "second_moment": "Second moment (tr M₂)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
-"""Quantities whose curves are those of the last layer, in words."""
+"""Quantity of the signal → axis label; these curves are of the last layer."""
 ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
-"""Abscissa of a curve → the field of a line; operations follow from the steps."""
+"""Abscissa of a curve → field of a line; the fifth, `flops`, is computed from the steps."""
 Line = Metric | Observation
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One block of the comparison; None stands for what is not measured yet."""
+    """Row of one block; None stands for what is not measured yet."""
 
     preset: str
     """Name of the block."""
@@ -58,8 +58,8 @@ class ComparisonRow:
     causes: Mapping[int, str] = field(default_factory=dict)
     """First quantity that was not finite, for each seed that recorded one."""
     end: float = math.inf
-    """The first step at which a seed has no finite loss: a mean over the others would be another
-    curve."""
+    """First step at which the loss of a seed is not finite. Curves end before it, since a mean over
+    the other seeds would jump."""
     steps: int | None = None
     """Optimiser updates."""
     cost: Average | None = None
@@ -69,7 +69,7 @@ class ComparisonRow:
     tokens: int | None = None
     """Training tokens so far."""
     budget: tuple[str, ...] = ()
-    """Steps and what it used of what was matched, as text; empty at equal steps."""
+    """Steps, and the amount used of what was matched, as text; empty where steps are matched."""
 
     @property
     def tokens_a_parameter(self) -> float | None:
@@ -97,9 +97,9 @@ class Curve:
     layer: int | None = None
     """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
-    """Abscissas: steps, tokens, seconds, loss, flops; not a number where they were not recorded."""
+    """Abscissas: steps, tokens, seconds, loss, flops; NaN where one was not recorded."""
     means: tuple[Average, ...]
-    """Ordinates; with one seed their errors are those of independent estimates."""
+    """Ordinates; of one seed the errors are those of its estimates, taken as independent."""
 
     def series(self, against: str) -> Series:
         """Return the curve over one of its abscissas."""
@@ -107,7 +107,7 @@ class Curve:
 
 
 def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
-    """Make a series of means with their errors, 0 if there is none."""
+    """Make a series of means and their standard errors, 0 where there is none."""
     errors = tuple(mean.standard_error or 0.0 for mean in means)
     return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
 
@@ -123,8 +123,7 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
     """One per block, in the order in which they were asked for."""
     norms: tuple[ResultRow, ...]
-    """Mean norm over seeds for each block, stage, group and part; not a number if none is
-    finite."""
+    """Mean norm over seeds for each block, stage, group and part; NaN where none is finite."""
     curves: tuple[Curve, ...]
     """Losses, and what was observed along training."""
 
@@ -190,7 +189,7 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
 
 
 def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
-    """One row per block, in the order in which they were asked for."""
+    """List one row per block, in the order in which they were asked for."""
     return compare_results(results).rows
 
 
@@ -202,7 +201,7 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
         return _heterogeneity(results.select(NORM, preset=preset, stage=stage, part="full"))
 
     metrics = [row for row in results.metrics if row.preset == preset]
-    lost = [row for row in metrics if not math.isfinite(row.loss)]
+    not_finite = [row for row in metrics if not math.isfinite(row.loss)]
     losses = results.select("loss", preset=preset)
     diverged = {row.seed for row in losses if not math.isfinite(row.value)}
     measured = {row.seed for row in results.measurements if row.preset == preset}
@@ -224,9 +223,9 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
         final_loss=over_seeds("loss", "final"),
         before=heterogeneity("initial"),
         after=heterogeneity("final"),
-        diverged=tuple(sorted(diverged | {row.seed for row in lost})),
+        diverged=tuple(sorted(diverged | {row.seed for row in not_finite})),
         causes={row.seed: row.diverged for row in reversed(metrics) if row.diverged},
-        end=min((row.step for row in lost), default=math.inf),
+        end=min((row.step for row in not_finite), default=math.inf),
         steps=steps,
         cost=cost,
         rate=results.rates.get(preset),
@@ -264,8 +263,8 @@ def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
 def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     """Compute largest over smallest group norm of the full Hessian of one block at one moment.
 
-    One ratio per seed, zero norms left out, and none of a seed with a norm that is no number. With
-    one seed it has the 95 % interval of the estimates, with several the standard error of the mean.
+    Each seed has one ratio, without its zero norms; a seed with a norm that is not finite has none.
+    One seed has the 95 % interval of its estimates, several have the standard error of the mean.
 
     Returns:
         The mean ratio, and the groups that are largest and smallest in the mean over seeds; None
@@ -276,31 +275,31 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
         seeds[row.seed][row.group] = row.value, row.standard_error
     whole = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
     found = [one for norms in whole if (one := ends(norms)) is not None]
-    overall = average([one.ratio for one in found], found[0].standard_error if found else None)
-    both = ends({norm.group: (norm.value, None) for norm in by_layer(_mean_norms(rows))})
-    if overall is None or both is None:
+    mean = average([one.ratio for one in found], found[0].standard_error if found else None)
+    mean_ends = ends({norm.group: (norm.value, None) for norm in by_layer(_mean_norms(rows))})
+    if mean is None or mean_ends is None:
         return None
     return Heterogeneity(
-        ratio=overall,
+        ratio=mean,
         low=found[0].low if len(found) == 1 else None,
         high=found[0].high if len(found) == 1 else None,
-        largest=both.largest,
-        smallest=both.smallest,
+        largest=mean_ends.largest,
+        smallest=mean_ends.smallest,
         zero_groups=tuple(dict.fromkeys(row.group for row in rows if row.value == 0)),
     )
 
 
 def _lines(
-    metrics: Iterable[Metric], observations: Iterable[Observation], ends: Mapping[str, float]
+    metrics: Iterable[Metric], observations: Iterable[Observation], stops: Mapping[str, float]
 ) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
-    """Collect the lines of each curve by (quantity, role, part) and preset."""
+    """Collect lines by (quantity, role, part) and preset; those of losses end before `stops`."""
     found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
 
     def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
         found.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
 
     for metric in metrics:
-        if metric.step < ends[metric.preset]:
+        if metric.step < stops[metric.preset]:
             add(metric, "loss", part=metric.split)
     signal = [one for one in observations if one.quantity in SIGNAL and not one.group]
     last = max((one.layer for one in signal if one.layer is not None), default=None)
@@ -313,7 +312,7 @@ def _lines(
 
 
 def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
-    """Make one point per step; values that are not finite are left out."""
+    """Average the lines of each step into a point; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
@@ -341,5 +340,5 @@ def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
 
 
 def _mean(rows: Sequence[Line], label: str) -> float:
-    """Average; not a number if a row lacks the value."""
+    """Average a field of the rows; NaN if one lacks it."""
     return fmean(math.nan if (one := getattr(row, label, None)) is None else one for row in rows)

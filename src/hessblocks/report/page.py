@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
@@ -140,7 +141,7 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
     return with_error(replace(mean, value=mean.value * unit, standard_error=error))
 
 
-def _shown(figure: Figure, folder: Path) -> dict[str, str]:
+def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
     """Draw a figure for the page and to files."""
     return {
         "name": figure.name,

@@ -138,7 +138,8 @@ def drawn_picture(
     from hessblocks.drawing import draw, page_picture, write_picture  # matplotlib takes its time
 
     if isinstance(figure, Figure):
-        figure, phone = draw(figure), draw(figure.for_phone(), 0)
+        phone = draw(figure.for_phone(), 0)
+        figure = draw(figure)
     write_picture(figure, Path(folder, "figures"), name)
     return [inlined(page_picture(one)) for one in (figure, phone) if one is not None]
 

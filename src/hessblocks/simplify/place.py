@@ -1,4 +1,4 @@
-"""Place of a removal: a layer of a model, and what a candidate for it is made of.
+"""Build candidates for the removal of parts of a layer, and put them into a model.
 
 Letters: N tokens, I inputs of a matrix, D width.
 """
@@ -24,46 +24,46 @@ State = Mapping[str, Float[Tensor, "..."]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A layer in another form, or none."""
+    """Removal at one layer: the layer in another form, or without it."""
 
     kind: str
     """What is taken away."""
     layer: int
     """Number of the layer in the model as it is."""
     block: BlockConfig | None
-    """What the layer becomes; None where it goes."""
+    """Configuration that the layer gets; None where the layer goes."""
     module: Layer | None
-    """The layer itself."""
+    """The layer in that form; None where it goes."""
     parameters: int
     """Parameters saved."""
     operations: float
-    """Floating-point operations saved a token: two for each entry of a matrix, and those of
+    """Floating-point operations saved per token: two for each entry of a matrix, and those of
     attention to half of the held-out sequence."""
     cache: int
-    """Entries of the cache saved a token."""
+    """Entries of the key-value cache saved per token."""
     change: State = field(default_factory=dict)
-    """New weights by name that do the same in the model as it is; none where that is impossible."""
+    """The removal as new weights of the model as it is, by name; empty where there is no such."""
 
     @property
     def modules(self) -> list[Layer]:
-        """The layer as a list, empty where it goes."""
+        """List the layer in its form; empty where it goes."""
         return [] if self.module is None else [self.module]
 
 
 Kind = Callable[..., Candidate | None]
-"""From a `Place` to the candidate there; None where the layer has not what it takes away."""
+"""From a `Place` to the candidate there; None where the layer lacks what it would remove."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
-    """Layer of a model, with the states of a text to refit weights on."""
+    """Layer of a model, with hidden states of a text to refit weights on."""
 
     model: HessblocksForCausalLM
     """The model as it is."""
     index: int
     """Number of the layer."""
     text: Pass
-    """Its states on the text."""
+    """Hidden states before each layer of the model on the text."""
 
     @property
     def layer(self) -> Any:
@@ -81,7 +81,7 @@ class Place:
         return dict(self.layer.state_dict())
 
     def dense(self, *names: str) -> bool:
-        """Tell whether the layer has these weights, such as `attention.value`, each dense."""
+        """Tell whether the layer has these, such as `attention.value`, each as a dense matrix."""
         parts = (("attention", self.layer.attention), ("mlp", getattr(self.layer, "mlp", None)))
         held = {name for name, module in parts if module is not None}
         return all(
@@ -92,7 +92,7 @@ class Place:
         )
 
     def built(self, block: BlockConfig, state: State) -> Layer:
-        """Build the layer by another configuration, around the given weights."""
+        """Build the layer with another configuration, on the given weights without a copy."""
         with torch.device("meta"):
             made = Layer(block, self.index, self.model.config.depth)
         made.load_state_dict({name: state[name] for name in made.state_dict()}, assign=True)
@@ -112,8 +112,8 @@ class Place:
         Args:
             kind: its name.
             block: configuration of the layer; None: it goes.
-            state: weights that differ from the layer's, by name in the layer.
-            change: weights that do the same in the layer as it is, by name in the layer.
+            state: its weights that differ from the layer's, by name in the layer.
+            change: the same as new weights of the layer as it is, by name in the layer.
 
         Returns:
             The candidate, with what it saves.
@@ -137,33 +137,33 @@ class Place:
         )
 
     @torch.no_grad()
-    def attended(self, layer: Any) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
+    def projection_pairs(self, layer: Any) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
         """Run the attention of `layer` on this layer's states.
 
         Returns:
-            Inputs of the projection, and what it gives.
+            Inputs and outputs of the projection.
         """
         x = self.text.states[self.index]
         inputs = x if layer.post else layer.attention_norm(x)
         call = (inputs, self.text.context)
-        return _around(layer.attention.projection, lambda: layer.attention(*call))
+        return _inputs_and_outputs(layer.attention.projection, lambda: layer.attention(*call))
 
     @torch.no_grad()
-    def hidden(self) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
-        """Run the layer.
+    def output_pairs(self) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
+        """Run the layer on its states.
 
         Returns:
-            Inputs of the MLP's output matrix, and what it gives.
+            Inputs and outputs of the MLP's output matrix.
         """
         x = self.text.states[self.index]
-        return _around(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
+        return _inputs_and_outputs(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
 
 
 def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCausalLM:
     """Put candidates into a model.
 
     Args:
-        model: stays as it is; weights that do not change are held together by both.
+        model: stays as it is; both share the weights that do not change.
         *chosen: made for this model, each of another layer.
 
     Returns:
@@ -179,7 +179,8 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
         )
     own: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)
-    for one in sorted(chosen, key=lambda one: -one.layer):  # what goes moves those behind it
+    # from the back: a removal shifts the layers behind it
+    for one in sorted(chosen, key=lambda one: -one.layer):
         at = slice(one.layer, one.layer + 1)
         own[at] = [] if one.block is None else [one.block]
         layers[at] = one.modules
@@ -198,15 +199,15 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
 
 
 def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
-    """Count what one model saves of another, embeddings and head not counted.
+    """Compute the shares that one model saves of another, embeddings and head not counted.
 
     Args:
-        before: the larger one.
-        after: the smaller one.
-        tokens: of a sequence, for the operations of attention.
+        before: the larger model.
+        after: the smaller model.
+        tokens: length of a sequence, for the operations of attention.
 
     Returns:
-        Shares of parameters in layers, of operations a token and of the cache that are gone.
+        Saved shares of the parameters in layers, of the operations per token and of the cache.
     """
     sums = []
     for model in (before, after):
@@ -240,28 +241,28 @@ def check_layers(model: Any) -> None:
 
 
 def _slot(block: BlockConfig, name: str) -> object:
-    """Find the slot of a module: the gate of an MLP has the input's."""
+    """Find the slot that configures a module; the gate of an MLP has that of its input."""
     part, _, slot = name.partition(".")
     return getattr(getattr(block, part), "input" if name == "mlp.gate" else slot)
 
 
 def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
-    """Count parameters, operations a token, and entries of the cache a token."""
+    """Count parameters, and operations and entries of the cache per token."""
     if layer is None:
         return 0, 0, 0
     weights = list(layer.parameters())
     shared = [m.source.weight for m in layer.modules() if isinstance(m, SharedLinear)]
-    products = 2 * sum(weight.numel() for weight in (*weights, *shared) if weight.ndim > 1)
-    attention = layer.attention
-    if attention is None:
-        return sum(weight.numel() for weight in weights), products, 0
-    mixed = 2 * tokens * attention.heads * attention.head_width
-    cached = 2 * attention.key_value_heads * attention.head_width
-    return sum(weight.numel() for weight in weights), products + mixed, cached
+    operations = 2 * sum(weight.numel() for weight in (*weights, *shared) if weight.ndim > 1)
+    cached, attention = 0, layer.attention
+    if attention is not None:
+        # scores and weighted values, two operations each, over half of the tokens
+        operations += 2 * tokens * attention.heads * attention.head_width
+        cached = 2 * attention.key_value_heads * attention.head_width
+    return sum(weight.numel() for weight in weights), operations, cached
 
 
-def _around(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Inputs and outputs of a module in a run, one row a token."""
+def _inputs_and_outputs(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+    """Record inputs and outputs of a module during a run, one row per token."""
     seen: list[Tensor] = []
     with module.register_forward_hook(
         lambda _, given, output: seen.extend((given[0].flatten(0, 1), output.flatten(0, 1)))

@@ -76,14 +76,12 @@ def _opened(
         config = config_of(settings, command, corpus)
         growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
         with claimed(Path(out), config, growing) as folder:
-            _draw_presets(folder.path, settings, presets, corpus.vocab_size)
+            _draw(folder.path, settings, presets, corpus.vocab_size)
             _write_reference(folder.path, settings, corpus)
             yield folder
 
 
-def _draw_presets(
-    out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int
-) -> None:
+def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
     """Draw the blocks of each preset, for the page."""
     blocks: dict[str, BlockConfig] = {}
     for name in presets:

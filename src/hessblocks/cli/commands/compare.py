@@ -15,7 +15,7 @@ from hessblocks.escape import shell_line
 def compare(
     *,
     presets: Annotated[
-        tuple[str, ...], Parameter(help=options.VARIANTS), options.several("presets")
+        tuple[str, ...], Parameter(help=options.PRESETS_HELP), options.several("presets")
     ] = ("pre-ln", "sas", "sas-p"),
     seeds: Annotated[
         int, options.within("How many seeds, counted from --seed.", settings.at_least(1))

@@ -30,7 +30,7 @@ def curvature(
     settings: CurvatureInspection,
     out: Annotated[
         Path,
-        Parameter(help=f"{options.GOES_ON} [default: runs/curvature-MODEL]", show_default=False),
+        Parameter(help=f"{options.RESUMES} [default: runs/curvature-MODEL]", show_default=False),
     ] = Path("runs", "curvature-{model}"),
     device: options.Device = "auto",
     screen: options.Screen,

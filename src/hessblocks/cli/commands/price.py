@@ -28,7 +28,7 @@ def price(
     data: options.Text,
     settings: PricingSettings,
     out: Annotated[
-        Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/price-MODEL]")
+        Path | None, Parameter(help=f"{options.RESUMES} [default: runs/price-MODEL]")
     ] = None,
     device: options.Device = "auto",
     screen: options.Screen,

@@ -28,7 +28,7 @@ def simplify(
     data: options.Text,
     settings: SimplifySettings,
     out: Annotated[
-        Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/simplify-MODEL]")
+        Path | None, Parameter(help=f"{options.RESUMES} [default: runs/simplify-MODEL]")
     ] = None,
     device: options.Device = "auto",
     screen: options.Screen,

@@ -35,7 +35,7 @@ def train(
     model: settings.ModelSettings,
     training: settings.TrainingSettings,
     observation: settings.ObservationSettings,
-    out: Annotated[Path | None, Parameter(help=f"{options.GOES_ON} [default: runs/PRESET]")] = None,
+    out: Annotated[Path | None, Parameter(help=f"{options.RESUMES} [default: runs/PRESET]")] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",

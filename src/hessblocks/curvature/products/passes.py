@@ -25,7 +25,7 @@ FULL_CPU_WORK = 1 << 36
 BATCHED_WORK = 1 << 24
 """Multiplications of a forward pass below which vectors are worth batching (docs/products.md)."""
 
-REPLAY_SIZES = 2.3
+REPLAY = 2.3
 """Peak of building and replaying a graph, in sizes of the tensors it has saved (measured)."""
 
 LOGITS_ARRAYS = 5
@@ -273,7 +273,6 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
         bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a linear head alone saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
-        peak=int(REPLAY_SIZES * graph)
-        + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
+        peak=int(REPLAY * graph) + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
         guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
     )

@@ -37,7 +37,7 @@ def mlp_norm(at: Place) -> Candidate | None:
         return None
     seen: list[Tensor] = []
     with at.layer.mlp_norm.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
-        at.hidden()
+        at.output_pairs()
     fields = {"mlp_norm": NoNorm()}
     return _frozen(at, "mlp norm", at.layer.mlp_norm, seen[0], _mlp_readers(at), fields)
 

@@ -23,7 +23,7 @@ def heads(at: Place) -> Candidate | None:
         return None
     if groups == 1 or part.query_key == "one-matrix" or block.position.biased:
         return None  # slopes of ALiBi are by head
-    mixed, wanted = at.attended(at.layer)
+    mixed, wanted = at.projection_pairs(at.layer)
     equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
     for group in range(groups):
@@ -57,7 +57,7 @@ def units(at: Place, share: float = UNITS) -> Candidate | None:
     gone = int(share * at.block.resolved_mlp_width)
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
         return None
-    hidden, wanted = at.hidden()
+    hidden, wanted = at.output_pairs()
     equations = Refit(with_ones(at, OUTPUT, hidden), wanted)
     gram = equations.whole.gram
     assert gram is not None

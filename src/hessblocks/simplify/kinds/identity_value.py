@@ -39,8 +39,8 @@ def identity_value(at: Place) -> Candidate | None:
     for name in NAMES:
         gains = {f"attention.gains.{one}": like.new_zeros(block.heads) for one in NAMES}
         gains[f"attention.gains.{name}"] += 1
-        features.append(at.attended(at.built(made, {**state, **gains}))[1])
-    _, wanted = at.attended(at.layer)
+        features.append(at.projection_pairs(at.built(made, {**state, **gains}))[1])
+    _, wanted = at.projection_pairs(at.layer)
     fitted = _gains(features, wanted, block.heads).to(like)
     state |= {f"attention.gains.{name}": own for name, own in zip(NAMES, fitted, strict=True)}
     return at.candidate("value and projection = identity", made, state)

@@ -52,8 +52,8 @@ def _shared(at: Place, name: str) -> Candidate | None:
 def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
     """Replace a weight, then refit the projection so that it gives what it gave."""
     block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
-    _, wanted = at.attended(at.layer)
-    mixed, _ = at.attended(at.built(block, at.state))
+    _, wanted = at.projection_pairs(at.layer)
+    mixed, _ = at.projection_pairs(at.built(block, at.state))
     state = refitted(at, PROJECTION, Refit(with_ones(at, PROJECTION, mixed), wanted))
     first: Any = at.model.model.layers[0].attention
     own = at.layer.get_submodule(f"attention.{name}")
