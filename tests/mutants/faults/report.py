@@ -9,7 +9,7 @@ FAULTS = (
     fault("one standard error is a difference", "SURE = 2.0 => SURE = 0.1",
           "test_the_headline_counts_only_differences_of_two_standard_errors", within="headline"),
     fault("a curve goes on where a seed diverged",
-          "min(($row.step for $row in lost), $$a) => max(($row.step for $row in lost), $$a)",
+          "min(($row.step for $row in not_finite), $$a) => max(($row.step for $row in not_finite), $$a)",
           "test_loss_curves.py", within="_row"),
     fault("thinned curves keep the error of one point",
           "math.hypot($$a) / math.sqrt($b) => math.hypot($$a)", "test_loss_curves.py"),
