@@ -600,6 +600,15 @@ def test_tied_weights_do_not_change_apart() -> None:
     assert hb.price(problem, {"a": {"0.weight": hb.rounded(bits=3)}})["a"].diagonal.value > 0
 
 
+def test_a_check_of_weights_that_have_moved_since_is_refused() -> None:
+    model, problem = table()
+    bill = hb.price(problem, {"two": {"0.weight": hb.rounded(bits=2, block=4)}})
+    with torch.no_grad():
+        model[2].bias += 0.1  # type: ignore[index]
+    with pytest.raises(ArgumentError, match="have changed since the prices"):
+        bill.check(["two"])
+
+
 def test_a_gradient_that_is_not_finite_is_refused() -> None:
     model, problem = table(dtype=torch.float32)
     with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from hessblocks.curvature.bill.draws import Draws, draw
 from hessblocks.curvature.bill.measured import BillCheck, measure
 from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
 from hessblocks.curvature.groups import ParameterGroup, overlap
+from hessblocks.curvature.model_state import checksums
 from hessblocks.curvature.products import Problem, check_problem
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import Estimate
@@ -59,6 +60,12 @@ class Bill(Tabular, Mapping[str, Price]):
     """Numbers that all prices are made of."""
     relative_sizes: tuple[float, ...]
     """‖Δ‖ / ‖w‖ of each change, the largest of its weights."""
+    weights: tuple[float, ...] = field(init=False)
+    """Checksums of the model's weights that were priced."""
+
+    def __post_init__(self) -> None:
+        """Note the weights."""
+        object.__setattr__(self, "weights", checksums(self.problem.model.parameters()))
 
     @cached_property
     def _prices(self) -> dict[str, Price]:
@@ -122,7 +129,8 @@ class Bill(Tabular, Mapping[str, Price]):
 
         Raises:
             ArgumentError: no changes, unknown ones, several that touch an entry in common, a
-                problem of another model, other data where the loss is a sum, or a single row.
+                problem of another model, weights that have changed since, other data where the
+                loss is a sum, or a single row.
             RunError: a loss is not finite.
 
         Cost: a forward pass over the held-out data for each change, and one more.
@@ -139,6 +147,8 @@ class Bill(Tabular, Mapping[str, Price]):
             problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
+        if self.weights != checksums(self.problem.model.parameters()):
+            raise ArgumentError("model: its weights have changed since the prices; price again")
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):
             raise ArgumentError(
