@@ -37,7 +37,9 @@ def test_the_page_is_whole_and_fits_the_screen(browser, page: Path, width: int) 
     )
     assert len(pictures) == 3
     assert all(natural > 300 and alt for natural, *_, alt in pictures)
-    assert all(shown >= 600 and 0 < window <= width for _, shown, window, _ in pictures)
+    assert all(0 < window <= width for *_, window, _ in pictures)
+    # a phone gets a picture of its own
+    assert all(shown >= 600 if width > 390 else shown <= window for _, shown, window, _ in pictures)
     assert run("return document.documentElement.scrollWidth") <= width
     smallest = run(
         "return Math.min(...[...document.querySelectorAll('p, td, th, li, figcaption')]"
@@ -51,6 +53,9 @@ def test_a_wide_figure_is_moved_by_the_arrow_keys(browser, page: Path) -> None:
 
     open_page(browser, page, 390)
     figure = browser.find_element("css selector", "figure .scroll")
+    # as of figures that have no picture for a phone
+    whole = "arguments[0].querySelector('source').remove(); arguments[0].classList.add('wide')"
+    browser.execute_script(whole, figure)
     figure.send_keys(Keys.ARROW_RIGHT * 5)
     browser.execute_async_script("setTimeout(arguments[0], 600)")  # it glides
     assert browser.execute_script("return arguments[0].scrollLeft", figure) > 0

@@ -206,7 +206,7 @@ def test_batches_may_come_in_any_way(given: Callable[[Any], Any]) -> None:
 def test_pieces_of_a_batch_are_padded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = transformer("gpt2", {})
     expected = product(model, alone())
-    monkeypatch.setattr(passes, "LARGE", 1)
+    monkeypatch.setattr(passes, "FULL_CPU_WORK", 1)
     assert torch.allclose(product(model, padded()), expected)
 
 

@@ -135,7 +135,7 @@ def product(model: nn.Module, data: Any) -> Tensor:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are passed through the model one by one."""
-    monkeypatch.setattr(passes, "LARGE", 1)
+    monkeypatch.setattr(passes, "FULL_CPU_WORK", 1)
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -146,7 +146,7 @@ def test_an_entry_that_is_no_rows_is_refused_or_does_no_harm(
     model = stir(Biased())
     bias = 3 * torch.randn(HEADS, 5, 5).double()
     with monkeypatch.context() as whole:
-        whole.setattr(passes, "LARGE", 1 << 36)
+        whole.setattr(passes, "FULL_CPU_WORK", 1 << 36)
         expected = product(model, [entries(rows, bias)])
     assert torch.allclose(product(model, [entries(rows, bias[None])]), expected)
     if rows == HEADS:
@@ -199,7 +199,7 @@ def test_rows_that_depend_on_each_other_at_any_distance_are_refused(
 ) -> None:
     x, labels = points(10)
     work = sum(p.numel() for p in model.parameters())
-    monkeypatch.setattr(passes, "LARGE", most * work)
+    monkeypatch.setattr(passes, "FULL_CPU_WORK", most * work)
     with pytest.raises(
         ArgumentError, match=rf"batch 0 .*pieces of {most} rows? differ by .* of their norm"
     ):
@@ -298,7 +298,7 @@ def test_a_batch_that_does_not_fit_is_compared_by_as_many_rows_as_do(
     seen: list[int] = []
     model.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     monkeypatch.setattr(passes, "FORWARD_ARRAYS", 1 << 40)
-    monkeypatch.setattr(passes, "LARGE", 3 * 27)
+    monkeypatch.setattr(passes, "FULL_CPU_WORK", 3 * 27)
     with pytest.raises(ArgumentError, match="differ by"):
         product(model, [(x, labels)])
     assert max(seen) == 6
@@ -331,5 +331,5 @@ def test_rows_that_do_not_depend_on_each_other_may_be_cut(
     model = stir(nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3)))
     data = [(torch.randn(n, 8).double(), torch.randint(0, 3, (n,))) for n in sizes]
     cut = product(model, data)
-    monkeypatch.setattr(passes, "LARGE", 1 << 36)
+    monkeypatch.setattr(passes, "FULL_CPU_WORK", 1 << 36)
     assert torch.allclose(cut, product(model, data))

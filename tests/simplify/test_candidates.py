@@ -280,7 +280,7 @@ def test_an_interrupted_pass_leaves_no_hook_behind() -> None:
         raise KeyboardInterrupt
 
     stop = place.layer.mlp.register_forward_hook(torn)
-    for run in (place.hidden, lambda: KINDS["mlp norm"](place)):
+    for run in (place.output_pairs, lambda: KINDS["mlp norm"](place)):
         with pytest.raises(KeyboardInterrupt):
             run()
     stop.remove()
