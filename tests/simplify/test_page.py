@@ -45,7 +45,8 @@ def test_sentences_have_the_numbers_of_the_store() -> None:
     counts = Counter(row["kind"] for row in lowest)
     assert f"of the 30 lowest prices {counts['mlp units']} and {counts['heads']}." in PAGE
     unclear = sum(float(row["kl"]) < 2 * float(row["kl_error"]) for row in ROWS)
-    assert f"Of {len(ROWS)} removals {unclear} cost less than two standard errors over text." in PAGE
+    said = f"Of {len(ROWS)} removals {unclear} cost less than two standard errors over text."
+    assert said in PAGE
     skips = [float(row["kl"]) for row in ROWS if row["kind"].endswith("skip")]
     assert f"at least {sorted(skips)[1]:.2g} nats everywhere but" in PAGE
     kl = {(row["kind"], int(row["layer"])): float(row["kl"]) for row in ROWS}
