@@ -153,7 +153,8 @@ class _Purse:
         left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
         asked = self.settings.eigenvalues
         count = EIGENVALUES if asked is None else asked
-        fewest = FEWEST_PRODUCTS * count * self.units * self.step
+        # one more, since estimating what norms cost takes time too
+        fewest = (FEWEST_PRODUCTS + 1) * count * self.units * self.step
         kept = max(SHARE * left, fewest) if 0 < fewest <= MOST * left else 0.0
         return max(left - kept, 1e-9)
 
