@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hessblocks.data import python_code
 from hessblocks.data.corpus import END_OF_TEXT, Corpus, learn_encoding, pieces_of, token_type
 from hessblocks.data.python_code import CorpusWarning, load_corpus, user_files
 from hessblocks.errors import ArgumentError
@@ -189,6 +190,16 @@ def test_what_holds_no_text_is_refused(tmp_path: Path, make: object, message: st
     path = make(tmp_path / "given")  # type: ignore[operator]
     with pytest.raises(ArgumentError, match=f"--data: .*{message}"):
         load_corpus(path)
+
+
+def test_a_large_binary_file_is_refused_before_it_is_hashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_code, "sha256", lambda path: pytest.fail("all of it was read"))
+    with (tmp_path / "vast.bin").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ArgumentError, match="too little text"):
+        user_files(tmp_path / "vast.bin")
 
 
 def test_too_little_text_for_one_window_is_refused(tmp_path: Path) -> None:

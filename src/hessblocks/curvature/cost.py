@@ -37,7 +37,7 @@ SAMPLE = 0.7
 FORWARD = 1 / 3
 """Share of the forward pass in the first sample."""
 TIMED = 2
-"""Samples that are timed: at 135M parameters the first alone took half the time of later ones."""
+"""Samples that are timed; from one the estimate was half of what 64 took (135M parameters)."""
 MOST = 1024
 """Probes or samples that a budget buys at most."""
 LONG = 60.0

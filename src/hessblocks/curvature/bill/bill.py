@@ -60,12 +60,12 @@ class Bill(Tabular, Mapping[str, Price]):
     """Numbers that all prices are made of."""
     relative_sizes: tuple[float, ...]
     """‖Δ‖ / ‖w‖ of each change, the largest of its weights."""
-    weights: tuple[float, ...] = field(init=False)
+    fingerprint: tuple[float, ...] = field(init=False)
     """Checksums of the model's weights that were priced."""
 
     def __post_init__(self) -> None:
-        """Note the weights."""
-        object.__setattr__(self, "weights", checksums(self.problem.model.parameters()))
+        """Take the fingerprint."""
+        object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
 
     @cached_property
     def _prices(self) -> dict[str, Price]:
@@ -147,7 +147,7 @@ class Bill(Tabular, Mapping[str, Price]):
             problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
-        if self.weights != checksums(self.problem.model.parameters()):
+        if self.fingerprint != checksums(self.problem.model.parameters()):
             raise ArgumentError("model: its weights have changed since the prices; price again")
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):

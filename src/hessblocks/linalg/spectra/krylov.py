@@ -26,8 +26,8 @@ NEGLIGIBLE = 100
 
 PIECE = 1 << 16
 """Entries of a vector that Gram-Schmidt works on at once."""
-ROTATED_PIECE = 1 << 11
-"""Entries of a vector that are rotated at once; fewer, since a float64 copy of all rows is made."""
+ROTATED = 1 << 18
+"""Entries of all rows that are rotated at once; their float64 copy then stays in the cache."""
 MOST_PASSES = 4
 """Gram-Schmidt passes after the first, at most."""
 
@@ -89,7 +89,7 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
         rotation: column j has the coefficients of the new row j.
     """
     coefficients = rotation.T.to(stacks[0].device)
-    for some in _pieces(*stacks, size=ROTATED_PIECE):
+    for some in _pieces(*stacks, size=1 + ROTATED // rotation.shape[0]):
         turned = coefficients @ torch.cat(some).double()
         for piece in some:
             piece[: len(turned)] = turned[: len(piece)]
