@@ -41,7 +41,7 @@ def measure_curvature(
 ) -> storage.CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    By default all parts are measured by probes if that takes at most 6 minutes, else norms and map
+    By default all parts are measured by probes if that takes at most 5 minutes, else norms and map
     of H_o by sampled gradients. The largest eigenvalues of H of all groups together follow if time
     is left. Each group is recorded in the run folder as soon as it is measured, so that the same
     call continues where it stopped.

@@ -47,7 +47,7 @@ class CurvatureInspection(InspectionSettings):
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
     """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None
-    """Minutes for all that is asked, in the place of --probes; 6 where nothing is asked."""
+    """Minutes for all that is asked, in the place of --probes; 5 where nothing is asked."""
     eigenvalues: Annotated[int | None, at_least(0)] = None
     """Largest eigenvalues of H of all groups as one; by default 3 where the budget allows them."""
     spectrum: bool = False

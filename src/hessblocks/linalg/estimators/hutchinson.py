@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import singledispatch
+from functools import reduce, singledispatch
 
 import torch
 from jaxtyping import Float
@@ -33,6 +33,8 @@ from hessblocks.linalg.estimators.probes import (
 
 FEWEST_PROBES = 4
 METHODS = ("probes", "sampled")
+IN_CACHE = 1 << 17
+"""Entries of all probes whose moments are taken at once."""
 
 
 def frobenius_norm(
@@ -166,17 +168,20 @@ class EntryMoments:
     def add(self, count: int) -> None:
         """Count in further probes by the update of Chan, Golub and LeVeque (1983)."""
         for probes in self._source.blocks(count, self._probe_chunk):
-            self.take(probes * multiply(self._operator, probes))
+            self.take(probes, multiply(self._operator, probes))
 
-    def take(self, entries: Float[Tensor, "N K"]) -> None:
-        """Count in the entries of further probes."""
-        entries = entries.to(self.mean.dtype)
-        size, mean = entries.shape[1], entries.mean(1)
-        shift, total = mean - self.mean, self.count + size
-        within = operators.lengths(entries - mean[:, None])
-        between = shift.abs() * math.sqrt(self.count * size / total)
-        self._spread = torch.hypot(self._spread, torch.hypot(within, between))
-        self.mean += shift * (size / total)
+    def take(self, *factors: Float[Tensor, "N K"]) -> None:
+        """Count in the entries of further probes, products of the factors' own."""
+        size = factors[0].shape[1]
+        total = self.count + size
+        for some in operators.chunks(len(self.mean), IN_CACHE // size + 1):
+            entries = reduce(torch.mul, [factor[some] for factor in factors]).to(self.mean.dtype)
+            mean = entries.mean(1)
+            shift = mean - self.mean[some]
+            within = operators.lengths(entries - mean[:, None])
+            between = shift.abs() * math.sqrt(self.count * size / total)
+            self._spread[some] = torch.hypot(self._spread[some], torch.hypot(within, between))
+            self.mean[some] += shift * (size / total)
         self.count = total
 
     def checked(self, seed: int) -> EntryMoments:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.estimates import Estimate
-from hessblocks.linalg.operators import LinearOperator, chunks, working_dtype
+from hessblocks.linalg.operators import LinearOperator, chunks, largest_size, working_dtype
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
@@ -115,10 +115,7 @@ def missed_by_signs(
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
     """Refuse products that are not finite, or whose squares are not; warn of lost digits."""
-    if not products.numel():
-        return
-    low, high = products.aminmax()
-    largest = max(-float(low), float(high))
+    largest = largest_size(products)
     name = f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype}"
     if not math.isfinite(largest):
         raise RunError(

@@ -5,6 +5,7 @@ from hessblocks.linalg.operators.inner import (
     column_lengths,
     column_products,
     inner_products,
+    largest_size,
     lengths,
     pooled_factor,
     student_factor,
