@@ -350,9 +350,9 @@ def parameter_figure(found: Comparison) -> Figure | None:
 ''',
             ),
         ),
-        "src/hessblocks/report/page.py": (
+        "src/hessblocks/report/comparison_figures.py": (
             (
-                "from hessblocks.statistics import Average",
+                "from hessblocks.statistics import Average, Heterogeneity",
                 "from hessblocks.report.parameter_bars import parameter_figure\n",
             ),
             ("        *along_figures(found),\n", "        parameter_figure(found),\n"),
@@ -362,7 +362,7 @@ def parameter_figure(found: Comparison) -> Figure | None:
 import pathlib
 from hessblocks.drawing import draw
 from hessblocks.report import compare_results, load_results, write_report
-from hessblocks.report.page import all_figures
+from hessblocks.report.comparison_figures import all_figures
 from tests.report.folders import Folder
 out = Folder(presets=("pre-ln", "sas"), layers=1).write(pathlib.Path(folder) / "run")
 figures = all_figures(compare_results(load_results(out)))

@@ -8,8 +8,8 @@ import pytest
 
 from hessblocks.errors import RunError
 from hessblocks.report import Comparison, compare_results, summary
-from hessblocks.report.curve_figures import ALIGNMENTS
-from hessblocks.report.page import all_figures, write_report
+from hessblocks.report.comparison_figures import ALIGNMENTS, all_figures
+from hessblocks.report.page import write_report
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, row
 

@@ -10,7 +10,7 @@ import pytest
 from hessblocks import report
 from hessblocks.cli.terminal.console import comparison_table
 from hessblocks.report import Comparison, compare_results, comparison
-from hessblocks.report.page import all_figures
+from hessblocks.report.comparison_figures import all_figures
 from hessblocks.storage import load_results
 from tests.report.folders import Folder, row
 

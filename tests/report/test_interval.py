@@ -6,7 +6,7 @@ import pytest
 
 from hessblocks.cli.terminal.console import WIDE, comparison_table, show
 from hessblocks.report import Comparison, compare_results, comparison_rows, headline, summary
-from hessblocks.report.group_figures import heterogeneity_figure
+from hessblocks.report.comparison_figures import heterogeneity_figure
 from hessblocks.report.page import comparison_cells
 from hessblocks.storage import load_results
 from tests.report.folders import Folder

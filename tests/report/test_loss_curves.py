@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hessblocks.figures import Series
-from hessblocks.report import compare_results, curve_figures
-from hessblocks.report.curve_figures import loss_figure
+from hessblocks.report import compare_results, comparison_figures
+from hessblocks.report.comparison_figures import loss_figure
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder, loss
 
@@ -31,9 +31,9 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
 def test_the_error_of_a_window_is_the_root_mean_square_of_its_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(curve_figures, "MOST_POINTS", 2)
+    monkeypatch.setattr(comparison_figures, "MOST_POINTS", 2)
     errors = (3.0, 4.0, 0.5, 0.5)
     long = Series(name="sas", x=(0, 1, 2, 3), y=(1, 3, 5, 9), error=errors)
-    short = curve_figures._thinned(long, 2)
+    short = comparison_figures._thinned(long, 2)
     assert (short.x, short.y) == ((0.5, 2.5), (2, 7))
     assert short.error == pytest.approx((math.sqrt(12.5), 0.5))

@@ -8,7 +8,8 @@ import pytest
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.report import compare_results, headline
-from hessblocks.report.page import all_figures, write_report
+from hessblocks.report.comparison_figures import all_figures
+from hessblocks.report.page import write_report
 from hessblocks.storage.folder_results import load_results
 from tests.report.folders import Folder
 

@@ -1,7 +1,7 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
 from hessblocks.figures import number
-from hessblocks.report.captions import ratio_text, short_names, with_interval, zero_groups
+from hessblocks.report.captions import ratio_text, short_names, with_interval
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results, comparison_rows
 from hessblocks.report.curvature_page import (
     WHOLE,

@@ -3,12 +3,10 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from hessblocks.figures import LARGE, NEGLIGIBLE, number
-from hessblocks.report.comparison import ComparisonRow
 from hessblocks.statistics import Average, Heterogeneity
 
 
@@ -27,31 +25,6 @@ def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
     if len(seeds) < 2:
         return f"1 seed ({names}); {single}."
     return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
-
-
-def sample(curvature: Mapping[str, Any]) -> str:
-    """Say on how many tokens, and with how many probes, curvature was measured."""
-    sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
-    if isinstance(sequences, int) and isinstance(tokens, int):
-        n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
-    else:
-        n = "number of tokens not recorded"
-    probes = curvature.get("probes")
-    return f"{n}, {probes} random probes a group" if probes is not None else n
-
-
-def zero_groups(rows: Iterable[ComparisonRow]) -> str:
-    """Name the groups whose norm is exactly zero, with block and stage; empty if there are none."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        for moment, ratio in row.ratios.items():
-            if ratio.zero_groups:
-                names = short_names(ratio.zero_groups)
-                places[names].append(f"{row.preset} {moment} training")
-    return " ".join(
-        f"Exactly zero and left out: {groups} ({', '.join(where)})."
-        for groups, where in places.items()
-    )
 
 
 def by_name(groups: Iterable[str]) -> dict[str, list[int]]:

@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
-from hessblocks.figures import Series, number
+from hessblocks.figures import number
+from hessblocks.report.captions import short_names
 from hessblocks.report.templates import ABSENT
 from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation, ResultRow
@@ -101,16 +103,6 @@ class Curve:
     means: tuple[Average, ...]
     """Ordinates; of one seed the errors are those of its estimates, taken as independent."""
 
-    def series(self, against: str) -> Series:
-        """Return the curve over one of its abscissas."""
-        return averaged(self.preset, self.x[against], self.means)
-
-
-def averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
-    """Make a series of means and their standard errors, 0 where there is none."""
-    errors = tuple(mean.standard_error or 0.0 for mean in means)
-    return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -150,6 +142,37 @@ class Comparison:
         )
 
     @property
+    def sample(self) -> str:
+        """On how many tokens, and with how many probes, curvature was measured."""
+        return _sample(self.results.settings.section("curvature"))
+
+    @property
+    def sample_along(self) -> str:
+        """The same of what was observed along training."""
+        settings = self.results.settings
+        own = settings.section("observation").get("sample")
+        return _sample(settings.section("curvature") if own is None else own)
+
+    @property
+    def finite_norms(self) -> list[ResultRow]:
+        """The norms that are finite by layer, those outside of layers first."""
+        return _by_layer(self.norms)
+
+    @property
+    def zero_groups(self) -> str:
+        """Groups whose norm is exactly zero, with block and stage; empty if there are none."""
+        places: dict[str, list[str]] = defaultdict(list)
+        for row in self.rows:
+            for moment, ratio in row.ratios.items():
+                if ratio.zero_groups:
+                    names = short_names(ratio.zero_groups)
+                    places[names].append(f"{row.preset} {moment} training")
+        return " ".join(
+            f"Exactly zero and left out: {groups} ({', '.join(where)})."
+            for groups, where in places.items()
+        )
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds with any value."""
         return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
@@ -158,6 +181,16 @@ class Comparison:
     def budget_columns(self) -> tuple[str, ...]:
         """Headings of each row's `budget`."""
         return ("steps", UNITS[self.match]) if self.match in UNITS else ()
+
+
+def _sample(curvature: Mapping[str, Any]) -> str:
+    sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
+    if isinstance(sequences, int) and isinstance(tokens, int):
+        n = f"n = {sequences * tokens:,} held-out tokens ({sequences} windows of {tokens})"
+    else:
+        n = "number of tokens not recorded"
+    probes = curvature.get("probes")
+    return f"{n}, {probes} random probes a group" if probes is not None else n
 
 
 def compare_results(results: FolderResults | Comparison) -> Comparison:
@@ -254,7 +287,7 @@ def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
         yield replace(own[0], value=mean.value, standard_error=mean.standard_error)
 
 
-def by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
+def _by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
     """Sort the finite norms, those outside of layers first."""
     finite = [norm for norm in norms if math.isfinite(norm.value)]
     return sorted(finite, key=lambda norm: (norm.layer is not None, norm.layer or 0))
@@ -276,7 +309,7 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     whole = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
     found = [one for norms in whole if (one := ends(norms)) is not None]
     mean = average([one.ratio for one in found], found[0].standard_error if found else None)
-    mean_ends = ends({norm.group: (norm.value, None) for norm in by_layer(_mean_norms(rows))})
+    mean_ends = ends({norm.group: (norm.value, None) for norm in _by_layer(_mean_norms(rows))})
     if mean is None or mean_ends is None:
         return None
     return Heterogeneity(

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Drawn
 
 from hessblocks.drawing import draw_heatmap, set_scale, short_name
 from hessblocks.figures import MATPLOTLIB, PHONE, Figure, Panel, Series, log_axis, plain_math
-from hessblocks.report.group_figures import PARTS
+from hessblocks.report.comparison_figures import PARTS
 from hessblocks.report.templates import drawn_picture
 from hessblocks.storage import CurvatureResults, SpectrumRow
 

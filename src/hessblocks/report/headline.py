@@ -32,18 +32,22 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     Returns:
         A sentence each; one that says so where nothing is measured yet.
     """
-    found = compare_results(results)
+    return sentences(compare_results(results))
+
+
+def sentences(found: Comparison) -> tuple[str, ...]:
+    """Say what `headline` says of a comparison."""
     rows = found.rows
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
-    sentences = (
+    told = (
         *_losses(rows, base, of_steps=found.match == "steps"),
         *_below_pairs(rows, found.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
         *_diverged(rows),
     )
-    return sentences or ("Nothing is measured yet.",)
+    return told or ("Nothing is measured yet.",)
 
 
 def difference(first: Average, second: Average) -> int:

@@ -4,20 +4,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from markupsafe import Markup
 
 from hessblocks import settings
 from hessblocks.conventions import AnyPath
 from hessblocks.escape import shell_line
-from hessblocks.figures import Figure, number, page_text
+from hessblocks.figures import number
 from hessblocks.report import templates
-from hessblocks.report.captions import ratio_text, with_error, zero_groups
+from hessblocks.report.captions import ratio_text, with_error
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
-from hessblocks.report.curve_figures import along_figures, loss_figure
-from hessblocks.report.group_figures import curvature_figure, heterogeneity_figure
-from hessblocks.report.headline import headline
+from hessblocks.report.comparison_figures import all_figures
+from hessblocks.report.headline import sentences
 from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
 
@@ -57,6 +53,9 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     found = compare_results(results)
+    rows = [*map(comparison_cells, found.rows), *_table_of_pairs(found)]
+    command = command_line(results.settings)
+    told, figures = sentences(found), all_figures(found)
     blocks = folder / "blocks.svg"
     shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
@@ -64,15 +63,15 @@ def write_report(folder: AnyPath) -> Path:
         "comparison.html",
         title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
         heading=f"hessblocks: {_heading(found.presets)}",
-        headline=headline(found),
+        headline=told,
         missing=results.missing,
         columns=(*COLUMNS, *map(str.capitalize, found.budget_columns)),
-        rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
+        rows=rows,
         rates=found.rate_words,
-        zero_groups=zero_groups(found.rows),
+        zero_groups=found.zero_groups,
         blocks=[templates.inlined(blocks.read_bytes())] if blocks.is_file() else [],
-        figures=[_shown(figure, folder) for figure in all_figures(found)],
-        command=command_line(results.settings),
+        figures=[templates.shown_figure(figure, folder) for figure in figures],
+        command=command,
         settings=list(templates.setting_rows(shown)),
         environment=list(templates.environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
@@ -83,20 +82,6 @@ def _heading(presets: Sequence[str]) -> str:
     if len(presets) == 1:
         return f"the transformer block {presets[0]}"
     return f"{len(presets)} transformer blocks compared"
-
-
-def all_figures(found: Comparison) -> tuple[Figure, ...]:
-    """Yield the figures for which there are values, in the order of the page."""
-    figures = (
-        heterogeneity_figure(found),
-        curvature_figure(found),
-        loss_figure(found, "steps"),
-        loss_figure(found, "seconds"),
-        loss_figure(found, "tokens") if found.match == "tokens" else None,
-        loss_figure(found, "flops") if len(found.rows) > 1 else None,
-        *along_figures(found),
-    )
-    return tuple(figure for figure in figures if figure is not None)
 
 
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
@@ -139,16 +124,6 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
         return templates.ABSENT
     error = None if mean.standard_error is None else mean.standard_error * unit
     return with_error(replace(mean, value=mean.value * unit, standard_error=error))
-
-
-def _shown(figure: Figure, folder: Path) -> dict[str, Any]:
-    """Draw a figure for the page and to files."""
-    return {
-        "name": figure.name,
-        "title": figure.title,
-        "caption": Markup(page_text(figure.caption)),
-        "picture": templates.drawn_picture(figure, folder, figure.name),
-    }
 
 
 def command_line(config: Settings) -> str:

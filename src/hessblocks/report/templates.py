@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, UndefinedError
+from markupsafe import Markup
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.escape import printable_lines
-from hessblocks.figures import Figure, Heatmap
+from hessblocks.figures import Figure, Heatmap, page_text
 from hessblocks.storage import read_object, write_text
 
 if TYPE_CHECKING:
@@ -142,6 +143,16 @@ def drawn_picture(
         figure = draw(figure)
     write_picture(figure, Path(folder, "figures"), name)
     return [inlined(page_picture(one)) for one in (figure, phone) if one is not None]
+
+
+def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:
+    """Draw a figure to files and for its page, with what the page shows beside it."""
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": Markup(page_text(figure.caption)),
+        "picture": drawn_picture(figure, folder, figure.name),
+    }
 
 
 def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

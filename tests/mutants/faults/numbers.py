@@ -13,8 +13,8 @@ FAULTS = (
     fault("singular values stay in units", "unit * bottom**power => bottom**power",
           "test_numbers_go_with_the_scale", within="condition_number"),
     fault("the spread of entries is summed in squares",
-          "torch.hypot(self._spread, torch.hypot(within, between))"
-          " => (self._spread**2 + within**2 + between**2).sqrt()",
+          "torch.hypot(self._spread[some], torch.hypot(within, between))"
+          " => (self._spread[some]**2 + within**2 + between**2).sqrt()",
           "test_numbers_go_with_the_scale", within="EntryMoments.take"),
     fault("right-hand sides are taken as they are", "unit_of(column) => 1.0",
           "test_conjugate_gradients_look_at_the_size_of_b_alone", within="solve"),

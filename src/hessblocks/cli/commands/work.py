@@ -11,7 +11,7 @@ from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
-from hessblocks.report import Comparison, compare_results, summary, write_report, zero_groups
+from hessblocks.report import Comparison, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import load_results
 from hessblocks.training import is_first
@@ -106,5 +106,5 @@ def _lines(found: Comparison) -> Iterator[Table | str]:
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
             "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
-    if zeros := zero_groups(found.rows):
+    if zeros := found.zero_groups:
         yield zeros

@@ -1,17 +1,43 @@
-"""Figures along training: loss, gains, signal and curvature of each preset."""
+"""Figures of a comparison: curvature of each parameter group, and what happens along training."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
-from hessblocks.figures import Figure, Series, log_axis, plain_math
-from hessblocks.report.captions import sample, seeds_and_error
-from hessblocks.report.comparison import SIGNAL, Comparison, ComparisonRow, Curve
-from hessblocks.report.group_figures import CURVATURE, PARTS, panels
-from hessblocks.storage import NORM, Metric
+from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
+from hessblocks.report.captions import seeds_and_error
+from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve
+from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.storage import NORM, Metric, ResultRow
 
+ROLES = [
+    "embedding",
+    "query",
+    "key",
+    "value",
+    "projection",
+    "gain",
+    "mlp_in",
+    "mlp_out",
+    "norm",
+    "head",
+]
+PARTS = {
+    "outer": "Outer product $H_o$",
+    "functional": "Functional $H_f$",
+    "full": "Full Hessian $H$",
+}
+SLOT = 0.86
+"""Share of the distance between two roles that their points take up."""
+FILL = 0.8
+"""Share of a preset's slot over which its layers are spread."""
+BAR_ROOM = 2.0
+"""Room for the number above a bar, as a factor."""
+CURVATURE = r"Frobenius norm $\|H\|_F$ (nats per token)"
+RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
 MOST_POINTS = 300
 """A longer curve is averaged over windows of successive points."""
 HEADROOM = 1.1
@@ -43,6 +69,142 @@ Titled = Mapping[str, Sequence[Curve]]
 """Title → its curves."""
 
 
+def all_figures(found: Comparison) -> tuple[Figure, ...]:
+    """Yield the figures for which there are values, in the order of the page."""
+    figures = (
+        heterogeneity_figure(found),
+        curvature_figure(found),
+        loss_figure(found, "steps"),
+        loss_figure(found, "seconds"),
+        loss_figure(found, "tokens") if found.match == "tokens" else None,
+        loss_figure(found, "flops") if len(found.rows) > 1 else None,
+        *along_figures(found),
+    )
+    return tuple(figure for figure in figures if figure is not None)
+
+
+def curvature_figure(found: Comparison) -> Figure | None:
+    """Plot one point per group: by role, in each role by preset, in each preset by layer.
+
+    Args:
+        found: the comparison.
+
+    Returns:
+        The figure's content; None where no curvature was measured yet.
+    """
+    present = dict.fromkeys(norm.role for norm in found.norms)
+    roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
+    measured = {(norm.stage, norm.part) for norm in found.norms}
+    moments = [moment for moment, stage in MOMENTS.items() if stage in {one for one, _ in measured}]
+    series = {
+        f"{words}, {moment} training": tuple(_points(found, MOMENTS[moment], part, roles))
+        for part, words in PARTS.items()
+        for moment in moments
+        if part in {one for _, one in measured}
+    }
+    values = [y for own in series.values() for one in own for y in one.y]
+    if not values:
+        return None
+    layers = "In each column one point a layer, the first layer leftmost"
+    error = seeds_and_error(found.seeds, "the bar", "the bar is ± 1 standard error of the estimate")
+    end = " Points on the line 0 are exactly zero." if 0 in values else ""
+    return Figure(
+        name="curvature",
+        title="Curvature of each parameter group",
+        panels=_panels(
+            series,
+            x_label="Kind of parameter group",
+            y_label=CURVATURE,
+            ticks=tuple(role.replace("_", " ") for role in roles),
+            **log_axis(values),
+        ),
+        columns=len(moments),
+        size=(6.5, 3.3),
+        caption=(
+            "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
+            "group. "
+        )
+        + plain_math(f"{layers}; {found.sample}. {error}{end}"),
+        shares="both",
+        marked=found.presets,
+    )
+
+
+def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> Iterator[Series]:
+    """Make one series per preset, spread over its slot beside each role."""
+    width = SLOT / len(found.presets)
+    norms = [one for one in found.finite_norms if (one.stage, one.part) == (stage, part)]
+    for number, preset in enumerate(found.presets):
+        own = [norm for norm in norms if norm.preset == preset]
+        place = (number + 0.5) * width - SLOT / 2
+        x: list[float] = []
+        shown: list[ResultRow] = []
+        for index, role in enumerate(roles):
+            same = [norm for norm in own if norm.role == role]
+            spread = [(order + 0.5) / len(same) - 0.5 for order in range(len(same))]
+            x += [index + place + FILL * width * one for one in spread]
+            shown += same
+        yield replace(_averaged(preset, x, shown), line=False)
+
+
+def heterogeneity_figure(found: Comparison) -> Figure | None:
+    """Plot largest over smallest group norm of each preset, before and after, with its interval.
+
+    Args:
+        found: the comparison.
+
+    Returns:
+        The figure's content; None where no curvature was measured yet.
+    """
+    places = {
+        moment: {x: row.ratios[moment] for x, row in enumerate(found.rows) if moment in row.ratios}
+        for moment in MOMENTS
+    }
+    values = [one.high or one.ratio.value for own in places.values() for one in own.values()]
+    if not values:
+        return None
+    panel = Panel(
+        title="Before and after training",
+        x_label="Preset",
+        y_label=RATIO,
+        series=tuple(_bars(f"{moment} training", own) for moment, own in places.items() if own),
+        kind="bars",
+        ticks=found.presets,
+        by_tick=True,
+        **log_axis([1.0, *(BAR_ROOM * value for value in values)]),
+    )
+    error = seeds_and_error(found.seeds, "the bar", "the bar is the 95 % interval of the estimate")
+    caption = (
+        "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
+        f"perfectly even; {found.sample}. {error} {found.zero_groups}"
+    )
+    return Figure(
+        name="heterogeneity",
+        title="How uneven curvature is",
+        panels=(panel,),
+        size=(9.0, 4.2),
+        caption=plain_math(caption.rstrip()),
+        marked=found.presets,
+    )
+
+
+def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
+    """Draw one bar per preset, with the interval of one seed or the standard error over several."""
+    reach = [
+        (one.ratio.standard_error or 0.0,) * 2
+        if one.low is None or one.high is None
+        else (one.ratio.value - one.low, one.high - one.ratio.value)
+        for one in places.values()
+    ]
+    return Series(
+        name=name,
+        x=tuple(map(float, places)),
+        y=tuple(one.ratio.value for one in places.values()),
+        error=tuple(above for _, above in reach),
+        below=tuple(below for below, _ in reach),
+    )
+
+
 def loss_figure(found: Comparison, against: str) -> Figure | None:
     """Plot the loss of each preset on training batches and on held-out data.
 
@@ -62,7 +224,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     words, label = AXES[against]
     series = {
         title: [
-            _thinned(replace(one.series(against), note=notes[one.preset]), window)
+            _thinned(replace(_series(one, against), note=notes[one.preset]), window)
             for one in losses
             if one.part == split
         ]
@@ -78,7 +240,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     return Figure(
         name=f"loss-{against}",
         title=f"Loss against {words}",
-        panels=panels(series, x_label=label, y_label=LOSS, limits=limits, band=True),
+        panels=_panels(series, x_label=label, y_label=LOSS, limits=limits, band=True),
         caption=plain_math(" ".join(filter(None, caption))),
         size=(5.5, 4.2),
         shares="both",
@@ -140,8 +302,7 @@ def _ending(row: ComparisonRow) -> str:
 
 def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
     """Plot gains, signal, and curvature against each of `ALIGNMENTS`; None if not observed."""
-    settings, curves = found.results.settings, found.curves
-    where = sample(settings.section("observation").get("sample", settings.section("curvature")))
+    curves, where = found.curves, found.sample_along
     last = max((one.layer for one in curves if one.layer is not None), default=None)
     signal = f"At the last layer (number {last}, counted from 0), on {where}. {ELSEWHERE}"
     norms = f"Mean over the observed groups of a role; {where}."
@@ -191,7 +352,7 @@ def _figure(
 ) -> Figure | None:
     """Plot values over steps, each panel with its own ordinate, or curvature over an abscissa."""
     axis = against or "steps"
-    series = {title: [one.series(axis) for one in own] for title, own in titled.items()}
+    series = {title: [_series(one, axis) for one in own] for title, own in titled.items()}
     values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
@@ -204,9 +365,25 @@ def _figure(
     return Figure(
         name=name,
         title=by if against else f"{name.capitalize()} along training",
-        panels=panels(series, x_label=label, y_label=y, band=True, **scale),
+        panels=_panels(series, x_label=label, y_label=y, band=True, **scale),
         columns=min(3, len(series)),
         caption=plain_math(f"{about} {seeds_and_error(found.seeds, 'the band', single)}"),
         shares="both" if against else "x",
         marked=found.presets,
     )
+
+
+def _panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Panel, ...]:
+    """Make one panel per title; all else is equal."""
+    return tuple(Panel(title=name, series=tuple(own), **common) for name, own in series.items())
+
+
+def _series(curve: Curve, against: str) -> Series:
+    """Plot a curve over one of its abscissas."""
+    return _averaged(curve.preset, curve.x[against], curve.means)
+
+
+def _averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
+    """Make a series of means and their standard errors, 0 where there is none."""
+    errors = tuple(mean.standard_error or 0.0 for mean in means)
+    return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)
