@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from hessblocks.drawing import draw, page_picture, write_picture
+from hessblocks.drawing import draw, page_picture, static, write_picture
 from hessblocks.figures.figure import Figure, Panel, Series, log_axis
 from hessblocks.figures.style import MARKS
 
@@ -101,3 +101,15 @@ def test_a_picture_of_a_page_has_neither_title_nor_caption_and_no_date(tmp_path:
 def height(svg: str) -> float:
     (found,) = re.findall(r'<svg [^>]*height="([0-9.]+)pt"', svg.replace("\n", " "))
     return float(found)
+
+
+def test_names_that_differ_at_their_end_are_cut_inside() -> None:
+    assert static._cut(["query", "sas, no MLP skip"], 12) == ["query", "sas, no MLP…"]
+    assert static._cut(["sas, slope 0.2", "sas, slope 0.5"], 8) == ["sas… 0.2", "sas… 0.5"]
+
+
+def test_a_bar_that_all_but_reaches_zero_does_not_take_the_axis() -> None:
+    series = Series(name="a", x=X, y=(1e-3, 10.0), error=(1e-3 * (1 - 1e-12), 1.0))
+    panel = Panel(title="", x_label="", y_label="", series=(series,), y_scale="log")
+    axis = draw(Figure(title="", caption="", panels=(panel,))).axes[0]
+    assert axis.get_ylim()[0] >= 1e-4

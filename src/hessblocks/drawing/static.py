@@ -4,7 +4,7 @@ import itertools
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -179,6 +179,11 @@ def _draw_panel(
         else:
             _draw_series(axis, panel, series, order, looks)
     set_scale(axis, "y", panel.y_scale, panel.limits)
+    if panel.y_scale == "log" and not panel.limits:
+        # a bar that all but reaches zero would take most of the axis
+        lowest = min((y for series in panel.shown for y in series.y if y > 0), default=0.0)
+        if axis.get_ylim()[0] < lowest / 10:
+            axis.set_ylim(bottom=lowest / 10)
     if panel.y_scale == "symlog":
         axis.axhline(0, color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
     axis.set_xscale(panel.x_scale)
@@ -220,6 +225,15 @@ def set_scale(
         getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
 
 
+def _cut(names: Sequence[str], most: int) -> list[str]:
+    """Cut long names at their end, or inside where their ends alone tell them apart."""
+    found = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
+    if len(set(found)) == len(set(names)):
+        return found
+    half = most // 2
+    return [n if len(n) <= most else f"{n[: half - 1]}…{n[-half:]}" for n in names]
+
+
 def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     """Name the ticks, slanted where they need room; of numbers only a few.
 
@@ -227,8 +241,7 @@ def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     most = int(width / 2 / LETTER)
-    short = (n if len(n) <= most else f"{n[: most - 1]}…" for n in panel.ticks)
-    names = [figures.plain_math(name) for name in short]
+    names = [figures.plain_math(name) for name in _cut(panel.ticks, most)]
     counted = all(name.isdecimal() for name in names[1:])
     step = math.ceil(len(names) / NUMBERS) if counted else 1
     names = names[::step]

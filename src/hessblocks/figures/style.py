@@ -26,7 +26,6 @@ class Mark:
 MARKS: Mapping[str, Mark] = MappingProxyType(
     {
         "pre-ln": Mark(colour="#000000", marker="o", dashes=()),
-        "pre-ln-zero": Mark(colour="#661100", marker="<", dashes=(3, 2)),
         "parallel": Mark(colour="#0072B2", marker="s", dashes=(7, 3)),
         "sas": Mark(colour="#E69F00", marker="^", dashes=(2, 2)),
         "sas-p": Mark(colour="#009E73", marker="D", dashes=(8, 3, 2, 3)),
@@ -36,6 +35,8 @@ MARKS: Mapping[str, Mark] = MappingProxyType(
         "post-ln": Mark(colour="#7F7F7F", marker="p", dashes=(1, 2)),
         "op": Mark(colour="#882255", marker="h", dashes=(12, 3, 2, 3)),
         "modern": Mark(colour="#332288", marker="*", dashes=(6, 2, 2, 2, 2, 2)),
+        # dark beside black, and so the last that other names are given
+        "pre-ln-zero": Mark(colour="#661100", marker="<", dashes=(3, 2)),
     }
 )
 BESIDE: Mapping[str, Mark] = MappingProxyType(

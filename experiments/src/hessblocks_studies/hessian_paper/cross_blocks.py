@@ -10,7 +10,7 @@ r_i = 0, so that, with a ≫ b and means over i,
     M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement
 
@@ -217,20 +217,21 @@ def _curves(rows: Rows, part: Part) -> Panel:
     for block, members in shared.grouped(used, "row", "column").items():
         values = {size: each for (size,), each in shared.gathered(members, "size").items()}
         curves[", ".join(block)] = shared.mean_places(values)
-    title = f"{SPLIT[part]} against the size of the data"
+    title = f"${SPLIT[part]}$ against the size of the data"
     labels = ("standard deviation σ of embeddings and positions", "Frobenius norm of the block")
     return shared.panel(title, *labels, curves, log="xy")
 
 
-def _powers(fits: Fits, part: Part, title: str, quantities: Mapping[str, str]) -> Panel:
+def _powers(fits: Fits, part: Part, title: str, quantities: Iterable[str]) -> Panel:
     """Measured powers of each block, side by side."""
     series = []
-    for quantity, symbol in quantities.items():
+    for quantity in quantities:
         at = [place for place, pair in enumerate(PAIRS) if (*pair, part, quantity) in fits]
         slopes = tuple(fits[*PAIRS[place], part, quantity].slope for place in at)
-        series.append(Series(name=symbol, x=tuple(map(float, at)), y=slopes))
+        name = f"{quantity} {title.removesuffix('s')}"
+        series.append(Series(name=name, x=tuple(map(float, at)), y=slopes))
     return Panel(
-        title=f"{SPLIT[part]} against the {title}",
+        title=f"${SPLIT[part]}$ against the {title}",
         x_label="block",
         y_label="power",
         kind="bars",
