@@ -37,7 +37,8 @@ LINEAR: dict[str, Callable[[DenseOperator], list[Any]]] = {
     "hutch++": lambda op: shown(hb.trace(op, method="hutch++")),
     "xtrace": lambda op: shown(hb.trace(op, method="xtrace")),
     "diagonal": lambda op: list(vars(hb.diagonal(op)).values())[:2],
-    "eigenvalues": lambda op: list(vars(hb.extreme_eigenvalues(op, 2)).values())[:2],
+    "eigenvalues, assembled": lambda op: list(vars(hb.extreme_eigenvalues(op, 2)).values())[:2],
+    "eigenvalues": lambda op: list(vars(hb.extreme_eigenvalues(op)).values())[:2],
     "singular values": lambda op: list(vars(hb.condition_number(op, tolerance=0.1)).values())[3:5],
     "nodes": lambda op: [hb.spectral_density(op, steps=12).nodes],
     "a mean of eigenvalues": lambda op: shown(

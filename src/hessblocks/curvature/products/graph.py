@@ -28,7 +28,6 @@ tensor([36.])
 tensor([54.])
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -91,8 +90,6 @@ class BatchGraph:
             if name is not None
         ]
         self.together = problem.plan.together
-        # sums are marked on the parameters, where two threads' replays would mix
-        self._lock = threading.Lock()
 
     def _pull_back(
         self, hidden: Tensor, gradients: Sequence[Tensor]
@@ -182,9 +179,9 @@ class BatchGraph:
 
     @contextmanager
     def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
-        """Mark parameters with their sums for one replay at a time."""
+        """Mark parameters with their sums for a replay; two at once would mix, see `exclusive`."""
         idle = {id(leaf): None for name, leaf in self.parameters.items() if name not in rows}
-        with self._lock, adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}}):
+        with adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}}):
             yield
 
     def _pull_back_curvature(
