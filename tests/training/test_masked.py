@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage import load_results
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import train
-from hessblocks.training.trainer import MASK_SHARE, held_out, masked_once, masking
+from hessblocks.training.trainer import MASK_SHARE, RunTrainer, held_out, masked_once, masking
 from tests.training.helpers import MODEL, TRAINING, killed_at_write, numbers
 
 SETTINGS = RunSettings(preset="sas-p", model=replace(MODEL, task="masked-lm"), training=TRAINING)
@@ -77,6 +78,20 @@ def test_masks_are_drawn_anew_in_training_and_are_a_share(spoken: Corpus) -> Non
     hidden = first["input_ids"] == spoken.tokenizer.token_to_id(MASK)
     assert (first["labels"][hidden] >= 0).all()
     assert hidden.double().mean().item() == pytest.approx(0.8 * share, abs=0.02)
+
+
+def test_every_step_hides_other_tokens(
+    spoken: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, right = [], RunTrainer.training_step
+
+    def noted(self: RunTrainer, model: torch.nn.Module, inputs: Any, *others: Any) -> torch.Tensor:
+        hidden.append(tuple((inputs["labels"] >= 0).flatten().tolist()))
+        return right(self, model, inputs, *others)
+
+    monkeypatch.setattr(RunTrainer, "training_step", noted)
+    go(spoken, tmp_path)
+    assert len(set(hidden)) == len(hidden) >= TRAINING.steps
 
 
 def test_masks_of_a_killed_run_are_those_of_a_whole_one(spoken: Corpus, tmp_path: Path) -> None:
