@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from matplotlib.image import imread
 
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
@@ -116,6 +117,27 @@ def test_the_page_of_a_study_has_the_numbers_of_its_file(
     index = (DOCS / "results.md").read_text(encoding="utf-8")
     assert make_results.item(DOCS / "results", name, told, old="uperseded" in page) in index
     assert (DOCS / "results" / f"{name}-small.png").stat().st_size < 40_000
+
+
+DRAWN = sorted(
+    path.name.removesuffix("-figure.json") for path in DOCS.glob("results/*-figure.json")
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "fig3a" else pytest.param(n, marks=pytest.mark.slow) for n in DRAWN]
+)
+def test_pictures_are_what_the_stored_figure_gives(
+    name: str, tmp_path: Path, make_results: ModuleType
+) -> None:
+    shutil.copy(DOCS / "results" / f"{name}-figure.json", tmp_path)
+    make_results.draw_study(tmp_path, name)
+    made = sorted(tmp_path.glob("*.png"))
+    assert made
+    for picture in made:
+        shown, drawn = imread(DOCS / "results" / picture.name), imread(picture)
+        assert shown.shape == drawn.shape
+        assert (abs(shown - drawn) > 0.2).mean() < 1e-3
 
 
 def test_the_finding_of_a_study_is_a_sentence_without_numbers(make_results: ModuleType) -> None:
