@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.estimators.hutchinson import diagonal, frobenius_norm, norm_from_squares
 from hessblocks.linalg.estimators.probes import Probes
 from hessblocks.linalg.estimators.trace import trace
@@ -273,3 +274,11 @@ def test_a_norm_of_as_many_columns_as_probes_is_exact() -> None:
     assert frobenius_norm(DenseOperator(matrix), probes=5).method == "exact"
     assert frobenius_norm(DenseOperator(matrix), probes=4).method == "estimate"
     assert frobenius_norm(DenseOperator(matrix.T), probes=5).method == "estimate"
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_a_matrix_without_entries_has_norm_and_trace_zero(shape: tuple[int, int]) -> None:
+    op = DenseOperator(torch.zeros(shape))
+    assert frobenius_norm(op) == Estimate(value=0.0, method="exact")
+    if shape[0] == shape[1]:
+        assert trace(op) == Estimate(value=0.0, method="exact")

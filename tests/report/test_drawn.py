@@ -106,6 +106,7 @@ def height(svg: str) -> float:
 def test_names_that_differ_at_their_end_are_cut_inside() -> None:
     assert static._cut(["query", "sas, no MLP skip"], 12) == ["query", "sas, no MLP…"]
     assert static._cut(["sas, slope 0.2", "sas, slope 0.5"], 8) == ["sas… 0.2", "sas… 0.5"]
+    assert static._cut(["a b1 and c", "a b2 and c"], 4) == ["a b1 and c", "a b2 and c"]
 
 
 def test_a_bar_that_all_but_reaches_zero_does_not_take_the_axis() -> None:
@@ -113,3 +114,6 @@ def test_a_bar_that_all_but_reaches_zero_does_not_take_the_axis() -> None:
     panel = Panel(title="", x_label="", y_label="", series=(series,), y_scale="log")
     axis = draw(Figure(title="", caption="", panels=(panel,))).axes[0]
     assert axis.get_ylim()[0] >= 1e-4
+    below = replace(panel, series=(replace(series, y=(1e-9, 1e-8), error=(1e-10, 1e-10)),))
+    both = Figure(title="", caption="", panels=(panel, below), shares="both")
+    assert all(axis.get_ylim()[0] < 1e-9 for axis in draw(both).axes)

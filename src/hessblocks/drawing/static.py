@@ -179,7 +179,8 @@ def _draw_panel(
         else:
             _draw_series(axis, panel, series, order, looks)
     set_scale(axis, "y", panel.y_scale, panel.limits)
-    if panel.y_scale == "log" and not panel.limits:
+    alone = len(axis.get_shared_y_axes().get_siblings(axis)) == 1
+    if panel.y_scale == "log" and alone and not panel.limits:
         # a bar that all but reaches zero would take most of the axis
         lowest = min((y for series in panel.shown for y in series.y if y > 0), default=0.0)
         if axis.get_ylim()[0] < lowest / 10:
@@ -226,12 +227,13 @@ def set_scale(
 
 
 def _cut(names: Sequence[str], most: int) -> list[str]:
-    """Cut long names at their end, or inside where their ends alone tell them apart."""
-    found = [name if len(name) <= most else f"{name[: most - 1]}…" for name in names]
-    if len(set(found)) == len(set(names)):
-        return found
+    """Cut long names at their end, else inside, else nowhere: where they stay apart."""
     half = most // 2
-    return [n if len(n) <= most else f"{n[: half - 1]}…{n[-half:]}" for n in names]
+    for head, tail in ((most - 1, 0), (half - 1, half)):
+        found = [n if len(n) <= most else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
+        if len(set(found)) == len(set(names)):
+            return found
+    return list(names)
 
 
 def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:

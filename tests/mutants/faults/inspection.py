@@ -31,4 +31,11 @@ FAULTS = (
     fault("eigenvalues and residuals change places", "zip(storage.EIGENVALUE, $found, strict=True) => "
           "zip(storage.EIGENVALUE[::-1], $found, strict=True)", "test_choice.py",
           within="_eigenvalue_rows"),
+    fault("three eigenvalues or none", "count = min(count, products // FEWEST_PRODUCTS) => pass",
+          "test_eigenvalues_come_before_more_samples_and_are_fewer_where_time_is_short",
+          within="with_eigenvalues"),
+    fault("time is kept for three eigenvalues or none",
+          "min(EIGENVALUES, int(MOST * left / max(each, 1e-9))) => EIGENVALUES",
+          "test_eigenvalues_come_before_more_samples_and_are_fewer_where_time_is_short",
+          within="for_norms"),
 )

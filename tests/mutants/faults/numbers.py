@@ -8,6 +8,8 @@ FAULTS = (
           "test_numbers_go_with_the_scale", within="unit_of"),
     fault("the unit of a Krylov space does not grow", "self.projection *= share => pass",
           "test_eigenvalues_are_those_of_dense_algebra", within="_to_units"),
+    fault("products without entries have a size", "if not products.numel(): $$body =>",
+          "test_a_matrix_without_entries_has_norm_and_trace_zero", within="_check_range"),
     fault("residuals stay in units", "residuals * basis.unit => residuals",
           "test_numbers_go_with_the_scale", within="find_extremes"),
     fault("singular values stay in units", "unit * bottom**power => bottom**power",

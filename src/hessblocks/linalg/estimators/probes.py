@@ -115,6 +115,8 @@ def missed_by_signs(
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:
     """Refuse products that are not finite, or whose squares are not; warn of lost digits."""
+    if not products.numel():
+        return
     largest = largest_size(products)
     name = f"operator @ probes: {type(operator).__name__} {operator.shape} in {operator.dtype}"
     if not math.isfinite(largest):
