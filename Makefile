@@ -13,14 +13,15 @@ CODE := src experiments tests benchmarks examples docs/*.py conftest.py
 demo: $(STAMP)  ## train, compare and map the curvature of three blocks; opens nothing, prints where the report is
 	$(BIN)/hessblocks demo --out runs/demo
 
+# A worker that is replaced waits for ever when files of one test are left (pytest-xdist 3.8).
 test: $(STAMP)  ## the everyday tests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0
 
 test-core: $(STAMP)  ## those of the library alone, without the studies
-	$(BIN)/python -m pytest -n 3 --dist loadfile tests
+	$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 0 tests
 
 test-slow: $(STAMP) mutants  ## the long ones
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --max-worker-restart 0 -m slow
 
 mutants: $(STAMP)  ## faults planted in a copy of the package: each must turn a test red
 	$(BIN)/python -m tests.mutants
