@@ -24,12 +24,16 @@ from importlib.util import find_spec
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.mutants.every import MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.named_tests import found_test
 from tests.mutants.planting import place_of, planted
 from tests.mutants.sources import PACKAGES, TOP
+
+if TYPE_CHECKING:
+    import pytest
 
 LIMIT = 300
 """Seconds for the tests of one mutant."""
@@ -66,6 +70,21 @@ def main(words: Sequence[str] | None = None) -> int:
         killed = sum(verdict == "killed" for verdict in verdicts(chosen, places))
     print(f"{killed} of {len(chosen)} mutants killed")
     return 0 if killed == len(chosen) else 1
+
+
+@dataclass
+class SlowOnlyByName:
+    """A plugin of pytest: of a whole file the everyday tests, of those named by themselves all."""
+
+    tests: Sequence[str]
+
+    def pytest_collection_modifyitems(self, items: list["pytest.Item"]) -> None:
+        named = tuple(test for test in self.tests if "::" in test)
+        items[:] = [
+            item
+            for item in items
+            if item.get_closest_marker("slow") is None or f"{TOP / item.nodeid}".startswith(named)
+        ]
 
 
 @dataclass
@@ -113,12 +132,12 @@ class Run:
         os.environ["PYTHONPATH"] = str(self.copy)
         sys.path.insert(0, str(self.copy))
         known = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
-        options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-W", known)
+        options = ("-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-W", known, "-m", "")
         try:
             for package in PACKAGES:
                 found = find_spec(package.name)
                 assert self.copy in Path(str(found and found.origin)).parents, found
-            status = int(pytest.main([*options, *self.tests]))
+            status = int(pytest.main([*options, *self.tests], plugins=[SlowOnlyByName(self.tests)]))
         except BaseException:  # which would end the process with the status of failed tests
             traceback.print_exc()
             status = BROKEN

@@ -2,17 +2,18 @@
 
 import ast
 import builtins
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import verdict_of
+from tests.mutants.__main__ import SlowOnlyByName, verdict_of
 from tests.mutants.every import MUTANTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.named_tests import found_test
 from tests.mutants.pattern import MANY, ONE, parsed
 from tests.mutants.planting import place_of, planted
-from tests.mutants.sources import PACKAGES, sources
+from tests.mutants.sources import PACKAGES, TOP, sources
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -55,6 +56,28 @@ def test_every_package_has_faults_of_its_own_names() -> None:
 def test_failed_tests_alone_are_a_kill(status: int) -> None:
     assert verdict_of(1) == "killed"
     assert verdict_of(status) != "killed"
+
+
+@dataclass
+class Item:
+    """As much of a test as is looked at."""
+
+    nodeid: str
+    slow: bool
+
+    def get_closest_marker(self, name: str) -> str | None:
+        return name if self.slow else None
+
+
+def test_of_a_whole_file_the_slow_tests_are_left_out() -> None:
+    items = [
+        Item("tests/test_a.py::test_one", slow=False),
+        Item("tests/test_a.py::test_two", slow=True),
+        Item("tests/test_b.py::test_three[case]", slow=True),
+    ]
+    named = [f"{TOP}/tests/test_a.py", f"{TOP}/tests/test_b.py::test_three"]
+    SlowOnlyByName(named).pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert [item.nodeid[-9:] for item in items] == [":test_one", "ree[case]"]
 
 
 @pytest.mark.parametrize(
