@@ -29,7 +29,14 @@ ESTIMATORS: dict[str, Callable[[LinearOperator, int], Estimate]] = {
 }
 
 
-@pytest.mark.parametrize("name", MATRICES)
+DAILY = ("decaying", "one_by_one", "block_hollow")
+"""Falling, tiny and indefinite: 200 seeds of the others take as long, by the same estimators."""
+NUMBERS = [
+    pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in MATRICES
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_the_error_bar_of_a_number_holds(estimator: str, name: str) -> None:
     truth = float(
@@ -45,7 +52,9 @@ def test_the_error_bar_of_a_number_holds(estimator: str, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
+@pytest.mark.parametrize(
+    "method", ["hutchinson", "hutch++", pytest.param("xtrace", marks=pytest.mark.slow)]
+)
 def test_the_error_bar_of_a_trace_holds_without_symmetry(method: str) -> None:
     matrix = torch.randn(60, 60, dtype=torch.float64)
     runs = [trace(DenseOperator(matrix), 48, seed, method=method) for seed in range(SEEDS)]
@@ -56,7 +65,7 @@ def test_the_error_bar_of_a_trace_holds_without_symmetry(method: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("name", NUMBERS)
 def test_the_error_bars_of_the_diagonal_hold_over_its_entries(name: str) -> None:
     """The shares are over seeds and entries together: 60 entries cannot each be lucky."""
     runs = [diagonal(operator(name), 16, seed) for seed in range(SEEDS)]
@@ -67,8 +76,8 @@ def test_the_error_bars_of_the_diagonal_hold_over_its_entries(name: str) -> None
     )
 
 
-LONG = ("block_hollow", "decaying", "flat", "diagonal")
-"""Matrices whose 200 spectra take 15 s each; the shorter ones have the same estimator."""
+LONG = ("block_hollow", "decaying", "flat", "diagonal", "pairs", "rank_one")
+"""Matrices whose 200 spectra take 3 to 15 s each; the shorter ones have the same estimator."""
 SPECTRA = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in MATRICES]
 
 

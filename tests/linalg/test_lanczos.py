@@ -54,10 +54,16 @@ def padded(matrix: torch.Tensor) -> torch.Tensor:
 LARGER = {f"{name}, padded": padded(matrix) for name, matrix in EVERY.items()}
 """Too large to be assembled."""
 SOLVED = EVERY | LARGER
+DAILY = ("pairs", "zero", "one_by_one", "block_hollow", "double, padded", "flat, padded")
+"""One of each kind; all of them take half a minute."""
+solved = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in SOLVED],
+)
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 
 
-@pytest.mark.parametrize("name", SOLVED)
+@solved
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("which", ["largest", "smallest", "both"])
 def test_eigenvalues_are_those_of_dense_algebra(name: str, dtype: torch.dtype, which: str) -> None:
@@ -92,7 +98,7 @@ def test_eigenvalues_are_those_of_scipy(name: str) -> None:
     np.testing.assert_allclose(ours.numpy(), theirs.copy(), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SOLVED)
+@solved
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_largest_in_size_are_those_of_dense_algebra(name: str, count: int) -> None:
     """Of either sign, in falling order of their values; scipy's word for it is LM."""
@@ -119,8 +125,18 @@ def test_words_of_scipy_name_the_same_ends(theirs: str, ours: str) -> None:
     np.testing.assert_allclose(values.numpy(), scipys.copy(), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("which", ["largest", "both", "LM"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "which"),
+    [
+        (1, "largest"),
+        (1, "LM"),
+        (3, "both"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in ((1, "both"), (3, "largest"), (3, "LM"))
+        ),
+    ],
+)
 def test_what_was_found_before_is_a_start_that_saves_products(which: Which, count: int) -> None:
     """A matrix moved by 1e-4 is solved in fewer products, with the same answer, from vectors as
     from the result."""
@@ -149,7 +165,9 @@ def test_a_start_in_the_wrong_place_still_finds_the_ends() -> None:
     assert float(found.values[0]) == pytest.approx(float(values[-1]), abs=1e-8)
 
 
-@pytest.mark.parametrize(("which", "count"), [("LM", 1), ("both", 1), ("both", 4)])
+@pytest.mark.parametrize(
+    ("which", "count"), [("LM", 1), pytest.param("both", 1, marks=pytest.mark.slow), ("both", 4)]
+)
 def test_a_search_holds_its_basis_and_two_vectors(which: Which, count: int) -> None:
     """Counted where tensors are made and freed, results and starts included, over a restart."""
     size, basis_size = 400_000, 24
@@ -192,8 +210,20 @@ def test_residuals_are_no_worse_than_those_of_hessian_eigenthings(seed: int) -> 
     assert float(ours.residuals[0]) <= 1.01 * float(theirs.residuals[0]) + 1e-6
 
 
-@pytest.mark.parametrize("vectors", [8, 12, 13, 24])
-@pytest.mark.parametrize("limit", ["basis_size", "memory_limit"])
+RESTARTED = [
+    pytest.param(
+        *(limit, vectors),
+        # the smaller the basis, the more restarts
+        marks=[]
+        if (limit, vectors) in (("basis_size", 12), ("memory_limit", 24))
+        else [pytest.mark.slow],
+    )
+    for limit in ("basis_size", "memory_limit")
+    for vectors in (8, 12, 13, 24)
+]
+
+
+@pytest.mark.parametrize(("limit", "vectors"), RESTARTED)
 def test_a_restarted_basis_finds_what_a_large_one_finds(limit: str, vectors: int) -> None:
     """8 are the least that are taken: the values wanted, a new vector and the next one."""
     op = DenseOperator(with_eigenvalues(torch.linspace(-1, 1, 400) ** 3), symmetric=True)
@@ -313,7 +343,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
             extreme_eigenvalues(operator("flat"), start=start)
 
 
-@pytest.mark.parametrize("name", SOLVED)
+@solved
 @pytest.mark.parametrize("which", ["largest", "smallest", "both"])
 def test_residuals_of_one_chain_are_those_of_a_further_product(name: str, which: Which) -> None:
     """Without a random vector that follows nothing is put aside."""
@@ -330,7 +360,9 @@ def test_residuals_of_one_chain_are_those_of_a_further_product(name: str, which:
 DEGENERATE = torch.cat([torch.tensor([3.0, 3, 3, 2, 2, 1]), torch.linspace(-0.3, 0.3, 194)])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
+)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
 def test_every_copy_is_found_by_single_vectors(count: int, sign: int, seed: int) -> None:
@@ -351,8 +383,8 @@ def test_every_copy_is_found_by_single_vectors(count: int, sign: int, seed: int)
     assert found.products == op.count < 80
 
 
-@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9])
-@pytest.mark.parametrize("scale", [1.0, 1e-22, 1e15])
+@pytest.mark.parametrize("gap", [1e-3, pytest.param(1e-6, marks=pytest.mark.slow), 1e-9])
+@pytest.mark.parametrize("scale", [1.0, 1e-22, pytest.param(1e15, marks=pytest.mark.slow)])
 def test_clusters_are_told_apart_as_far_as_the_tolerance(gap: float, scale: float) -> None:
     """Of a spectrum of both signs, in float32 too."""
     values = torch.cat(

@@ -21,12 +21,12 @@ from tests.linalg.matrices import MATRICES, SIZE, with_eigenvalues
 from tests.linalg.test_kronecker import KINDS, make, operator
 
 SCALES = [
-    (torch.float64, 4.0**-280),  # 1e-169
+    pytest.param(torch.float64, 4.0**-280, marks=pytest.mark.slow),  # 1e-169
     (torch.float64, 4.0**-470),  # 1e-283
     (torch.float64, 4.0**250),  # 1e150
-    (torch.float32, 4.0**-37),  # 5e-23
+    pytest.param(torch.float32, 4.0**-37, marks=pytest.mark.slow),  # 5e-23
     (torch.float32, 4.0**-46),  # 2e-28
-    (torch.float32, 4.0**28),  # 7e16
+    pytest.param(torch.float32, 4.0**28, marks=pytest.mark.slow),  # 7e16
 ]
 scaled = pytest.mark.parametrize(("dtype", "scale"), SCALES, ids=str)
 LINEAR: dict[str, Callable[[DenseOperator], list[Any]]] = {

@@ -16,6 +16,7 @@ import hessblocks as hb
 from hessblocks.models.card import write_card
 from hessblocks.models.modeling import HessblocksModel
 from tests.models.cases import SIZES
+from tests.training.helpers import in_process_of_its_own
 
 OWN = "Mine."
 
@@ -30,13 +31,11 @@ def code_of(card: Path) -> str:
     return code
 
 
-def run_card(card: Path, path: Path = Path()) -> str:
+def run_card(card: Path) -> str:
     """What the card's Python prints, in a process that does nothing else."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(path), os.environ["PYTHONPATH"]])}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code_of(card)],
         cwd=card.parent,
-        env=env,
         capture_output=True,
         text=True,
         check=False,
@@ -51,6 +50,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(hb.__file__).parents[1]))
 
 
+@pytest.mark.slow  # a new interpreter; the code of other cards runs every day
 def test_the_card_loads_the_model_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert run_card(saved(tmp_path)).strip() == "torch.Size([1, 1, 29])"
 
@@ -154,12 +154,27 @@ def test_a_card_names_the_module_of_own_parts(
 ) -> None:
     (tmp_path / "card_parts.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    import card_parts  # type: ignore[import-not-found]
+    card, shape = tmp_path / "model" / "README.md", tmp_path / "shape"
 
-    norm = card_parts.Layer()
-    card = saved(tmp_path / "model", "pre-ln", norm=norm, final_norm=norm)
+    def save() -> None:
+        import card_parts  # type: ignore[import-not-found]
+
+        norm = card_parts.Layer()
+        saved(card.parent, "pre-ln", norm=norm, final_norm=norm)
+
+    def run() -> None:
+        assert "card_parts" not in sys.modules
+        os.chdir(card.parent)
+        found: dict[str, Any] = {}
+        exec(compile(code_of(card), str(card), "exec"), found)
+        shape.write_text(str(found["output"][0].shape))
+
+    for work in (save, run):
+        process = in_process_of_its_own(work)
+        process.join(60)
+        assert process.exitcode == 0
     assert card.read_text().count("import card_parts") == 1
-    assert run_card(card, tmp_path).strip() == "torch.Size([1, 1, 29])"
+    assert shape.read_text() == "torch.Size([1, 1, 29])"
 
 
 def test_only_the_main_process_writes_a_card(tmp_path: Path) -> None:

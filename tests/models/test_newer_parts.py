@@ -69,7 +69,22 @@ TYPED: dict[str, list[str]] = {
 }
 """Slots of each part, as they are typed."""
 
+LONG = ("window, shaped", "softcap, shaped", "sink, shaped", "gate, shaped", "alibi, shaped")
+"""Made of two parts that have cases of their own."""
+FEW = ("gainless norms", "gate a head", "softcaps", "sink")
+"""Whose dense matrices are assembled every day; each takes a second."""
 parts = pytest.mark.parametrize("name", TYPED)
+DECODED = [
+    pytest.param(
+        *(static, preset, name),
+        id=f"{'static' if static else 'dynamic'}-{preset}-{name}",
+        marks=[pytest.mark.slow]
+        * (name in LONG or preset == "parallel+sas-p" or (static and preset == "sas-p")),
+    )
+    for name in TYPED
+    for preset in ("pre-ln", "sas-p", "parallel+sas-p")
+    for static in (False, True)
+]
 
 
 def model_of(name: str, preset: str = "pre-ln", **fields: Any) -> PreTrainedModel:
@@ -86,9 +101,7 @@ def test_a_saved_model_is_loaded_as_it_was(name: str, tmp_path) -> None:
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-@parts
-@pytest.mark.parametrize("preset", ["pre-ln", "sas-p", "parallel+sas-p"])
-@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize(("static", "preset", "name"), DECODED)
 def test_decoding_with_a_cache_equals_the_whole_pass(name: str, preset: str, static: bool) -> None:
     model, tokens = model_of(name, preset), ids(2, 10)
     mask = torch.ones(2, 10, dtype=torch.long)
@@ -103,26 +116,32 @@ def test_decoding_with_a_cache_equals_the_whole_pass(name: str, preset: str, sta
 
 
 @cache
-def solved(name: str) -> tuple[Case, Dense]:
+def case_of(name: str) -> Case:
     sizes = {"depth": 2, "width": 4, "heads": 2, "mlp_width": 6, "vocab_size": 7, "context": 6}
     model = model_of(name, **sizes).double()
     model.set_attn_implementation("eager")  # without a fused kernel, which curvature would warn of
-    case = Case(model=model, batches=padded_batches())
-    return case, dense(case)
+    return Case(model=model, batches=padded_batches())
+
+
+@cache
+def assembled(name: str) -> Dense:
+    return dense(case_of(name))
 
 
 @parts
 def test_groups_know_every_parameter(name: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     groups = hb.parameter_groups(case.model)
     check_partition(groups.values(), dict(case.model.named_parameters()))
     assert "other" not in {group.role for group in groups.values()}
 
 
-@parts
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else [pytest.mark.slow]) for name in TYPED]
+)
 @pytest.mark.parametrize("part", PARTS)
 def test_products_are_those_of_the_dense_matrix(name: str, part: str) -> None:
-    case, truth = solved(name)
+    case, truth = case_of(name), assembled(name)
     operators = {"full": hb.Hessian, "outer": hb.OuterProduct, "functional": hb.Functional}
     matrix = getattr(truth, part)
     columns = torch.randn(len(matrix), 2, dtype=matrix.dtype)
@@ -205,7 +224,7 @@ def test_gates_are_folded_but_values_are_not_merged_across_them(name: str) -> No
 
 
 def test_heads_of_a_gate_are_groups_and_its_gains_have_names_of_their_own() -> None:
-    groups = hb.parameter_groups(solved("gate a head")[0].model, level="head")
+    groups = hb.parameter_groups(case_of("gate a head").model, level="head")
     assert groups["layers.1.attention.gate.head.1"].size == 4
     slots = {
         "attention.gate": Reparametrised(trainable_gains=True),

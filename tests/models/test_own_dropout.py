@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import hessblocks as hb
 from hessblocks.blocks import MLP
 from hessblocks.curvature import RepeatabilityWarning
-from tests.models.cases import ids, presets
+from tests.models.cases import ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,14 @@ class DroppedMLP(MLP, kind="dropped-mlp"):
         return nn.Sequential(super().build(width, hidden), nn.Dropout(self.rate))
 
 
-@presets
+DAILY = ("pre-ln", "parallel", "sas-p")
+"""One of each layout of a block; each preset takes most of a second."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in hb.PRESETS],
+)
 def test_dropout_of_ones_own_acts_in_training_alone(name: str, tmp_path: Path) -> None:
     tokens = ids(2, 8)
     block = hb.preset(name, width=16, heads=4)

@@ -52,7 +52,13 @@ def trained(task: str, folder: Path, **settings: Any) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("causal-lm"),
+        *(pytest.param(task, marks=pytest.mark.slow) for task in TASKS[1:]),
+    ],
+)
 def test_accumulated_batches_train_as_one(task: str, tmp_path: Path) -> None:
     whole = trained(task, tmp_path, per_device_train_batch_size=4)
     parts = trained(task, tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=4)

@@ -12,7 +12,8 @@ from hessblocks.statistics.heterogeneity import log_ratio
 from tests.linalg.coverage import LEVELS
 from tests.statistics.simulated import NOMINAL, Simulated, norms, simulated, spread_over, squares
 
-GROUPS = (4, 8, 24, 45)
+GROUPS = (4, 8, *(pytest.param(groups, marks=pytest.mark.slow) for groups in (24, 45)))
+"""Of many groups a thousand draws take most of the time."""
 ROUNDING = 1e-6
 
 
@@ -52,7 +53,7 @@ def test_it_holds_where_one_stands_apart_from_equals(groups: int, side: int) -> 
     assert all(found[width] >= level for width, level in LEVELS.items()), found
 
 
-@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("groups", [4, 8, 24, pytest.param(45, marks=pytest.mark.slow)])
 def test_it_holds_for_two_crowds(groups: int) -> None:
     places = np.repeat([0.0, np.log(10)], groups // 2 + groups % 2)[:groups]
     found = shares(simulated(places, probes=8))

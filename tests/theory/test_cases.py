@@ -14,6 +14,7 @@ from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.verification.cases import CASES, Case, arguments
 from hessblocks.theory.verification.sweep import BOUNDS, compare, reference_hessian
+from tests.theory.kinds import daily
 
 MORE = (
     Case(name="values wider than input", width=2, value=5, loss="factor"),
@@ -24,7 +25,20 @@ MORE = (
     Case(name="heads, wide", heads=3, head=1, value=2, out=2, width=6, loss="factor"),
     Case(name="narrow head, dense loss", width=5, head=1, value=1, loss="matrix", mask="causal"),
 )
-cases = pytest.mark.parametrize("case", CASES + MORE, ids=lambda case: case.name)
+cases = pytest.mark.parametrize("case", daily(CASES + MORE), ids=lambda case: case.name)
+EXACT = next(iter(BOUNDS))
+"""Every case is compared in it every day, and the cases of `TIGHT` in the other."""
+TIGHT = ("plain", "low-rank curvature", "one matrix, heads", "shaped", "rotary", "normed queries")
+"""A memory limit makes many small products, whose number grows with the heads."""
+BOTH = [
+    pytest.param(
+        *(case, dtype),
+        id=f"{case.name}-{dtype}",
+        marks=[] if dtype == EXACT or case.name in TIGHT else [pytest.mark.slow],
+    )
+    for dtype in BOUNDS
+    for case in CASES + MORE
+]
 parts = pytest.mark.parametrize("part", PARTS)
 
 
@@ -38,23 +52,27 @@ def dense(case: Case) -> dict[str, Tensor]:
     return {part: closed(case).dense(part) for part in PARTS}
 
 
+@cache
+def reference(case: Case, dtype: torch.dtype) -> dict[str, Tensor]:
+    return reference_hessian(arguments(case, dtype=dtype))
+
+
 def size(case: Case) -> float:
     """What rounding is measured against: the largest of the parts."""
     return max(float(matrix.norm()) for matrix in dense(case).values())
 
 
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-@cases
+@pytest.mark.parametrize(("case", "dtype"), BOTH)
 def test_every_block_equals_autodiff(case: Case, dtype: torch.dtype) -> None:
-    made = arguments(case, dtype=dtype)
-    checks = compare(case.name, attention_hessian(**made), reference_hessian(made), BOUNDS[dtype])
+    found = attention_hessian(**arguments(case, dtype=dtype))
+    checks = compare(case.name, found, reference(case, dtype), BOUNDS[dtype])
     assert checks
     assert not [check for check in checks if not check.passed]
 
 
 @cases
 def test_the_whole_matrix_equals_autodiff(case: Case) -> None:
-    expected = reference_hessian(arguments(case))
+    expected = reference(case, EXACT)
     for part in PARTS:
         assert (dense(case)[part] - expected[part]).norm() <= 1e-12 * size(case)
 
@@ -104,7 +122,7 @@ def test_norms_of_all_blocks_and_parts(case: Case) -> None:
         assert norm == pytest.approx(float(block.dense().norm()), rel=1e-12, abs=1e-13 * size(case))
 
 
-@cases
+@pytest.mark.parametrize("case", daily(CASES + MORE, TIGHT), ids=lambda case: case.name)
 def test_a_memory_limit_changes_nothing(case: Case) -> None:
     tight = attention_hessian(**arguments(case), memory_limit=1)
     for (row, column, part), norm in closed(case).norms().items():
@@ -118,7 +136,7 @@ def test_a_memory_limit_changes_nothing(case: Case) -> None:
 
 @pytest.mark.parametrize("part", ["outer", "full"])
 def test_extreme_eigenvalues_by_a_foreign_solver(part: str) -> None:
-    case = next(c for c in CASES if c.name == "shaped, heads, projection")
+    case = next(c for c in CASES if c.name == "shaped")
     values = torch.linalg.eigvalsh(dense(case)[part])
     found = eigsh(closed(case).whole(part).to_scipy(), k=1, return_eigenvectors=False, which="LA")
     assert found[0] == pytest.approx(float(values[-1]), rel=1e-10)
