@@ -71,7 +71,7 @@ def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
 
 
 # two to eight seconds each
-@pytest.mark.parametrize("name", everyday(FAMILY_MODELS, "opt", "vit", "phi", "mistral"))
+@pytest.mark.parametrize("name", everyday(FAMILY_MODELS, "vit", "phi"))
 def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str) -> None:
     checks = verify_last_blocks({name: FAMILY_MODELS[name]})
     assert not [check for check in checks if not check.passed]
