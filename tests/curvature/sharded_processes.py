@@ -1,13 +1,9 @@
-"""Run by test_sharding.py under torchrun: products of sharded models, in two processes, against
-one."""
+"""Run by test_sharding.py in two processes: products of sharded models, against one process."""
 
 from __future__ import annotations
 
 import copy
-import json
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,7 +31,6 @@ from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import HessblocksError
 from tests.curvature.architectures import case_of
 from tests.curvature.cases import CASES, Case, stir
-from tests.curvature.two_processes import leave
 
 KINDS = (Hessian, OuterProduct, Functional)
 
@@ -142,6 +137,16 @@ def errors(
     return found
 
 
+def counted(function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
+    """The function, with an entry in the list for each call; a mock would hold its tensors."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return function(*args, **options)
+
+    return run
+
+
 def own_vectors() -> dict[str, float]:
     """Products of a deep model with vectors that no process holds whole, and what is whole of the
     weights."""
@@ -155,14 +160,17 @@ def own_vectors() -> dict[str, float]:
     own = OwnEntries.of(group, problem.cuts)
     mine = own.read(vectors)
     block = Block(rows=own.group, columns=own.group, parts=["full"])
+    gathers: list[int] = []
+    sums: list[int] = []
     with Resident().counted() as resident:
-        for _ in range(2):
-            found = own_products(problem, mine, block)["full"]
-    with (
-        patch.object(dist, "all_gather_into_tensor", wraps=dist.all_gather_into_tensor) as gathers,
-        patch.object(dist, "reduce_scatter_tensor", wraps=dist.reduce_scatter_tensor) as sums,
-    ):
         own_products(problem, mine, block)
+        with (
+            patch.object(
+                dist, "all_gather_into_tensor", counted(dist.all_gather_into_tensor, gathers)
+            ),
+            patch.object(dist, "reduce_scatter_tensor", counted(dist.reduce_scatter_tensor, sums)),
+        ):
+            found = own_products(problem, mine, block)["full"]
     held = sum(weight.numel() for weight in problem.weights.values())
     difference = found - own.read(expected[None])
     return {
@@ -170,8 +178,8 @@ def own_vectors() -> dict[str, float]:
         "resident": (held + resident.peak) / group.size,
         "entries": found.shape[1] / group.size,
         "left": resident.now,
-        "gathers": gathers.call_count,
-        "sums": sums.call_count,
+        "gathers": len(gathers),
+        "sums": len(sums),
     }
 
 
@@ -369,51 +377,6 @@ def half(case: Case) -> dict[str, float]:
     }
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    results: dict[str, Any] = {
-        "products": {
-            name: errors(make())
-            for name, make in {
-                "sas": CASES["sas"],
-                "callable": CASES["callable"],
-                "bert": lambda: case_of("bert"),
-                "gpt2": shallow,
-                "frozen": frozen_case,
-                "checkpointed": checkpointed_case,
-                "padding": padding_case,
-            }.items()
-        }
-    }
-    results["products"]["fsdp"] = errors(shallow(), fsdp)
-    case = CASES["callable"]()
-    own = Case(model=case.model, batches=case.batches, loss=case.loss)
-    results["products"]["own"] = own_data(own)
-    results["own"] = own_vectors()
-    results["estimates"] = {
-        name: torch.as_tensor(values, dtype=torch.float64).tolist()
-        for name, values in estimates(cut=True).items()
-    }
-    with tempfile.TemporaryDirectory() as place:
-        places = [place]
-        dist.broadcast_object_list(places, 0)
-        results["products"]["folder"] = folder(Path(places[0]))
-    results["changed"] = changed()
-    results["kernels"] = own_kernels()
-    results["half"] = half(shallow())
-    results["refusals"] = refusals()
-    torch.manual_seed(0)
-    results["failures"] = of_one_process(CASES["pre-ln"]())
-    torch.manual_seed(0)
-    results["outside"] = outside_vocabulary(CASES["pre-ln"]())
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(results), encoding="utf-8")
-    leave()
-
-
 def own_data(case: Case) -> dict[str, float]:
     """Each process has batches of its own, the first one more of them."""
     whole = copy.deepcopy(case.model)
@@ -430,5 +393,49 @@ def own_data(case: Case) -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def own_batches() -> dict[str, float]:
+    case = CASES["callable"]()
+    return own_data(Case(model=case.model, batches=case.batches, loss=case.loss))
+
+
+def estimates_of_both() -> dict[str, list[float]]:
+    return {
+        name: torch.as_tensor(values, dtype=torch.float64).tolist()
+        for name, values in estimates(cut=True).items()
+    }
+
+
+def folder_of_both() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place:
+        places = [place]
+        dist.broadcast_object_list(places, 0)
+        found = folder(Path(places[0]))
+        dist.barrier()
+    return found
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "sas": lambda: errors(CASES["sas"]()),
+    "callable": lambda: errors(CASES["callable"]()),
+    "bert": lambda: errors(case_of("bert")),
+    "gpt2": lambda: errors(shallow()),
+    "frozen": lambda: errors(frozen_case()),
+    "checkpointed": lambda: errors(checkpointed_case()),
+    "padding": lambda: errors(padding_case()),
+    "fsdp": lambda: errors(shallow(), fsdp),
+    "own": own_batches,
+    "folder": folder_of_both,
+}
+"""How a model may be shared."""
+WORK: dict[str, Callable[[], Any]] = {
+    **WAYS,
+    "own vectors": own_vectors,
+    "estimates": estimates_of_both,
+    "changed": changed,
+    "kernels": own_kernels,
+    "half": lambda: half(shallow()),
+    "refusals": refusals,
+    "failures": lambda: of_one_process(CASES["pre-ln"]()),
+    "outside": lambda: outside_vocabulary(CASES["pre-ln"]()),
+}
+"""What both processes find, by name; each begins with seed 0."""

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_over_200_seeds_both_forms_are_unbiased_and_their_bars_are_right() -> No
         "diagonal": float(h_o.diagonal() @ delta.square()) / 2,
     }
     bills = [
-        hb.price(problem, {"step": moved(problem, step)}, samples=6, seed=s) for s in range(200)
+        hb.price(problem, {"step": moved(problem, step)}, samples=2, seed=s) for s in range(200)
     ]
     for form, value in truth.items():
         found = torch.tensor([getattr(bill["step"], form).value for bill in bills])
@@ -347,9 +348,9 @@ def test_the_forecasts_bar_holds_the_signs_of_rounding() -> None:
     # the forecast, and over all such rows ½ ΔᵀHΔ is a sum of squares
     draw = torch.Generator().manual_seed(0)
     errors, bars = [], []
-    for seed in range(40):
-        signs = torch.randint(2, (32, 320), generator=draw) * 2.0 - 1
-        model = nn.Linear(2560, 1, bias=False).double()
+    for seed in range(20):
+        signs = torch.randint(2, (32, 80), generator=draw) * 2.0 - 1
+        model = nn.Linear(640, 1, bias=False).double()
         nn.init.normal_(model.weight, generator=draw)
         data = signs.double().repeat_interleave(8, 1), torch.zeros(32, 1, dtype=torch.float64)
         problem = hb.Problem(model, data, "regression")
@@ -390,8 +391,8 @@ def test_sums_have_own_terms_and_cross_terms() -> None:
     _, problem = table()
     step = directions(problem)
     changes = {name: {name: problem.parameters[name] + one} for name, one in step.items()}
-    bill = hb.price(problem, changes, samples=600)
-    total, whole = bill.sum(), hb.price(problem, {"all": moved(problem, step)}, samples=600)
+    bill = hb.price(problem, changes, samples=200)
+    total, whole = bill.sum(), hb.price(problem, {"all": moved(problem, step)}, samples=200)
     assert total.diagonal.value == pytest.approx(sum(p.diagonal.value for p in bill.values()))
     assert total.full.value == pytest.approx(whole["all"].full.value)
     own = sum(price.full.value for price in bill.values())
@@ -628,6 +629,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
         hb.price(problem, {"a": {"0.weight": lambda old: old * 1e20}})
 
 
+@cache
 def rounded_bill() -> tuple[nn.Module, Bill]:
     model, problem = language()
     edits = [hb.rounded(bits=bits, block=4) for bits in (2, 3, 4, 8)]
@@ -813,6 +815,7 @@ def test_half_precision_prices_what_is_stored() -> None:
     assert bill["less than a step"].diagonal.value == 0
 
 
+@pytest.mark.slow  # all the code of the page, six seconds
 def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "price.md").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 import hessblocks as hb
 from hessblocks.curvature import PrecisionWarning, custom_groups
 from hessblocks.errors import RunError
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import VOCABULARY, gpt2_case, stir, tokens
 
 SIZES: dict[str, Any] = {
@@ -76,7 +77,7 @@ def rows_in_float64(model: nn.Module) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", everyday(EXPERTS, "qwen2-moe"))
 @pytest.mark.parametrize("form", ["eager", "grouped_mm", "batched_mm"])
 def test_a_mixture_of_experts(name: str, form: str) -> None:
     """Against differences of the gradient, with the casts to float32 inside switched off."""

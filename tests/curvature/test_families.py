@@ -25,6 +25,7 @@ from hessblocks.curvature.verification.tiny_models import (
 )
 from hessblocks.errors import ArgumentError
 from tests.curvature.architectures import MASKED, model_of
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import Case, padded_batches, tokens
 from tests.curvature.oracle import Dense, dense
 
@@ -69,7 +70,8 @@ def rows_of(case: Case, truth: Dense, group: str) -> Tensor:
     return places(case.model, group, numbers)
 
 
-@pytest.mark.parametrize("name", FAMILY_MODELS)
+# two to eight seconds each
+@pytest.mark.parametrize("name", everyday(FAMILY_MODELS, "vit", "phi"))
 def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str) -> None:
     checks = verify_last_blocks({name: FAMILY_MODELS[name]})
     assert not [check for check in checks if not check.passed]
@@ -93,7 +95,7 @@ def test_a_fault_in_one_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "query, query" not in failed
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", everyday(["llama", "qwen2"], "qwen2"))
 def test_packed_sequences_equal_themselves_apart(name: str) -> None:
     """Two sequences in one row, told apart by their positions, against one a row."""
     model = lifted(made(name))
@@ -117,7 +119,7 @@ def test_packed_sequences_of_a_model_that_mixes_them_are_refused() -> None:
         hb.exact_last_block(made("opt"), {"input_ids": tokens(1), "position_ids": places})
 
 
-@pytest.mark.parametrize("name", ["modernbert", "mistral"])
+@pytest.mark.parametrize("name", everyday(["modernbert", "mistral"], "mistral"))
 def test_a_window_that_hides_tokens(name: str) -> None:
     """Longer than the window, so that the first token is out of the last one's sight."""
     case, _ = solved(name)

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 import hessblocks as hb
 from hessblocks.curvature import custom_groups
 from hessblocks.errors import ArgumentError
+from tests.curvature.breadth import everyday
 
 ROWS, FEATURES, CLASSES, PLACES = 6, 3, 4, 2
 pytestmark = pytest.mark.filterwarnings(
@@ -100,7 +101,19 @@ LOSSES: dict[str, tuple[nn.Module, Tensor, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name",
+    everyday(
+        LOSSES,
+        "ignored class",
+        "weighted and smoothed",
+        "classes on axis 1",
+        "weighted soft labels",
+        "sum of squares",
+        "binary, weighted",
+        "huber",
+    ),
+)
 def test_a_loss_module_of_torch(name: str) -> None:
     module, labels, places = LOSSES[name]
     model, x = Net(places).double(), features()

@@ -19,6 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", GUIDE, flags=re.DOTALL)
 
 
+@pytest.mark.slow  # all the code of the page, ten seconds
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 def test_the_ten_lines_print_what_is_shown_and_the_rest_runs_after_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from hessblocks.curvature.last_layer import last_attention
 from hessblocks.curvature.losses.batches import unpack
 from hessblocks.curvature.model_state import evaluation_mode
 from hessblocks.errors import ArgumentError
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
 from tests.curvature.oracle import Dense, dense
 
@@ -97,14 +98,22 @@ CASES: dict[str, Callable[[], Case]] = {
     "untied": lambda: of_preset("pre-ln", tie_word_embeddings=False),
     "gpt2": lambda: Case(model=gpt2_case().model, batches=[batch()]),
 }
-cases = pytest.mark.parametrize("name", CASES)
+# each case takes two seconds; tests of the theory meet every kind of head every day
+cases = pytest.mark.parametrize(
+    "name",
+    everyday(CASES, "pre-ln", "sas-p", "gpt2", "modern", "window", "alibi", "one matrix"),
+)
+
+
+@cache
+def case_of(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()
 
 
 @cache
 def solved(name: str) -> tuple[Case, Dense]:
-    torch.manual_seed(0)
-    case = CASES[name]()
-    return case, dense(case)
+    return case_of(name), dense(case_of(name))
 
 
 def places(case: Case, truth: Dense, group: str) -> Tensor:
@@ -180,7 +189,7 @@ def test_every_block_equals_dense_autodiff(name: str, part: str) -> None:
 
 @pytest.mark.parametrize("name", ["pre-ln", "sas-p", "gpt2"])
 def test_one_head_is_its_part_of_all_heads(name: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     exact = exact_attention_curvature(case.model, case.batches[0])
     together = exact.block("query", "query").dense()
     size = together.shape[0] // 2
@@ -190,13 +199,13 @@ def test_one_head_is_its_part_of_all_heads(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "groups"), [("pre-ln", 4), ("sas", 5), ("sas-p, one layer", 6)])
 def test_only_what_is_trained_has_a_block(name: str, groups: int) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     assert len(exact_attention_curvature(case.model, case.batches[0]).groups) == groups
 
 
 @pytest.mark.parametrize("name", ["sas", "gpt2"])
 def test_the_model_is_left_as_it_was(name: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     case.model.train()
     for module in case.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -215,7 +224,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pre-ln", "sas-p", "gpt2"])
 def test_a_memory_limit_changes_nothing(name: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     wide, tight = (
         exact_attention_curvature(case.model, case.batches[0], memory_limit=limit).dense()
         for limit in (1 << 29, 1)
@@ -227,7 +236,7 @@ def test_a_memory_limit_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pre-ln", "gpt2"])
 def test_the_output_layer_is_run_on_a_few_tokens_alone(name: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     with torch.no_grad(), evaluation_mode(case.model):
         seen: list[torch.Size] = []
         handle = case.model.lm_head.register_forward_hook(

@@ -19,6 +19,7 @@ from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.last_layer import output_layer
 from hessblocks.errors import ArgumentError
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import Case
 from tests.curvature.oracle import Dense, dense
 from tests.curvature.test_last_block import CASES as OF_ATTENTION
@@ -98,18 +99,27 @@ CASES = {
     "alibi, sas": lambda: of_preset("sas", position="alibi", **UNTIED),
     "few classes": lambda: of_preset("pre-ln", width=8, **UNTIED),
 }
-cases = pytest.mark.parametrize("name", CASES)
+# an oracle takes a second and each part another
+cases = pytest.mark.parametrize(
+    "name",
+    everyday(CASES, "gpt2", "parallel", "sas-p", "reparametrised", "few classes"),
+)
+
+
+@cache
+def case_of(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()
 
 
 @cache
 def solved(name: str) -> tuple[Case, Dense]:
-    torch.manual_seed(0)
-    case = CASES[name]()
-    return case, dense(case)
+    return case_of(name), dense(case_of(name))
 
 
+@cache
 def exact(name: str) -> LastBlockHessian:
-    case, _ = solved(name)
+    case = case_of(name)
     return hb.exact_last_block(case.model, case.batches[0], case.loss)
 
 
@@ -184,7 +194,7 @@ def test_every_parameter_from_the_last_attention_on_has_a_block(name: str) -> No
 
 def test_a_tied_unembedding_is_its_use_as_unembedding() -> None:
     """The block of a model whose two weights are equal, but apart."""
-    case, _ = solved("pre-ln")
+    case = case_of("pre-ln")
     tied = exact("pre-ln")
     apart = of_preset("pre-ln", **UNTIED).model
     state = {**case.model.state_dict()}
@@ -196,7 +206,9 @@ def test_a_tied_unembedding_is_its_use_as_unembedding() -> None:
         assert torch.equal(tied.dense(part), expected.dense(part))
 
 
-@pytest.mark.parametrize("name", ["untied", "few classes", "sas-p"])
+@pytest.mark.parametrize(
+    "name", everyday(["untied", "few classes", "sas-p"], "few classes", "sas-p")
+)
 def test_products_and_traces_agree_with_the_dense_matrix(name: str) -> None:
     found = exact(name)
     for part in PARTS:
@@ -209,7 +221,7 @@ def test_products_and_traces_agree_with_the_dense_matrix(name: str) -> None:
 
 
 def test_a_memory_limit_changes_nothing() -> None:
-    case, _ = solved("untied")
+    case = case_of("untied")
     few, many = (
         hb.exact_last_block(case.model, case.batches[0], memory_limit=limit).dense()
         for limit in (1 << 12, 1 << 29)
@@ -218,7 +230,7 @@ def test_a_memory_limit_changes_nothing() -> None:
 
 
 def test_a_block_that_is_too_dear_is_refused_with_its_count() -> None:
-    case, _ = solved("untied")
+    case = case_of("untied")
     found = hb.exact_last_block(case.model, case.batches[0], memory_limit=64)
     with pytest.raises(
         ArgumentError, match=r"blocks of .*mlp\.input.* need \d+ × \d+ × \d+ numbers"
@@ -241,7 +253,7 @@ def test_weights_that_change_afterwards_are_noticed() -> None:
 
 
 def test_dropout_is_off_also_for_blocks_that_are_asked_for_later() -> None:
-    case, _ = solved("gpt2")
+    case = case_of("gpt2")
     case.model.train()
     for module in case.model.modules():
         if isinstance(module, nn.Dropout):

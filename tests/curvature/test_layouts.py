@@ -17,6 +17,7 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from hessblocks.curvature.groups.roles import UnknownRoleWarning, parameter_groups
 from hessblocks.curvature.products.operators import Hessian
 from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
+from tests.curvature.breadth import everyday
 from tests.curvature.oracle import check_partition, dense
 
 CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}
@@ -52,16 +53,19 @@ def test_a_base_model_may_have_any_name() -> None:
     assert others == ["qa_outputs.weight", "qa_outputs.bias"]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# two seconds each; where groups are cut is held for all by the two other tests
+@pytest.mark.parametrize(
+    "name", everyday(ARCHITECTURES, "gpt2", "llama", "falcon-multi-query", "bert")
+)
 def test_a_groups_block_is_that_of_the_whole_dense_hessian(name: str) -> None:
     case = case_of(name)
-    oracle = dense(case)
+    oracle, problem = dense(case), case.problem
     scale = oracle.full.abs().max()
     roles = parameter_groups(case.model)
     heads = [g for g in parameter_groups(case.model, "head").values() if ".head.1" in g.name]
     assert len(heads) >= 3 - (name == "falcon-multi-query") * 2
     for group in [*roles.values(), *heads]:
-        block = Hessian(case.problem, group).dense()
+        block = Hessian(problem, group).dense()
         error = (block - oracle.block("full", group, group)).abs().max() / scale
         assert error < (1e-6 if name in CASTING else 1e-10), group.name
 

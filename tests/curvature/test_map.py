@@ -26,6 +26,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.drawing.heatmap import ZERO, draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.estimates import Estimate
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 
@@ -36,10 +37,14 @@ EVERY = 10_000
 
 
 @cache
-def solved(name: str) -> tuple[Case, Dense]:
+def case_of(name: str) -> Case:
     torch.manual_seed(0)
-    case = CASES[name]()
-    return case, dense(case)
+    return CASES[name]()
+
+
+@cache
+def solved(name: str) -> tuple[Case, Dense]:
+    return case_of(name), dense(case_of(name))
 
 
 def truth_of(name: str, part: str) -> dict[tuple[str, str], float]:
@@ -58,9 +63,11 @@ def share_of(truth: dict[tuple[str, str], float]) -> float:
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", ["sas-p", "gpt2", "classification"])
+@pytest.mark.parametrize(
+    "name", everyday(["sas-p", "gpt2", "classification"], "gpt2", "classification")
+)
 def test_every_block_lies_within_its_error(name: str, part: str) -> None:
-    case, _ = solved(name)
+    case = case_of(name)
     found = curvature_map(case.problem, parameter_groups(case.model), part, probes=PROBES, seed=1)
     truth = truth_of(name, part)
     assert set(found.table) == set(truth)
@@ -76,7 +83,7 @@ def test_every_block_lies_within_its_error(name: str, part: str) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_with_more_probes_than_entries_all_is_exact(part: str) -> None:
-    case, _ = solved("regression")
+    case = case_of("regression")
     found = curvature_map(case.problem, parameter_groups(case.model), part, probes=EVERY)
     truth = truth_of("regression", part)
     for cell, estimate in found.table.items():
@@ -88,7 +95,7 @@ def test_with_more_probes_than_entries_all_is_exact(part: str) -> None:
 
 
 def test_a_small_group_makes_its_row_and_its_column_exact() -> None:
-    case, _ = solved("sas-p")
+    case = case_of("sas-p")
     groups = parameter_groups(case.model)
     small = {name for name, group in groups.items() if group.size <= PROBES}
     assert small
@@ -103,7 +110,7 @@ def test_a_small_group_makes_its_row_and_its_column_exact() -> None:
 
 
 def test_the_map_is_symmetric_and_uses_the_probes_of_both_columns() -> None:
-    case, _ = solved("gpt2")
+    case = case_of("gpt2")
     found = curvature_map(case.problem, parameter_groups(case.model), probes=8)
     for (row, column), estimate in found.table.items():
         assert estimate == found.table[column, row]
@@ -112,7 +119,7 @@ def test_the_map_is_symmetric_and_uses_the_probes_of_both_columns() -> None:
 
 
 def test_the_parts_share_their_probes_and_a_row_alone_gives_the_same_number() -> None:
-    case, _ = solved("sas")
+    case = case_of("sas")
     groups = parameter_groups(case.model)
     name = "layers.1.attention.query"
     problem = case.problem
@@ -123,7 +130,7 @@ def test_the_parts_share_their_probes_and_a_row_alone_gives_the_same_number() ->
 
 
 def test_columns_do_not_depend_on_the_other_groups_but_on_the_seed() -> None:
-    case, _ = solved("sas")
+    case = case_of("sas")
     groups = parameter_groups(case.model)
     name = "layers.0.attention.query"
     few = {name: groups[name], "embedding.token": groups["embedding.token"]}
@@ -137,7 +144,7 @@ def test_columns_do_not_depend_on_the_other_groups_but_on_the_seed() -> None:
 
 def test_groups_of_equal_size_have_probes_of_their_own() -> None:
     """Equal probes would make block (i, j) as measured by j depend on that measured by i."""
-    case, _ = solved("gpt2")
+    case = case_of("gpt2")
     groups = parameter_groups(case.model)
     names = ["layers.0.attention.query", "layers.0.attention.key"]
     few = {
@@ -149,8 +156,8 @@ def test_groups_of_equal_size_have_probes_of_their_own() -> None:
 
 
 def test_ragged_passes_give_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, _ = solved("sas-p")
-    groups = parameter_groups(case.model)
+    case = case_of("sas-p")
+    groups = dict(list(parameter_groups(case.model).items())[:5])
     whole = curvature_map(case.problem, groups, probes=6)
     problem = case.problem
     object.__setattr__(problem.plan, "hold", False)
@@ -162,12 +169,12 @@ def test_ragged_passes_give_the_same_map(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_share_covers_the_truth_as_its_error_says() -> None:
-    case, _ = solved("regression")
+    case = case_of("regression")
     groups = parameter_groups(case.model)
     truth = share_of(truth_of("regression", "full"))
     problem = case.problem
     inside = []
-    for seed in range(60):
+    for seed in range(40):
         share = curvature_map(problem, groups, probes=7, seed=seed).off_diagonal_share
         assert 0 < share.standard_error < 0.2
         inside.append(abs(share.value - truth) <= 2 * share.standard_error)
@@ -226,7 +233,7 @@ class Sum(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.UnknownRoleWarning")
-@pytest.mark.parametrize("sign", [1.0, -1.0, 1e-3])
+@pytest.mark.parametrize("sign", everyday([1.0, -1.0, 1e-3], 1.0, 1e-3))
 def test_a_block_that_signs_miss_is_no_zero(sign: float) -> None:
     model = Sum(sign)
     x = torch.ones(1, 1, dtype=torch.float64)
@@ -248,7 +255,7 @@ def estimate(value: float, error: float = 0.0) -> Estimate:
 @pytest.mark.parametrize("method", ["probes", "sampled"])
 def test_groups_that_overlap_have_no_share(method: str) -> None:
     """Entries that stand in two groups would count twice in the whole."""
-    case, _ = solved("gpt2")
+    case = case_of("gpt2")
     roles, heads = (parameter_groups(case.model, level) for level in ("role", "head"))
     key = "layers.0.attention.key"
     groups = {key: roles[key], f"{key}.head.0": heads[f"{key}.head.0"]}
@@ -274,7 +281,7 @@ def test_heterogeneity_names_its_ends_and_the_zeros() -> None:
 
 
 def small_map() -> CurvatureMap:
-    case, _ = solved("classification")
+    case = case_of("classification")
     return curvature_map(case.problem, parameter_groups(case.model), "functional", probes=EVERY)
 
 
@@ -343,7 +350,7 @@ def test_a_map_of_zeros_can_be_drawn() -> None:
 
 
 def test_what_cannot_be_mapped_is_refused() -> None:
-    case, _ = solved("classification")
+    case = case_of("classification")
     groups = parameter_groups(case.model)
     with pytest.raises(ArgumentError, match="'ful' is unknown; did you mean 'full'"):
         curvature_map(case.problem, groups, "ful")  # type: ignore[arg-type]
@@ -392,7 +399,7 @@ def test_products_whose_squares_leave_float64_are_refused() -> None:
 
 
 def test_columns_can_be_combined_from_files() -> None:
-    case, _ = solved("regression")
+    case = case_of("regression")
     groups = parameter_groups(case.model)
     columns = [column_squares(case.problem, groups, name, probes=5) for name in groups]
     assert combine_columns(groups, columns, "outer") == curvature_map(

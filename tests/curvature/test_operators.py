@@ -16,6 +16,7 @@ from hessblocks.curvature.products.operators import Functional, Hessian, OuterPr
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import condition_number, solve
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 
@@ -32,47 +33,59 @@ def prepared(name: str) -> tuple[Case, Dense]:
     return case, dense(case)
 
 
+@cache
+def problem_of(name: str) -> Problem:
+    """One for all groups, so that what it checks is checked once."""
+    return prepared(name)[0].problem
+
+
+# five seconds for each other preset
+cases = pytest.mark.parametrize(
+    "name", everyday(CASES, "sas", "gpt2", "classification", "regression", "callable")
+)
+
+
 @pytest.mark.parametrize("part", OPERATORS)
-@pytest.mark.parametrize("name", CASES)
+@cases
 def test_a_groups_block_equals_dense_autodiff(name: str, part: str) -> None:
     case, oracle = prepared(name)
     scale = oracle.full.abs().max()
     for group in parameter_groups(case.model).values():
-        block = OPERATORS[part](case.problem, group).dense()
+        block = OPERATORS[part](problem_of(name), group).dense()
         error = (block - oracle.block(part, group, group)).abs().max() / scale
         assert error < TOLERANCE, group.name
 
 
 @pytest.mark.parametrize("part", OPERATORS)
-@pytest.mark.parametrize("name", ["sas-p", "gpt2", "classification"])
+@pytest.mark.parametrize("name", everyday(["sas-p", "gpt2", "classification"], "classification"))
 def test_a_block_between_two_groups_equals_dense_autodiff(name: str, part: str) -> None:
     case, oracle = prepared(name)
     groups = list(parameter_groups(case.model).values())
     for rows, columns in pairwise(groups):
-        operator = OPERATORS[part](case.problem, rows=rows, columns=columns)
+        operator = OPERATORS[part](problem_of(name), rows=rows, columns=columns)
         expected = oracle.block(part, rows, columns)
         assert torch.allclose(operator.dense(), expected, atol=TOLERANCE)
         assert torch.allclose(operator.adjoint().dense(), expected.T, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", CASES)
+@cases
 def test_the_oracle_splits_the_hessian(name: str) -> None:
     _, oracle = prepared(name)
     assert torch.allclose(oracle.full, oracle.outer + oracle.functional, atol=1e-12)
     assert oracle.functional.norm() > 1e-4 * oracle.outer.norm()
 
 
-@pytest.mark.parametrize("name", ["sas", "gpt2"])
+@pytest.mark.parametrize("name", everyday(["sas", "gpt2"], "sas"))
 def test_the_outer_part_has_no_negative_eigenvalue(name: str) -> None:
     case, _ = prepared(name)
     for group in parameter_groups(case.model).values():
-        block = OuterProduct(case.problem, group).dense()
+        block = OuterProduct(problem_of(name), group).dense()
         assert torch.allclose(block, block.T, atol=1e-12)
         assert torch.linalg.eigvalsh(block).min() > -1e-12
 
 
 def test_vectors_and_blocks_of_vectors_agree() -> None:
-    case, _ = prepared("sas-p")
+    case = CASES["sas-p"]()
     group = parameter_groups(case.model)["layers.0.attention.query"]
     operator = Hessian(case.problem, group)
     columns = torch.randn(group.size, 5, dtype=torch.float64)
@@ -82,7 +95,7 @@ def test_vectors_and_blocks_of_vectors_agree() -> None:
 
 
 def test_a_zero_vector_gives_zero() -> None:
-    case, _ = prepared("pre-ln")
+    case = CASES["pre-ln"]()
     group = parameter_groups(case.model)["layers.1.mlp.in"]
     assert not (Hessian(case.problem, group) @ torch.zeros(group.size).double()).any()
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 import hessblocks as hb
 from hessblocks.curvature import PaddingWarning
 from hessblocks.curvature.products import passes
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import stir
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
@@ -169,7 +170,7 @@ def quiet() -> Any:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("kind", [*LEARNED, *COUNTED])
+@pytest.mark.parametrize("kind", everyday([*LEARNED, *COUNTED], "gpt2", "bert", "llama", "opt"))
 def test_texts_padded_on_the_left_are_those_texts(kind: str) -> None:
     model = transformer(kind, {**LEARNED, **COUNTED}[kind])
     expected = product(model, alone())
@@ -177,7 +178,10 @@ def test_texts_padded_on_the_left_are_those_texts(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    everyday([torch.bool, torch.int32, torch.float32, torch.float64], torch.bool, torch.float32),
+)
 def test_masks_may_be_of_any_kind_of_number(dtype: torch.dtype) -> None:
     model = transformer("gpt2", {})
     assert torch.allclose(product(model, padded(dtype=dtype)), product(model, alone()))
@@ -333,7 +337,7 @@ def test_encoders_of_two_parts_are_asked_too(side: str) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama"])
+@pytest.mark.parametrize("kind", everyday(["gpt2", "bert", "llama"], "gpt2"))
 def test_closed_forms_are_of_the_texts(kind: str) -> None:
     model = transformer(kind, {**LEARNED, **COUNTED}[kind])
     masked = task(model) == "masked-lm"

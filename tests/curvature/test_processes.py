@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -19,31 +16,28 @@ from hessblocks.curvature.products.operators import Hessian
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, stir
-from tests.curvature.two_processes import found
+from tests.curvature.two_processes import found, in_two_processes, two_find
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("processes") / "found.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.curvature.two_processes", str(out)]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return dict(json.loads(out.read_text(encoding="utf-8")))
+    return dict(in_two_processes(two_find, tmp_path_factory.mktemp("processes")))
+
+
+@cache
+def alone() -> dict[str, Any]:
+    torch.manual_seed(0)
+    return found(CASES["pre-ln"](), None)
 
 
 @pytest.mark.parametrize("shard", ["batches", "vectors", "own"])
 def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str) -> None:
-    torch.manual_seed(0)
-    alone, shared = found(CASES["pre-ln"](), None), together[shard]
-    assert shared["value"] == pytest.approx(alone["value"], rel=1e-13)
-    assert shared["norms"] == pytest.approx(alone["norms"], rel=1e-12)
-    sampled = torch.tensor(shared["sampled"]), torch.tensor(alone["sampled"])
+    one, shared = alone(), together[shard]
+    assert shared["value"] == pytest.approx(one["value"], rel=1e-13)
+    assert shared["norms"] == pytest.approx(one["norms"], rel=1e-12)
+    sampled = torch.tensor(shared["sampled"]), torch.tensor(one["sampled"])
     if (
         shard == "own"
     ):  # each process has signs of its own, so that equal rows of two are not drawn alike
@@ -51,10 +45,10 @@ def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str)
         assert ((sampled[0] - sampled[1])[:, 0].abs() <= 5 * sampled[1][:, 1]).all()
     else:
         assert torch.allclose(*sampled, rtol=1e-9)
-    drawn = torch.tensor(shared["drawn"]), torch.tensor(alone["drawn"])
+    drawn = torch.tensor(shared["drawn"]), torch.tensor(one["drawn"])
     assert torch.allclose(*drawn, rtol=1e-6) == (shard != "own")  # labels of its own, as signs are
     for part in ("full", "functional", "empirical"):
-        difference = torch.tensor(shared[part]) - torch.tensor(alone[part])
+        difference = torch.tensor(shared[part]) - torch.tensor(one[part])
         assert difference.abs().max() < 1e-6
 
 

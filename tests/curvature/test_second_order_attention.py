@@ -16,6 +16,7 @@ import hessblocks as hb
 from hessblocks.curvature.attention import attend_twice, tiles, visibility
 from hessblocks.curvature.attention.visibility import Size, Visibility
 from hessblocks.errors import ArgumentError, HessblocksError
+from tests.curvature.breadth import everyday
 from tests.curvature.live_bytes import LiveBytes
 
 SEQUENCES, HEADS, TOKENS, WIDTH = 2, 4, 7, 3
@@ -153,7 +154,14 @@ def test_there_are_enough_cases() -> None:
     assert len(CASES) >= 96
 
 
-@pytest.mark.parametrize(("shape", "mask", "extra"), CASES)
+# of 120 cases every seventh, which meets each shape, mask, extra and size of tiles
+@pytest.mark.parametrize(
+    ("shape", "mask", "extra"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (number % 7 > 0))
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_tiles_are_autograd(
     shape: str, mask: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +359,7 @@ class Model(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("kind", [hb.Hessian, hb.OuterProduct, hb.Functional])
+@pytest.mark.parametrize("kind", everyday([hb.Hessian, hb.OuterProduct, hb.Functional], hb.Hessian))
 def test_a_long_context_in_a_problem_needs_no_square(kind: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tokens = 520

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,34 +17,38 @@ from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError
+from tests.curvature.breadth import everyday
 from tests.curvature.cases import CASES, Case
-from tests.curvature.sharded_processes import estimates
+from tests.curvature.sharded_processes import WAYS, WORK, estimates
+from tests.curvature.two_processes import in_two_processes
 
-ROOT = Path(__file__).parents[2]
-WAYS = [
-    *("sas", "callable", "bert", "gpt2", "frozen", "checkpointed", "padding"),
-    *("fsdp", "own", "folder"),
-]
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
 
+class Found(dict[str, Any]):
+    """What two processes find, done where it is asked for first."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, what: str) -> Any:
+        self[what] = in_two_processes(WORK[what], self._folders.mktemp("processes"))
+        return self[what]
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("processes") / "found.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "tests.curvature.sharded_processes", str(out)]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return dict(json.loads(out.read_text(encoding="utf-8")))
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(tmp_path_factory)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_that_share_a_model_find_what_one_finds(
-    found: dict[str, Any], way: str
-) -> None:
-    errors = found["products"][way]
+LONG = pytest.mark.slow
+"""Two processes are busy for up to fifteen seconds each."""
+
+
+@pytest.mark.parametrize("way", everyday(WAYS, "callable", "padding"))
+def test_two_processes_that_share_a_model_find_what_one_finds(found: Found, way: str) -> None:
+    errors = found[way]
     assert {"value", "Hessian", "OuterProduct", "Functional"} <= errors.keys()
     assert ("along" in errors) == (way != "own")
     assert ("EmpiricalFisher" in errors) == (way not in ("callable", "own"))  # both a callable
@@ -54,45 +56,49 @@ def test_two_processes_that_share_a_model_find_what_one_finds(
         assert errors[what] < 1e-12, what
 
 
-def test_no_process_holds_the_model_or_a_vector(found: dict[str, Any]) -> None:
-    own = found["own"]
+def test_no_process_holds_the_model_or_a_vector(found: Found) -> None:
+    own = found["own vectors"]
     assert own["error"] < 1e-12
     assert own["entries"] == pytest.approx(0.5, abs=1e-3)
     assert 0.5 < own["resident"] <= 0.65
     assert own["left"] == 0
 
 
-def test_a_product_sends_few_messages_and_only_sums_that_are_read(found: dict[str, Any]) -> None:
+def test_a_product_sends_few_messages_and_only_sums_that_are_read(found: Found) -> None:
     """Four a layer of twelve parameters: for weights twice, directions once, sums twice; else 309
     and 306."""
-    assert found["own"]["gathers"] <= 120
-    assert found["own"]["sums"] <= 80
+    assert found["own vectors"]["gathers"] <= 120
+    assert found["own vectors"]["sums"] <= 80
 
 
-def test_a_folder_is_read_by_rows(found: dict[str, Any]) -> None:
+@LONG
+def test_a_folder_is_read_by_rows(found: Found) -> None:
     """Several files; each process has half of the entries."""
-    folder = found["products"]["folder"]
+    folder = found["folder"]
     assert folder["files"] > 1
     assert folder["share"] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_estimators_and_maps_find_what_one_process_finds(found: dict[str, Any]) -> None:
+@LONG
+def test_estimators_and_maps_find_what_one_process_finds(found: Found) -> None:
     alone = estimates(cut=False)
     for what, values in found["estimates"].items():
         shared, one = (torch.as_tensor(v, dtype=torch.float64) for v in (values, alone[what]))
         torch.testing.assert_close(shared, one, rtol=1e-9, atol=1e-12, msg=what)
 
 
-def test_sampled_gradients_of_a_sharded_model_use_its_own_kernels(found: dict[str, Any]) -> None:
+@LONG
+def test_sampled_gradients_of_a_sharded_model_use_its_own_kernels(found: Found) -> None:
     kernels = found["kernels"]
     assert kernels["sharded"] == pytest.approx(kernels["alone"], rel=1e-9)
 
 
-def test_weights_that_an_optimiser_changes_are_noticed(found: dict[str, Any]) -> None:
+def test_weights_that_an_optimiser_changes_are_noticed(found: Found) -> None:
     assert found["changed"] < 1e-12
 
 
-def test_sums_over_processes_lose_no_more_than_half_precision(found: dict[str, Any]) -> None:
+@LONG
+def test_sums_over_processes_lose_no_more_than_half_precision(found: Found) -> None:
     half = found["half"]
     assert half["sharded"] < 1.5 * half["alone"] < 0.03
 
@@ -113,11 +119,11 @@ def test_sums_over_processes_lose_no_more_than_half_precision(found: dict[str, A
         ("exact", "full_state_dict=True"),
     ],
 )
-def test_what_cannot_be_shared_is_one_sentence(found: dict[str, Any], case: str, said: str) -> None:
+def test_what_cannot_be_shared_is_one_sentence(found: Found, case: str, said: str) -> None:
     assert said in found["refusals"][case]
 
 
-def test_no_process_waits_for_one_whose_loss_is_not_finite(found: dict[str, Any]) -> None:
+def test_no_process_waits_for_one_whose_loss_is_not_finite(found: Found) -> None:
     own, other = found["failures"]
     assert "the loss of batch 0" in own
     assert "another process failed" in other

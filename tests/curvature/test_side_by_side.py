@@ -54,6 +54,10 @@ def ran() -> tuple[dict[str, Any], Tensor]:
     return names, torch.cat(rows)
 
 
+LONG = pytest.mark.slow
+"""All the code of the page, ten seconds."""
+
+
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,6 +77,7 @@ def test_no_block_is_longer_than_the_example_of_the_other_tool(tool: str) -> Non
     assert IN_WORDS[LINES[tool]] in section
 
 
+@LONG
 def test_the_products_are_those_of_curvlinops() -> None:
     names, matrix = ran()
     hessian, gauss_newton = (
@@ -84,6 +89,7 @@ def test_the_products_are_those_of_curvlinops() -> None:
     torch.testing.assert_close(names["matrix"], matrix, rtol=1e-9, atol=1e-12)
 
 
+@LONG
 def test_a_function_has_the_hessian_of_its_module() -> None:
     names, matrix = ran()
     of_function = hb.Hessian(names["of_function"]).dense()
@@ -91,6 +97,7 @@ def test_a_function_has_the_hessian_of_its_module() -> None:
     torch.testing.assert_close(names["H_last"].dense(), matrix[-99:, -99:], rtol=1e-9, atol=1e-12)
 
 
+@LONG
 def test_eigenvalues_trace_and_density_are_those_of_hessian_eigenthings() -> None:
     names, matrix = ran()
     operator = hessian_eigenthings.HessianOperator(
@@ -109,6 +116,7 @@ def test_eigenvalues_trace_and_density_are_those_of_hessian_eigenthings() -> Non
     assert abs(mean.value - exact / len(matrix)) <= 4 * mean.standard_error
 
 
+@LONG
 def test_the_numbers_of_pyhessians_script_are_those_of_the_assembled_hessian() -> None:
     names, matrix = ran()
     values = torch.linalg.eigvalsh(matrix)
@@ -122,6 +130,7 @@ def test_the_numbers_of_pyhessians_script_are_those_of_the_assembled_hessian() -
     assert bend == pytest.approx(float(largest), rel=0.02)
 
 
+@LONG
 def test_kfac_is_compared_with_what_it_stands_for() -> None:
     names, _ = ran()
     exact = names["GGN"].dense()

@@ -1,12 +1,13 @@
-"""Run by test_processes.py under torchrun: what two processes find, written by the first of
-them."""
+"""What two processes find, for test_processes.py, and how tests start two."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +24,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.errors import HessblocksError
 from tests.curvature.cases import CASES, Case
+from tests.training.helpers import in_process_of_its_own
 
 GROUP = "layers.0.attention.value"
 
@@ -32,7 +34,8 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
     groups = parameter_groups(case.model)
     problem = Problem(case.model, case.batches, case.loss, shard=shard)
     norms = group_norms(problem, {GROUP: groups[GROUP]}, probes=5)[GROUP]
-    sampled = curvature_map(problem, groups, "outer", probes=4, method="sampled")
+    some = {name: groups[name] for name in (GROUP, "layers.1.mlp.in", "final.norm")}
+    sampled = curvature_map(problem, some, "outer", probes=4, method="sampled")
     return {
         "sampled": [[cell.value, cell.standard_error] for cell in sampled.table.values()],
         "value": problem.value(),
@@ -91,11 +94,8 @@ def leave() -> None:
     os._exit(0)
 
 
-def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
+def two_find() -> dict[str, Any]:
+    """Everything that is compared with one process."""
     case = CASES["pre-ln"]()
     wrapped = Case(model=DistributedDataParallel(case.model), batches=case.batches)
     problem = Problem(wrapped.model, case.batches, shard="batches")
@@ -118,10 +118,39 @@ def main(out: Path) -> None:
     failures = [None, None]
     dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
     results["failures"] = failures
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(results), encoding="utf-8")
-    leave()
+    return results
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def in_two_processes(work: Callable[[], Any], folder: Path) -> Any:
+    """Do the work in two forked processes, which need no time to import anything.
+
+    Returns:
+        What the first one finds, by way of JSON.
+    """
+    out = folder / "found.json"
+
+    def one(rank: int) -> None:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        meeting = f"file://{folder / 'meeting'}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+        torch.manual_seed(0)
+        found = work()
+        if rank == 0:
+            out.write_text(json.dumps(found), encoding="utf-8")
+        leave()
+
+    processes = [in_process_of_its_own(partial(one, rank)) for rank in (0, 1)]
+    left = {process.sentinel for process in processes}
+    while left and all(process.exitcode in (None, 0) for process in processes):
+        ended = wait(list(left), timeout=300)
+        assert ended
+        left -= set(ended)
+        for process in processes:
+            process.join(0)
+    failed = [process.exitcode for process in processes if process.exitcode]
+    for process in processes:
+        process.kill()  # one whose peer has failed waits for it
+        process.join()
+    assert not failed
+    return json.loads(out.read_text(encoding="utf-8"))

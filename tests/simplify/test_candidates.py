@@ -21,9 +21,11 @@ from hessblocks.blocks import (
 )
 from hessblocks.simplify import KINDS, Candidate, Place, candidates, edited, measure_removals
 from hessblocks.simplify.passes import Held, Pass
+from tests.curvature.breadth import everyday
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
 
-families = pytest.mark.parametrize("name", CONFIGS)
+# three seconds each: one with rotary positions, one with learned ones
+families = pytest.mark.parametrize("name", everyday(CONFIGS, "llama", "gpt2"))
 
 
 def ids(count: int, tokens: int = 12, seed: int = 0) -> torch.Tensor:
@@ -102,7 +104,7 @@ OWN: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 """Preset, its changed fields, and kinds that it has not."""
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", everyday(OWN, "sinks", "parallel, its skip trained", "no values"))
 def test_blocks_of_our_own_are_taken_apart_too(name: str) -> None:
     preset, fields, missing = OWN[name]
     block = hb.preset(preset, width=24, heads=6, mlp_width=20, **fields)
@@ -116,7 +118,7 @@ def test_blocks_of_our_own_are_taken_apart_too(name: str) -> None:
     assert not missing & seen
 
 
-@families
+@pytest.mark.parametrize("name", everyday(CONFIGS, "gpt_neox"))
 def test_what_is_saved_is_what_the_cache_and_the_operations_lose(name: str) -> None:
     model, text = model_of(name), ids(10)
     whole = model(text, use_cache=True).past_key_values
@@ -132,12 +134,11 @@ def test_what_is_saved_is_what_the_cache_and_the_operations_lose(name: str) -> N
         assert one.operations >= 0 or one.kind == "value and projection = identity"
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3"])
+# up to nine seconds each, and the preparation of all is one
+@pytest.mark.parametrize("name", everyday(["llama", "gpt2", "gpt_neox", "qwen3"], "gpt_neox"))
 def test_changed_models_are_saved_generate_and_train(name: str, tmp_path) -> None:
     model, text = model_of(name).float(), ids(10)
-    for number, one in enumerate(candidates(model, Pass(model, text))):
-        if one.layer != 1:
-            continue
+    for number, one in enumerate(candidates(model, Pass(model, text), layers=[1])):
         changed, tokens = edited(model, one), ids(1, 6)
         changed.save_pretrained(tmp_path / str(number))
         loaded, _ = hb.load(tmp_path / str(number))

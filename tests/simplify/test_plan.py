@@ -1,7 +1,9 @@
 """The plan takes the cheapest for what it saves, says so; healing helps and touches no more."""
 
 import copy
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +17,12 @@ from tests.simplify.test_candidates import entries, ids, model_of
 KINDS = ["layer", "mlp units", "heads"]
 
 
-def planned(name: str = "gpt2", save: float = 0.3) -> tuple[object, Plan]:
+@cache
+def planned(name: str = "gpt2") -> tuple[object, Plan]:
     model, text, held_out = model_of(name).float(), ids(20), ids(6, seed=1)
     table = measure_removals(model, text, held_out, kinds=KINDS, samples=0)
     plan = Plan(model, text, held_out, table.rows)
-    plan.run(save)
+    plan.run(0.3)
     return model, plan
 
 
@@ -56,17 +59,27 @@ def test_steps_made_again_give_the_same_model() -> None:
         again.take(("layer", 9))
 
 
-@pytest.mark.parametrize("done", [1, 4])
-def test_a_plan_that_was_torn_ends_as_if_it_had_not_been(tmp_path: Path, done: int) -> None:
+@pytest.fixture(scope="module")
+def untorn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, tuple[Any, ...], list[bytes]]:
+    """A plan, what it is made from, and the lines that it left."""
+    folder = tmp_path_factory.mktemp("whole")
     model, text, held_out = model_of("llama").float(), ids(20), ids(6, seed=1)
     rows = measure_removals(model, text, held_out, samples=0).rows
-    whole = Plan(model, text, held_out, rows)
-    whole.run(0.2, store := mended_store(tmp_path))
+    given = model, text, held_out, rows
+    whole = Plan(*given)
+    whole.run(0.2, store := mended_store(folder))
     whole.run(0.4, store)
-    lines = (tmp_path / POINTS).read_bytes().splitlines(keepends=True)
+    return whole, given, (folder / POINTS).read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_a_plan_that_was_torn_ends_as_if_it_had_not_been(
+    untorn: tuple[Plan, tuple[Any, ...], list[bytes]], tmp_path: Path, done: int
+) -> None:
+    whole, given, lines = untorn
     assert len(lines) == len(whole.steps) > 4
     (tmp_path / POINTS).write_bytes(b"".join(lines[:done]))
-    again = Plan(model, text, held_out, rows)
+    again = Plan(*given)
     again.run(0.2, store := mended_store(tmp_path))
     again.run(0.4, store)
     assert again.steps == whole.steps
@@ -97,7 +110,7 @@ def test_healing_lowers_the_divergence_and_touches_what_it_says_alone(teacher: b
     model, plan = planned()
     before, original = copy.deepcopy(plan.model.state_dict()), copy.deepcopy(model.state_dict())
     text = ids(64, seed=2)
-    settings = {"layers": plan.touched, "steps": 60, "learning_rate": 3e-3, "batch": 16}
+    settings = {"layers": plan.touched, "steps": 20, "learning_rate": 3e-3, "batch": 8}
     healed = heal(plan.model, model if teacher else None, text, **settings)
     assert all(torch.equal(v, original[k]) for k, v in model.state_dict().items())
     assert all(torch.equal(v, before[k]) for k, v in plan.model.state_dict().items())
