@@ -20,6 +20,7 @@ from hessblocks.storage.store import DAMAGED, POINTS
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.engine.executors import InProcess
 from hessblocks_studies.engine.workers import LocalProcesses
+from tests.pictures import empty_pictures
 
 pytestmark = pytest.mark.usefixtures("blank")
 
@@ -43,11 +44,21 @@ def test_a_study_ends_in_numbers_a_page_and_one_json_object(
 ) -> None:
     """With a worker, as a user has it."""
     monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", LocalProcesses)
-    command = ["reproduce", "mlp,histograms", "--scale", "smoke", "--workers", "1", "--json"]
+    command = [
+        "reproduce",
+        "mlp,histograms",
+        "--scale",
+        "smoke",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--json",
+    ]
     assert main([*command, "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert list(summary["studies"]) == ["mlp", "histograms"]
-    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 600
+    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 200
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "mlp" / "figures" / "mlp.svg").exists()
     assert main([*command, "--out", str(tmp_path)]) == 0
@@ -160,7 +171,9 @@ MLP = ["mlp", "--scale", "smoke", "--seeds", "1", "--workers", "1"]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
-    assert main(["reproduce", *MLP, "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        empty_pictures(patch)
+        assert main(["reproduce", *MLP, "--out", str(folder)]) == 0
     return folder
 
 
