@@ -31,7 +31,7 @@ def stored(folder: Path, points: int = 12) -> list[dict]:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers need no imports, which take most of their time; test_reproduce has one as users do."""
+    """Workers need no imports, which take most of their time."""
     without_imports(monkeypatch)
 
 

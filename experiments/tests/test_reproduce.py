@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hessblocks_studies as studies
+from experiments.tests.reproducing import without_imports
 from hessblocks.cli.app import main
 from hessblocks.errors import RunError
 from hessblocks.storage.config import EnvironmentWarning
@@ -42,7 +43,23 @@ def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_study_ends_in_numbers_a_page_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a worker, as a user has it."""
+    """With a worker, which is a fork."""
+    without_imports(monkeypatch)
+    studies_end_in_numbers(tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.slow
+def test_studies_end_in_numbers_of_a_worker_that_is_a_new_interpreter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user has it."""
+    studies_end_in_numbers(tmp_path, capsys, monkeypatch)
+
+
+def studies_end_in_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measure two studies with a worker, and find them measured."""
     monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", LocalProcesses)
     command = [
         "reproduce",
