@@ -151,8 +151,13 @@ def test_smollm2_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_point_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = replace(facts.STUDY, settings=lambda scale, seeds: points.settings(scale, seeds)[:1])
-    monkeypatch.setattr(facts, "STUDY", one)
+    """Of few changes and windows; all of them, and the whole losses, are a slow test."""
+    (first, *_) = points.settings("smoke", None)
+    monkeypatch.setattr("hessblocks_studies.shared.whole_loss", lambda *_: 3.0)
+    monkeypatch.setattr(points, "PRUNED", (0.1,))
+    monkeypatch.setattr(points, "MERGED", (0.1,))
+    small = replace(first, sequences=2, held_out=2)
+    monkeypatch.setattr(facts, "STUDY", replace(facts.STUDY, settings=lambda scale, seeds: [small]))
     result = run_study("bill", out=tmp_path, scale="smoke")
     assert result.measured == result.points == 1
     assert {column for row in result.rows for column in row} <= set(facts.STUDY.columns)
