@@ -40,6 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(docstrings.data, "standard_library", lambda: source)
         patch.setitem(masked_lm.SIZES, "smoke", small)
+        patch.setitem(masked_lm.PRESETS, "smoke", ("pre-ln", "sas-p"))
         patch.setitem(
             downstream.TUNINGS, "smoke", replace(downstream.TUNINGS["smoke"], examples=32)
         )

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from matplotlib.image import imread
 
+from hessblocks import drawing
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks_studies.catalogue import names
@@ -63,9 +64,27 @@ def make_results() -> ModuleType:
     return script("make_results")
 
 
+def draw_nothing(script: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    """Let a script, which took its `draw` before `blank`, draw blank pictures too."""
+    patch.setattr(script, "draw", lambda figure, *_, **__: drawing.draw(figure))
+
+
+@pytest.mark.usefixtures("blank")
 def test_the_page_of_results_shows_what_is_there_and_lists_what_is_missing(
-    tmp_path: Path, make_results: ModuleType
+    tmp_path: Path, make_results: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    draw_nothing(make_results, monkeypatch)
+    page_of_results(tmp_path, make_results)
+
+
+@pytest.mark.slow
+def test_the_page_of_results_is_drawn(tmp_path: Path, make_results: ModuleType) -> None:
+    """Its pictures are small with their content too."""
+    page_of_results(tmp_path, make_results)
+
+
+def page_of_results(tmp_path: Path, make_results: ModuleType) -> None:
+    """Make the pages of two studies, of which one lacks points and the other goes later."""
     run_studies(["mlp", "histograms"], out=tmp_path / "runs", scale="smoke", seeds=1)
     points = tmp_path / "runs" / "mlp" / POINTS
     points.write_bytes(b"".join(points.read_bytes().splitlines(keepends=True)[:-5]))
@@ -169,9 +188,22 @@ def made_pages(tmp_path: Path) -> tuple[ModuleType, Path]:
     return mine, folder
 
 
-def test_pages_have_the_numbers_of_their_studies(made_pages: tuple[ModuleType, Path]) -> None:
+@pytest.mark.usefixtures("blank")
+def test_pages_have_the_numbers_of_their_studies(
+    made_pages: tuple[ModuleType, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written again from the committed results, they stay as they are."""
-    mine, folder = made_pages
+    draw_nothing(made_pages[0], monkeypatch)
+    written_again(*made_pages)
+
+
+@pytest.mark.slow
+def test_pictures_of_pages_are_drawn(made_pages: tuple[ModuleType, Path]) -> None:
+    written_again(*made_pages)
+
+
+def written_again(mine: ModuleType, folder: Path) -> None:
+    """Hold the texts to the committed ones, and draw the pictures that they show."""
     texts = {table.page: (folder / table.page).read_text("utf-8") for table in mine.TABLES}
     assert texts == {page: (DOCS / page).read_text("utf-8") for page in texts}
     mine.write_pictures(folder / "results")
@@ -238,13 +270,15 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
 UNFINISHED: set[str] = {"simplify-pretrained"}
 """Stores that a run goes on from; their results are not told yet."""
 STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - UNFINISHED)
-SLOW_STORES = {"baseline"}
+SLOW_STORES = {"baseline", "optimisers", "simplification"}
+"""Their facts, of many blocks or by bootstrap, take seconds each."""
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_STORES else n for n in STORES],
 )
+@pytest.mark.usefixtures("blank")
 def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
     """A store of many rows is packed: no file of the repository is above 1 MB."""
     shutil.copytree(DOCS / "results" / "stores" / name, tmp_path / name)
