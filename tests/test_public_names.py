@@ -77,9 +77,8 @@ ORDERS = {
     "import transformers",
     "our models first": "import hessblocks.models, transformers",
 }
-EVERY_DAY = ("ours first", "theirs loaded")
-"""The two ways in which the classes come to be known; each order is a process that imports it
-all."""
+EVERY_DAY = ("ours first",)
+"""Each order is a process that imports it all, seven seconds."""
 
 
 OPENED = """
