@@ -17,6 +17,7 @@ from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
 from tests.cli.test_signal import SMALL
 
+TINY = ["--depth", "1", "--width", "8", "--heads", "2"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 pytestmark = [
     pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
@@ -82,7 +83,7 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, trained: Path, tmp_
     )
     for words in (
         ("train", "sas", "--out"),
-        ("curvature", "preset:sas", "--data", "random", "--out"),
+        ("curvature", "preset:sas", "--data", "random", *SAMPLE, *TINY, "--out"),
     ):
         refused = shell(*words, out / "model")
         assert refused.status == 2

@@ -104,7 +104,7 @@ def test_a_block_that_averages_its_tokens_is_seen_below_the_table(
     shell: Shell, text: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    asked = ("--presets", f"pre-ln-zero,{AVERAGED}", "--learning-rate", "0.03", "--steps", 120)
+    asked = ("--presets", f"pre-ln-zero,{AVERAGED}", "--learning-rate", "0.03", "--steps", 60)
     few = ("--curvature-sequences", 1, "--curvature-tokens", 2)
     outcome = shell("compare", *asked, "--data", text, *SIZES, *few, "--out", out)
     assert outcome.status == 0

@@ -275,7 +275,7 @@ def test_every_option_of_a_run_stands_in_the_command_of_its_page(
         "sgd", "--momentum", 0.5,
         "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--warmup", 0,
         "--gains-every", 5, "--curvature-every", 6,
-        "--curvature-groups", "query", *CURVATURE,
+        "--curvature-groups", "query", *CURVATURE, "--depth", 1, "--steps", 6,
     ]  # fmt: skip
     assert shell.train(tmp_path / "a", *given).status == 0
     program, *words = shlex.split(command_line(load_results(tmp_path / "a").settings))
