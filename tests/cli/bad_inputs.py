@@ -260,7 +260,8 @@ CASES: dict[str, Bad] = {
     "unknown match": Bad(compare("--match", "watts"), 2, "--match: 'watts' is unknown"),
     "presets with a space": Bad(
         compare(
-            "--presets", "pre-ln, sas", "--curvature-sequences", "1", "--curvature-tokens", "4"
+            *("--presets", "pre-ln, sas", "--curvature-probes", "4"),
+            *("--curvature-sequences", "1", "--curvature-tokens", "4"),
         ),
         0,
         "",

@@ -17,6 +17,7 @@ from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
 from tests.cli.test_signal import SMALL
 
+TINY = ["--depth", "1", "--width", "8", "--heads", "2"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 pytestmark = [
     pytest.mark.filterwarnings("default::hessblocks.curvature.AttentionBackendWarning"),
@@ -41,9 +42,8 @@ def said(shell: Shell, out: Path) -> tuple[int, dict[str, str]]:
     return outcome.status, {name: state for name, state in states.items() if state != "whole"}
 
 
-def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert shell.train(out).status == 0
+def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, trained: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
     whole = shell("check", out)
     assert (whole.status, whole.errors) == (0, "")
     assert whole.output.splitlines() == [
@@ -72,9 +72,8 @@ def test_a_run_is_whole_until_a_file_is_edited(shell: Shell, tmp_path: Path) -> 
     assert said(shell, out)[1]["results.csv"] == "edited"
 
 
-def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert shell.train(out).status == 0
+def test_nothing_is_written_into_a_saved_model(shell: Shell, trained: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
     before = sorted((out / "model").iterdir())
     page = shell("report", out / "model")
     assert (page.status, sentence(page)) == (
@@ -84,7 +83,7 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> 
     )
     for words in (
         ("train", "sas", "--out"),
-        ("curvature", "preset:sas", "--data", "random", "--out"),
+        ("curvature", "preset:sas", "--data", "random", *SAMPLE, *TINY, "--out"),
     ):
         refused = shell(*words, out / "model")
         assert refused.status == 2
@@ -93,9 +92,10 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> 
     assert shell("check", out).status == 0
 
 
-def test_a_saved_model_is_what_its_manifest_says(shell: Shell, tmp_path: Path) -> None:
-    model = tmp_path / "out" / "model"
-    assert shell.train(model.parent).status == 0
+def test_a_saved_model_is_what_its_manifest_says(
+    shell: Shell, trained: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(trained, tmp_path / "out")) / "model"
     whole = shell("check", model)
     assert (whole.status, whole.output) == (0, "whole    model\n")
     (model / "tokenizer.json").write_text("{}")
@@ -149,10 +149,9 @@ def test_what_is_no_run_is_refused(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_changed_after_training_is_said_where_it_is_measured(
-    shell: Shell, tmp_path: Path
+    shell: Shell, trained: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    assert shell.train(out).status == 0
+    out = Path(shutil.copytree(trained, tmp_path / "out"))
     sample = ("--data", "random", *SAMPLE, "--parts", "full", "--groups", "layers.1.attention.key")
     assert "warning: MODEL" not in shell("signal", out, *sample[:6], "--out", tmp_path / "a").errors
     path = out / "model" / "model.safetensors"
@@ -194,6 +193,14 @@ def test_files_of_curvature_that_are_lost_or_cannot_be_read_are_said(
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture
+def trained(shell: Shell, places: Path) -> Path:
+    """A finished run of training, made once."""
+    if not (places / "trained").exists():
+        assert shell.train(places / "trained", "--steps", 4).status == 0
+    return places / "trained"
 
 
 @pytest.fixture

@@ -17,6 +17,9 @@ from hessblocks.cli.commands.demo import PRESETS, RATE
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
+from tests.pictures import empty_pictures
+
+FEW = ("--steps", 6, "--curvature-sequences", 1, "--curvature-tokens", 4)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path, code:
     out = tmp_path_factory.mktemp("runs") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HESSBLOCKS_CACHE", str(shared_cache))
-        assert Shell(_NoCapture(), code).compare(out).status == 0  # type: ignore[arg-type]
+        empty_pictures(patch)
+        assert Shell(_NoCapture(), code).compare(out, *FEW).status == 0  # type: ignore[arg-type]
     return out
 
 
@@ -40,7 +44,7 @@ class _NoCapture:
 def test_compare_shows_a_table_the_report_and_the_shares_of_time(
     shell: Shell, compared: Path
 ) -> None:
-    outcome = shell.compare(compared)
+    outcome = shell.compare(compared, *FEW)
     assert outcome.status == 0
     for name in ("pre-ln", "sas-p"):
         (row,) = (
@@ -54,7 +58,7 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
 
 
 def test_json_is_one_object_with_what_was_measured(shell: Shell, compared: Path) -> None:
-    outcome = shell.compare(compared, "--json")
+    outcome = shell.compare(compared, *FEW, "--json")
     values = json.loads(outcome.output)
     assert outcome.status == 0
     assert values["command"] == "compare"
@@ -103,7 +107,8 @@ def test_train_shows_the_loss(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_several_seeds_have_an_error_bar(shell: Shell, tmp_path: Path) -> None:
-    outcome = shell.compare(tmp_path / "out", "--presets", "sas", "--seeds", 2, "--seed", 5)
+    two = ("--presets", "sas", "--seeds", 2, "--seed", 5, "--depth", 1)
+    outcome = shell.compare(tmp_path / "out", *two, *FEW)
     assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [
         "sas-seed5",
         "sas-seed6",

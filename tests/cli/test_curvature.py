@@ -22,11 +22,14 @@ from hessblocks.inspection import curvature_run
 from hessblocks.storage import load_curvature, read_results, write_results
 from hessblocks.storage.store import POINTS
 from tests.cli.helpers import Outcome, Shell, sentence
+from tests.report.few_pictures import draw_no_curvature
 from tests.training.helpers import files
 
 PRESET = ["--depth", "2", "--width", "8", "--heads", "2", "--vocab-size", "260"]
 SMALL = ["--sequences", "2", "--tokens", "6", "--probes", "4", "--eigenvalues", "0"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full"]
+LONG = pytest.mark.slow
+"""Three seconds for each further source."""
 
 pytestmark = [
     pytest.mark.usefixtures("blank"),
@@ -197,7 +200,10 @@ def test_the_loss_and_the_norms_are_those_of_the_library(
         assert abs(norms["full"]["value"] - other.value) <= 3.5 * error + 1e-4 * other.value, name
 
 
-@pytest.mark.parametrize("source", ["gpt2", "preset:pre-ln", "preset:sas-p"])
+@pytest.mark.parametrize(
+    "source",
+    ["gpt2", *(pytest.param(f"preset:{name}", marks=LONG) for name in ("pre-ln", "sas-p"))],
+)
 def test_the_last_attention_is_exact_and_agrees_with_the_probes(
     shell: Shell, saved: Path, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +229,20 @@ def test_the_last_attention_is_exact_and_agrees_with_the_probes(
 def test_a_group_is_measured_once_and_a_stopped_run_ends_with_the_same_numbers(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--map", "--spectrum", "--each-group", *FEW]
+    a_stopped_run_ends_with_the_same_numbers(shell, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow  # four spectra in each of its runs
+def test_a_stopped_run_with_a_spectrum_of_each_group_ends_with_the_same_numbers(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_stopped_run_ends_with_the_same_numbers(shell, tmp_path, monkeypatch, "--each-group")
+
+
+def a_stopped_run_ends_with_the_same_numbers(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> None:
+    words = ["--map", "--spectrum", *more, *FEW]
     assert preset(shell, tmp_path / "whole", *words).status == 0
     measured: list[str] = []
     real = curvature_run.CurvatureRun._measure
@@ -247,7 +266,7 @@ def test_a_group_is_measured_once_and_a_stopped_run_ends_with_the_same_numbers(
 
     monkeypatch.setattr(curvature_run.CurvatureRun, "_measure", counting)
     assert preset(shell, tmp_path / "stopped", *words).status == 0
-    assert len(measured) == len(set(measured)) == 4
+    assert len(measured) == len(set(measured)) == (4 if more else 5)  # or all as one besides
     assert measured[:2] == first
     for name in ("results.csv", "map.csv", "spectra.csv"):
         assert (tmp_path / "stopped" / name).read_text() == (
@@ -310,7 +329,8 @@ def with_figures() -> None:
 def test_the_page_needs_nothing_but_its_files(
     shell: Shell, tmp_path: Path, with_figures: None
 ) -> None:
-    outcome = preset(shell, tmp_path / "out", "--map", "--spectrum", *FEW)
+    few = ("--groups", "layers.1.attention.query", "--parts", "full")
+    outcome = preset(shell, tmp_path / "out", "--map", "--spectrum", *few)
     assert outcome.status == 0, outcome.errors
     page = (tmp_path / "out" / "report.html").read_text()
     names = {"norms", "map-full", "spectra-full"}
@@ -327,8 +347,9 @@ def test_the_page_needs_nothing_but_its_files(
 
 
 def test_the_page_of_sampled_gradients_says_so(
-    shell: Shell, tmp_path: Path, with_figures: None
+    shell: Shell, tmp_path: Path, with_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    draw_no_curvature(monkeypatch)
     words = [
         "--parts",
         "outer",

@@ -11,6 +11,7 @@ from tests.cli.bad_inputs import CASES, NOT_FOR_ROOT, prepare
 from tests.cli.helpers import Shell
 
 pytestmark = [
+    pytest.mark.usefixtures("blank"),
     pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
     pytest.mark.filterwarnings("default:--vocab-size"),
     pytest.mark.filterwarnings("default::hessblocks.training.DivergenceWarning"),

@@ -26,6 +26,7 @@ from hessblocks.storage.config import Settings
 from hessblocks.storage.tables import ResultRow, read_results, write_results
 from tests.cli.helpers import Shell, sentence
 from tests.pictures import empty_pictures
+from tests.report.few_pictures import draw_no_curvature, draw_only
 from tests.report.folders import Folder
 
 NAMES = {
@@ -121,7 +122,7 @@ def test_a_bar_shows_a_name_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch)
     "name", ["newline", *(pytest.param(n, marks=pytest.mark.slow) for n in ("closing", "quotes"))]
 )
 def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
-    shell: Shell, tmp_path: Path, name: str
+    shell: Shell, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / NAMES[name]
     found = shell.train(out)
@@ -133,10 +134,10 @@ def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
     empty.mkdir()
     python, _, code, model = words_of(following.removeprefix("next    "), empty)
     assert (python, model) == ("python", str(out / "model"))
-    loaded = subprocess.run(
-        [sys.executable, "-c", code, model], capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.startswith("def")  # text that the model went on with
+    monkeypatch.setattr(sys, "argv", ["-c", model])
+    shell.capture.readouterr()
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
+    assert shell.capture.readouterr().out.startswith("def")  # text that the model went on with
 
 
 def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:
@@ -196,6 +197,21 @@ def elements(page: Path) -> list[tuple[str, Any]]:
 def test_the_page_and_pictures_of_somebody_elses_run_are_whole(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every day one figure, whose names stand in a legend."""
+    draw_only(monkeypatch, ["loss-steps"], phone=False)
+    page_of_somebody_else_is_whole(shell, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_every_picture_of_somebody_elses_run_is_whole(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page_of_somebody_else_is_whole(shell, tmp_path, monkeypatch)
+
+
+def page_of_somebody_else_is_whole(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks, groups, data and command of those names; a page of plain ones has the same
     elements."""
     written = [name for name in NAMES.values() if "\udcff" not in name]
@@ -222,24 +238,40 @@ def test_the_page_and_pictures_of_somebody_elses_run_are_whole(
         ElementTree.fromstring(picture.read_bytes())
 
 
-@pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
-@pytest.mark.filterwarnings("ignore::hessblocks.storage.DamageWarning")  # its tables were edited
+edited = pytest.mark.filterwarnings(
+    "ignore::hessblocks.curvature.AttentionBackendWarning",
+    "ignore::hessblocks.storage.DamageWarning",  # its tables were edited
+)
+
+
+@edited
 def test_the_page_of_somebody_elses_curvature_is_whole(shell: Shell, tmp_path: Path) -> None:
+    page_of_curvature_is_whole(shell, tmp_path, "--parts", "full", "--groups", "*.key", "--map")
+
+
+@pytest.mark.slow
+@edited
+def test_every_picture_of_somebody_elses_curvature_is_whole(shell: Shell, tmp_path: Path) -> None:
+    page_of_curvature_is_whole(
+        shell, tmp_path, "--groups", "layers.0.attention.*", "--map", "--spectrum"
+    )
+
+
+def page_of_curvature_is_whole(shell: Shell, tmp_path: Path, *more: str) -> None:
     model = tmp_path / "[red]\x1b=x$"
     hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8).save_pretrained(model)
     out = tmp_path / "out"
     few = ("--data", "random", "--sequences", 1, "--tokens", 4, "--probes", 4)
-    asked = ("--groups", "layers.0.attention.*", "--map", "--spectrum")
     with pytest.MonkeyPatch.context() as patch:
-        empty_pictures(patch)
-        found = shell("curvature", model, *few, *asked, "--out", out)
+        draw_no_curvature(patch)
+        found = shell("curvature", model, *few, *more, "--out", out)
     assert found.status == 0, found.errors
     assert not RAW.search(found.output + found.errors)
     config = json.loads((out / "config.json").read_text())
     group = config["groups"][0]
-    for name in ("results.csv", "map.csv", "spectra.csv"):
-        text = (out / name).read_text()
-        (out / name).write_text(text.replace(group, "layers.x [red] $\\frac{ <b> \x1b"))
+    for path in out.glob("*.csv"):
+        text = path.read_text()
+        path.write_text(text.replace(group, "layers.x [red] $\\frac{ <b> \x1b"))
     found = shell("report", out)
     assert found.status == 0, found.errors
     text = (out / "report.html").read_text()

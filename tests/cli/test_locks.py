@@ -21,7 +21,8 @@ def test_the_folder_is_still_claimed_while_the_report_is_written(
             pass
 
     monkeypatch.setattr("hessblocks.cli.commands.work.write_report", try_to_enter)
-    assert getattr(shell, command)(tmp_path / "out").status == 0
+    few = ("--depth", 1, "--steps", 4, *(["--curvature-tokens", 4] * (command == "compare")))
+    assert getattr(shell, command)(tmp_path / "out", *few).status == 0
     assert asked == [tmp_path / "out"]
 
 

@@ -17,6 +17,7 @@ from hessblocks.cli.app import main
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.inspection import pricing
 from tests.cli.helpers import Outcome, Shell, sentence
+from tests.pictures import empty_pictures
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .\n"
 FEW = ["--sequences", "6", "--tokens", "8", "--samples", "6"]
@@ -38,13 +39,20 @@ def llama(folder: Path, seed: int = 0, width: int = 16) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _blank(blank: None) -> None:
+    """No test looks at pictures."""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a text, and out/ as the command left it."""
     here = tmp_path_factory.mktemp("price")
     llama(here / "model")
     (here / "text.txt").write_text("".join(LETTERS[i * i * 7 % 29] for i in range(300)))
-    assert main([*map(str, words(here, here / "out")), "--json"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        empty_pictures(patch)
+        assert main([*map(str, words(here, here / "out")), "--json"]) == 0
     return here
 
 

@@ -47,6 +47,7 @@ def test_collapse_64_layers_deep_with_plain_attention_and_none_with_shaped(
     assert queries[0] < 1e-3 * queries[1]
 
 
+@pytest.mark.usefixtures("blank")
 def test_every_number_is_that_of_propagate(shell: Shell, tmp_path: Path) -> None:
     outcome = shell("signal", "preset:sas", *SMALL, "--seed", "5", "--out", tmp_path)
     assert outcome.status == 0
@@ -62,6 +63,11 @@ def test_every_number_is_that_of_propagate(shell: Shell, tmp_path: Path) -> None
     assert {r["model"] for r in found} == {"sas"}
     quantities = {r["quantity"] for r in found}
     assert {"attention_entropy", "spectral_gap", "jacobian_condition", "gradient_norm"} < quantities
+
+
+@pytest.mark.slow  # every panel of every role
+def test_its_figures_are_drawn(shell: Shell, tmp_path: Path) -> None:
+    assert shell("signal", "preset:sas", *SMALL, "--out", tmp_path).status == 0
     for name in ("signal", "gradients"):
         for kind in ("png", "svg"):
             assert (tmp_path / "figures" / f"{name}.{kind}").stat().st_size > 1000
@@ -94,6 +100,7 @@ def test_folders_and_presets_stand_side_by_side(shell: Shell, tmp_path: Path) ->
     assert outcome.status == 0
 
 
+@pytest.mark.usefixtures("blank")
 def test_text_is_the_same_for_every_preset_and_the_table_says_what_it_shows(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -163,7 +170,9 @@ def test_infinite_conditions_are_drawn_nowhere_and_null_in_json(tmp_path: Path) 
     lines = ["model,seed,layer,quantity,role,value,method"]
     lines += [f"m,0,{layer},jacobian_condition,,{v},exact" for layer, v in ((0, "inf"), (1, "3"))]
     (tmp_path / "results.csv").write_text("\n".join(lines) + "\n")
-    assert len(write_signal_figures(tmp_path)) == 2
+    drawn = write_signal_figures(tmp_path)
+    assert len(drawn) == 2
+    assert all(path.stat().st_size > 1000 for path in drawn)
     from hessblocks.cli.terminal.signal_screen import described
 
     values = [

@@ -121,7 +121,7 @@ STEPS = {
     ("command", "number"),
     [
         ("train", signal.SIGTERM),
-        ("curvature", signal.SIGTERM),
+        pytest.param("curvature", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("compare", signal.SIGTERM, marks=pytest.mark.slow),
         *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),
     ],

@@ -17,6 +17,11 @@ from tests.cli.test_price import LETTERS, llama, rows
 FEW = ["--sequences", "4", "--fitted", "6", "--tokens", "8", "--samples", "4", "--steps", "6"]
 
 
+@pytest.fixture(autouse=True)
+def _blank(blank: None) -> None:
+    """No test looks at pictures, but at those of `place`, which is made before."""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a text, and out/ as the command left it."""

@@ -206,7 +206,8 @@ def test_an_unknown_match(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_a_matched_comparison_shows_what_was_matched(shell: Shell, tmp_path: Path) -> None:
-    outcome = shell.compare(tmp_path / "out", "--match", "tokens")
+    few = ("--depth", 1, "--curvature-sequences", 1, "--curvature-tokens", 4)
+    outcome = shell.compare(tmp_path / "out", "--match", "tokens", *few)
     assert outcome.status == 0
     assert re.search(r"^ pre-ln .* 12 +768 *$", outcome.output, re.M)
 
@@ -274,7 +275,7 @@ def test_every_option_of_a_run_stands_in_the_command_of_its_page(
         "sgd", "--momentum", 0.5,
         "--weight-decay", 0.5, "--schedule", "cosine", "--accumulate", 2, "--warmup", 0,
         "--gains-every", 5, "--curvature-every", 6,
-        "--curvature-groups", "query", *CURVATURE,
+        "--curvature-groups", "query", *CURVATURE, "--depth", 1, "--steps", 6,
     ]  # fmt: skip
     assert shell.train(tmp_path / "a", *given).status == 0
     program, *words = shlex.split(command_line(load_results(tmp_path / "a").settings))
@@ -289,5 +290,6 @@ def test_every_option_of_a_run_stands_in_the_command_of_its_page(
 def test_words_that_are_said_again_are_quoted(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "my texts"
     folder.symlink_to(shell.code)
-    outcome = shell.compare(tmp_path / "out", "--data", folder, "--presets", "sas")
+    few = ("--presets", "sas", "--depth", 1, "--steps", 4, "--curvature-tokens", 4)
+    outcome = shell.compare(tmp_path / "out", "--data", folder, *few)
     assert f"--data '{folder}'" in outcome.output

@@ -183,7 +183,7 @@ def test_a_stopped_run_goes_on_with_what_it_chose(
 def test_eigenvalues_and_spectrum_are_of_all_groups_or_of_each(
     model: torch.nn.Module, tmp_path: Path
 ) -> None:
-    asked = {"parts": "full", "probes": 4, "groups": "layers.0.attention.*", "spectrum": True}
+    asked = {"parts": "full", "probes": 4, "groups": ["*.query", "*.key"], "spectrum": True}
     whole, notes = measured(model, tmp_path / "whole", eigenvalues=1, **asked)
     each, _ = measured(model, tmp_path / "each", eigenvalues=1, each_group=True, **asked)
     assert list(whole.spectra["full"]) == list(whole.eigenvalues) == [""]
@@ -219,6 +219,7 @@ def test_what_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow  # a thousand products are taken indeed
 def test_a_budget_is_shared_by_all_that_is_asked(
     model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
 ) -> None:

@@ -75,6 +75,7 @@ def test_what_has_no_words_of_its_own_is_said_by_its_class() -> None:
     assert configuration(one) == configuration(other)
 
 
+@pytest.mark.slow  # a process that imports it all
 def test_the_digest_is_that_of_every_process() -> None:
     code = (
         "from tests.inspection.test_digests import Plain, configuration, gpt;"

@@ -20,6 +20,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForSequenceClassification
 from tests.cli.helpers import CURVATURE, SIZES
 from tests.data.helpers import write_code
+from tests.report.few_pictures import draw_no_curvature
 
 TRAP = """
 from pathlib import Path
@@ -32,7 +33,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
 ]
 COMMANDS = {
-    "curvature": ["--probes", "4", "--sequences", "1", "--tokens", "4", "--data", "random"],
+    "curvature": [
+        *("--probes", "4", "--sequences", "1", "--tokens", "4", "--data", "random"),
+        *("--parts", "outer", "--eigenvalues", "0"),
+    ],
     "signal": ["--sequences", "1", "--tokens", "4", "--data", "random"],
 }
 
@@ -47,6 +51,12 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.marker,)
+
+
+@pytest.fixture(autouse=True)
+def _no_curvature_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose pictures nobody looks at."""
+    draw_no_curvature(monkeypatch)
 
 
 @pytest.fixture
@@ -265,7 +275,7 @@ def test_training_and_reports_need_no_network(
     code = write_code(tmp_path / "code")
     sizes = [*SIZES, "--data", str(code), "--steps", "2", "--batch-size", "2"]
     assert main(["train", "sas", *sizes, "--out", str(tmp_path / "one")]) == 0
-    few = ["--presets", "sas,pre-ln", *CURVATURE, *sizes]
+    few = ["--presets", "sas,pre-ln", *CURVATURE, *sizes, "--depth", "1"]
     assert main(["compare", *few, "--out", str(tmp_path / "two")]) == 0
     assert main(["report", str(tmp_path / "two")]) == 0
     assert (
@@ -318,6 +328,8 @@ def test_no_link_in_the_folder_of_results_is_followed(
 ) -> None:
     out, outside = tmp_path / "out", tmp_path / "outside"
     few: dict[str, Any] = {"data": "random", "sequences": 1, "tokens": 4, "out": out}
+    if measure is hb.measure_curvature:
+        few |= {"parts": "full", "groups": "*.key", "eigenvalues": 0}
     measure(folder, **few)
     (out / name).rename(outside) if (out / name).exists() else outside.mkdir()
     (out / name).symlink_to(outside)
@@ -331,6 +343,7 @@ def test_a_name_of_a_group_does_not_leave_the_folder(tmp_path: Path) -> None:
     model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=11, context=8)
     model.add_module(f"{tmp_path}/outside", torch.nn.Linear(1, 1))
     batch = {"input_ids": torch.arange(8).reshape(2, 4)}
-    hb.measure_curvature(model, batch, out=tmp_path / "out", level="tensor", probes=4)
+    few = {"probes": 4, "parts": "outer", "eigenvalues": 0}
+    hb.measure_curvature(model, batch, out=tmp_path / "out", level="tensor", **few)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert f"{tmp_path}/outside.weight" in (tmp_path / "out" / "points.jsonl").read_text()

@@ -10,9 +10,15 @@ import hessblocks as hb
 from hessblocks.report import write_curvature_report
 from hessblocks.report.page import write_report
 from tests.report.browser import chromium, open_page, screenshot
+from tests.report.few_pictures import draw_no_curvature, show_instead
 from tests.report.folders import Folder
 
-WIDTHS = (1280, 400)
+WIDTHS = (
+    pytest.param((1280, "whole"), id="1280", marks=pytest.mark.slow),
+    pytest.param((400, "page"), id="400"),
+    pytest.param((400, "whole"), id="400-whole", marks=pytest.mark.slow),
+)
+"""Every day the narrow screen alone: all figures of a page are twenty seconds."""
 SMALLEST = 12
 """CSS pixels of the smallest text that counts as readable (exponents and indices excepted)."""
 SHRUNK = 0.85
@@ -27,23 +33,33 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """The report of a comparison with zero groups and a diverged run."""
-    return write_report(troubled().write(tmp_path_factory.mktemp("run")))
+    """The report of a comparison with zero groups and a diverged run; two figures stand for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        show_instead(patch, {"curvature": "heterogeneity", "loss-seconds": "loss-steps"})
+        return write_report(troubled().write(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The same report with all its figures."""
+    return write_report(troubled().write(tmp_path_factory.mktemp("whole")))
 
 
 @pytest.fixture(scope="module", params=WIDTHS)
-def view(request, browser, page):
+def view(request, browser):
     """The page at one width."""
+    width, which = request.param
+    page = request.getfixturevalue(which)
     browser.get_log("browser")
     browser.get_log("performance")
-    open_page(browser, page, request.param)
+    open_page(browser, page, width)
     messages = browser.get_log("browser")
     requests = list(requested(browser.get_log("performance")))
-    screenshot(browser, page.parent / f"page-{request.param}.png")
+    screenshot(browser, page.parent / f"page-{width}.png")
     return SimpleNamespace(
         driver=browser,
         run=browser.execute_script,
-        width=request.param,
+        width=width,
         messages=messages,
         requests=requests,
     )
@@ -176,11 +192,20 @@ for (const row of axes.values()) {
 return [document.querySelectorAll('[id^=text_]').length, faults]"""
 
 
-@pytest.mark.parametrize("name", ["heterogeneity", "curvature", "loss-steps", "loss-seconds"])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        pytest.param("heterogeneity", "page", id="heterogeneity"),
+        pytest.param("curvature", "whole", id="curvature", marks=pytest.mark.slow),
+        pytest.param("loss-steps", "page", id="loss-steps"),
+        pytest.param("loss-seconds", "whole", id="loss-seconds", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("screen", ["src", "srcset"])
 def test_names_in_a_figure_are_neither_cut_nor_on_top_of_each_other(
-    browser, page, name, screen
+    request, browser, name, which, screen
 ) -> None:
+    page = request.getfixturevalue(which)
     shown = re.search(f'id="{name}".*?{screen}="([^"]+)"', page.read_text(), re.DOTALL)
     browser.get(shown.group(1))
     texts, faults = browser.execute_script(NAMES_OF_TICKS)
@@ -201,6 +226,7 @@ def test_figures_fit_on_paper_and_are_dark_on_white(browser, page) -> None:
     assert shown == [[True, "none"]] * 4
 
 
+@pytest.mark.usefixtures("blank")
 def test_hostile_names_run_nothing(browser, tmp_path) -> None:
     hostile = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
     made = Folder(presets=("pre-ln", hostile), layers=1)
@@ -222,8 +248,12 @@ def test_the_page_is_dark_where_that_is_preferred(browser, page, tmp_path) -> No
     assert colours == ["rgb(23, 25, 28)", "rgb(232, 232, 232)", "rgb(23, 25, 28)"]
 
 
-def test_pictures_follow_the_dark_page_but_maps_keep_their_colours(browser, tmp_path) -> None:
+def test_pictures_follow_the_dark_page_but_maps_keep_their_colours(
+    browser, tmp_path, monkeypatch
+) -> None:
+    draw_no_curvature(monkeypatch)
     given = {"depth": 1, "width": 8, "heads": 2, "vocab_size": 11, "data": "random", "tokens": 6}
+    given |= {"groups": "layers.0.attention.*", "parts": "full", "eigenvalues": 0}
     hb.measure_curvature(
         "preset:sas", out=tmp_path, probes=4, map=True, finish=write_curvature_report, **given
     )

@@ -11,6 +11,7 @@ from hessblocks.report import compare_results, headline
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.report.page import write_report
 from hessblocks.storage.folder_results import load_results
+from tests.report.few_pictures import draw_only
 from tests.report.folders import Folder
 
 HOSTILE = "<script>alert('x')</script>"
@@ -40,7 +41,16 @@ def parsed(text: str) -> Tags:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    return write_report(Folder(seeds=(0, 1)).write(tmp_path_factory.mktemp("run")))
+    with pytest.MonkeyPatch.context() as patch:
+        draw_only(patch, ["loss-steps"], phone=False)
+        return write_report(Folder(seeds=(0, 1)).write(tmp_path_factory.mktemp("run")))
+
+
+@pytest.mark.slow  # all figures of a page are twenty seconds
+def test_a_page_with_all_its_figures_is_small(tmp_path) -> None:
+    page = write_report(Folder(seeds=(0, 1)).write(tmp_path))
+    test_the_page_is_one_small_file_beside_its_figures(page)
+    test_each_figure_is_a_drawing_with_words_in_its_place(page)
 
 
 def test_the_page_is_one_small_file_beside_its_figures(page) -> None:
@@ -107,7 +117,17 @@ def test_markup_in_names_and_settings_is_shown_not_obeyed(tmp_path) -> None:
     assert parsed(text).tags == parsed(clean).tags
 
 
-def test_dollars_in_names_are_not_mathematics(tmp_path) -> None:
+def test_dollars_in_names_are_not_mathematics(tmp_path, monkeypatch) -> None:
+    draw_only(monkeypatch, ["heterogeneity"], phone=False)
+    dollars_are_none(tmp_path)
+
+
+@pytest.mark.slow
+def test_dollars_in_names_are_not_mathematics_in_any_figure(tmp_path) -> None:
+    dollars_are_none(tmp_path)
+
+
+def dollars_are_none(tmp_path) -> None:
     names = ("$x_$", "$\\frac{$")
     page = write_report(Folder(presets=names).write(tmp_path))
     drawings = [path.read_text() for path in (page.parent / "figures").glob("*.svg")]
@@ -116,8 +136,17 @@ def test_dollars_in_names_are_not_mathematics(tmp_path) -> None:
         assert any(name in drawing for drawing in drawings)
 
 
-def test_the_same_numbers_give_the_same_bytes(tmp_path) -> None:
-    made = Folder(presets=("pre-ln", "sas"), layers=1)
+def test_the_same_numbers_give_the_same_bytes(tmp_path, monkeypatch) -> None:
+    draw_only(monkeypatch, ["loss-steps"], phone=False)
+    bytes_are_the_same(Folder(presets=("sas",), layers=1), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_same_numbers_give_the_same_bytes_of_every_figure(tmp_path) -> None:
+    bytes_are_the_same(Folder(presets=("pre-ln", "sas"), layers=1), tmp_path)
+
+
+def bytes_are_the_same(made, tmp_path) -> None:
     first, second = (write_report(made.write(tmp_path / name)) for name in "ab")
     for path in [first, *sorted((first.parent / "figures").iterdir())]:
         assert path.read_bytes() == (second.parent / path.relative_to(first.parent)).read_bytes()
@@ -249,6 +278,7 @@ def test_the_blocks_are_drawn_as_a_picture_that_runs_nothing(tmp_path) -> None:
     assert not {"<object", "<iframe", "<embed"} & set(re.findall(r"<[a-z]+", text))
 
 
+@pytest.mark.usefixtures("blank")
 def test_errors_reach_the_caller(tmp_path) -> None:
     with pytest.raises(ArgumentError):
         write_report(tmp_path)

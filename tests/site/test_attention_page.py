@@ -20,6 +20,8 @@ PARTS = ("full", "outer", "functional")
 DIGITS = 1e-10
 KINDS = list(itertools.product((True, False), (True, False)))
 """Softmax or linear, one matrix or two."""
+SLOW = pytest.mark.slow
+"""Each visit of a browser takes half a second: one of each kind is paid every day."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,10 @@ def drawn(one: bool, seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("softmax", "one"), KINDS)
-@pytest.mark.parametrize(("seed", "temperature"), [(0, 1.0), (1, 0.3), (2, 7.0)])
+@pytest.mark.parametrize(
+    ("seed", "temperature"),
+    [(0, 1.0), pytest.param(1, 0.3, marks=SLOW), pytest.param(2, 7.0, marks=SLOW)],
+)
 def test_its_hessian_is_the_librarys(page, softmax, one, seed, temperature) -> None:
     given = drawn(one, seed)
     exact = hb.attention_hessian(
@@ -85,7 +90,10 @@ def test_its_hessian_is_the_librarys(page, softmax, one, seed, temperature) -> N
         assert close(spectrum, torch.linalg.eigvalsh(theirs)), part
 
 
-@pytest.mark.parametrize(("softmax", "one"), KINDS)
+@pytest.mark.parametrize(
+    ("softmax", "one"),
+    [pytest.param(*kind, marks=() if kind[0] == kind[1] else SLOW) for kind in KINDS],
+)
 def test_the_python_that_it_shows_gives_its_numbers(page, softmax, one) -> None:
     first = "query_key" if one else "query"
     page.execute_script(
@@ -156,6 +164,7 @@ def test_an_entry_is_chosen_by_keys(page) -> None:
     assert shown(page, "entry-outer").startswith("query[1, 2] with query[2, 1]: ")
 
 
+@SLOW
 def test_everything_that_acts_is_reached_by_tab(page) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -170,8 +179,10 @@ def test_everything_that_acts_is_reached_by_tab(page) -> None:
     assert [name for name in (*wanted, "map-full", "map-outer", "map-functional", "INPUT") if name not in reached] == []  # fmt: skip
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 390, 1280])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize(
+    "width", [360, *(pytest.param(width, marks=SLOW) for width in (390, 1280))]
+)
 def test_it_fits_every_screen_in_letters_that_can_be_read(browser, width, dark) -> None:
     open_page(browser, PAGE, width, dark=dark)
     browser.execute_script("document.querySelectorAll('details').forEach(each => each.open = true)")

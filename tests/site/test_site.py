@@ -19,6 +19,8 @@ import hessblocks as hb
 from tests.report.browser import chromium, open_page
 
 ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
+"""The whole site takes half a minute of a processor, and each visit of a browser a second."""
 LACKING = [
     name for name in ("mkdocs", "material", "mkdocstrings", "jupytext") if not find_spec(name)
 ]
@@ -86,6 +88,7 @@ def browser(site: Path, tmp_path_factory: pytest.TempPathFactory):
         yield driver
 
 
+@SLOW
 def test_every_link_leads_somewhere_and_nothing_comes_from_foreign_hosts(site: Path) -> None:
     assert len(list(site.rglob("*.html"))) > 35
     assert lost(site) == []
@@ -107,6 +110,7 @@ def test_planted_wrong_links_are_seen(tmp_path: Path) -> None:
     ]
 
 
+@SLOW
 def test_the_reference_has_every_public_name(site: Path) -> None:
     places = set().union(*(Links(page).places for page in (site / "api").glob("*.html")))
     packages = [name for name in hb.__all__ if hasattr(getattr(hb, name), "__all__")]
@@ -118,6 +122,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert {name for name in hb.__all__ if name[0] != "_"} - headings <= set(dir_of_packages())
 
 
+@SLOW
 def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: Path) -> None:
     text = (site / "api" / "index.html").read_text(encoding="utf-8").replace("<wbr>", "")
     tasks = re.findall(r'<h2 id="([^"]+)', text)
@@ -128,6 +133,7 @@ def test_the_reference_begins_with_tasks_and_the_first_line_of_every_name(site: 
         assert re.search(rf"<code>hb\.{name}</code></a>: [A-Z]", text), name
 
 
+@SLOW
 def test_the_reference_has_the_names_of_the_studies(site: Path) -> None:
     places = Links(site / "api" / "studies.html").places
     assert {"hessblocks_studies.run_study", "hessblocks_studies.find"} <= places
@@ -138,6 +144,7 @@ def dir_of_packages() -> list[str]:
     return [path.stem for path in (ROOT / "src" / "hessblocks").iterdir()]
 
 
+@SLOW
 def test_every_study_has_a_page_and_a_small_picture_in_the_index(site: Path) -> None:
     index = (site / "docs" / "results.html").read_text(encoding="utf-8")
     found = (ROOT / "docs" / "results").glob("*-figure.json")
@@ -151,6 +158,7 @@ def test_every_study_has_a_page_and_a_small_picture_in_the_index(site: Path) -> 
         assert "<table>" in page.partition("<details>")[2], "facts, made of Markdown"
 
 
+@SLOW
 def test_operators_have_their_members_and_examples_are_code(site: Path) -> None:
     places = Links(site / "api" / "curvature.html").places
     assert {
@@ -161,6 +169,7 @@ def test_operators_have_their_members_and_examples_are_code(site: Path) -> None:
         assert "<blockquote>" not in text, f"{page.name}: an example that is not under Examples:"
 
 
+@SLOW
 @pytest.mark.parametrize("page", ["curvature", "training"])
 def test_what_is_copied_of_an_example_can_be_run(browser, site: Path, page: str) -> None:
     open_page(browser, site / "api" / f"{page}.html", 1280)
@@ -174,6 +183,7 @@ def test_what_is_copied_of_an_example_can_be_run(browser, site: Path, page: str)
         ast.parse(text)
 
 
+@SLOW
 def test_indices_stand_below_the_line_and_code_stays_as_it_is(site: Path) -> None:
     text = (site / "docs" / "theory.html").read_text(encoding="utf-8")
     assert text.count("H<sub>o</sub>") > 5
@@ -182,6 +192,7 @@ def test_indices_stand_below_the_line_and_code_stays_as_it_is(site: Path) -> Non
     assert "&lt;sub&gt;" not in text
 
 
+@SLOW
 def test_search_leaves_history_out_and_looks_into_guides(site: Path) -> None:
     index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
     pages = {item["location"].partition("#")[0] for item in json.loads(index)["docs"]}
@@ -189,6 +200,7 @@ def test_search_leaves_history_out_and_looks_into_guides(site: Path) -> None:
     assert not pages & {"docs/log.html", "CHANGELOG.html"}
 
 
+@SLOW
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda it: it.stem)
 def test_a_notebook_has_the_code_of_its_example(site: Path, script: Path) -> None:
     notebook = json.loads((site / "examples" / f"{script.stem}.ipynb").read_text(encoding="utf-8"))
@@ -198,6 +210,7 @@ def test_a_notebook_has_the_code_of_its_example(site: Path, script: Path) -> Non
     assert (site / "examples" / script.name).read_bytes() == script.read_bytes()
 
 
+@SLOW
 def test_search_finds_a_word_without_a_server(browser, site: Path) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -216,6 +229,7 @@ def test_search_finds_a_word_without_a_server(browser, site: Path) -> None:
     assert [url[:80] for url in asked if not url.startswith(own)] == []
 
 
+@SLOW
 @pytest.mark.parametrize(
     "pages",
     [
@@ -241,6 +255,7 @@ def test_no_page_scrolls_sideways_on_a_phone(browser, site: Path, pages: str) ->
     assert {page: fault for page, fault in found.items() if fault != [0, []]} == {}
 
 
+@SLOW
 def test_the_site_is_dark_where_that_is_preferred(browser, site: Path) -> None:
     shades = {}
     for dark in (False, True):
@@ -265,6 +280,7 @@ return [...document.querySelectorAll('body *')].filter(element => {
 }).map(element => element.outerHTML.slice(0, 90))"""
 
 
+@SLOW
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_text_has_contrast(browser, site: Path, width: int, dark: bool) -> None:
@@ -275,12 +291,14 @@ def test_text_has_contrast(browser, site: Path, width: int, dark: bool) -> None:
         assert len(browser.execute_script(FAINT, 22)) > 20, "texts are looked at"
 
 
+@SLOW
 def test_an_option_is_not_broken_and_an_arrow_has_a_name(site: Path) -> None:
     text = (site / "docs" / "price.html").read_text(encoding="utf-8")
     assert '<span class="option">--tensor-type</span>' in text
     assert text.count("md-nav__icon") > text.count('aria-label="Open the section"') > 3
 
 
+@SLOW
 def test_pictures_follow_the_dark_page(browser, site: Path) -> None:
     filters = {}
     for dark in (False, True):
