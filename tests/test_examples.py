@@ -4,13 +4,20 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
+import warnings
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import torch
 
 from tests.models.gguf_files import tiny_llama, write
+from tests.training.helpers import in_process_of_its_own
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -62,14 +69,82 @@ def test_every_example_is_known() -> None:
     assert {path.stem for path in EXAMPLES} == PROMISED.keys()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+LONG = {"curvature_of_gpt2", "follow_a_finetuning"}
+"""Take more than 8 s; the others, and the doctests, call the same functions every day."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        for path in EXAMPLES
+    ],
+)
 def test_an_example_runs_and_prints_what_it_promises(path: Path, tmp_path: Path) -> None:
-    given = []
-    if path.stem == "a_pretrained_model":  # the real one: `test_the_pretrained_model_itself`
-        given = [str(write(tiny_llama(), tmp_path / "tiny.gguf"))]
-    printed = run(path, given, tmp_path)
-    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, printed)]
-    assert lacking == [], printed
+    status, printed, complaints = forked(path, given(path, tmp_path), tmp_path)
+    assert status == 0, complaints
+    assert lacking(path, printed) == [], printed
+
+
+def test_an_example_that_warns_of_its_own_lines_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "warns.py"
+    path.write_text("import warnings\nprint('before')\nwarnings.warn('old', stacklevel=1)\n")
+    status, printed, complaints = forked(path, [], tmp_path)
+    assert (status, printed) == (1, "before\n")
+    assert "UserWarning: old" in complaints
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_in_a_new_interpreter(path: Path, tmp_path: Path) -> None:
+    """Which has imported nothing before it."""
+    printed = run(path, given(path, tmp_path), tmp_path)
+    assert lacking(path, printed) == [], printed
+
+
+def given(path: Path, tmp_path: Path) -> list[str]:
+    """Words behind the script; the real model is for `test_the_pretrained_model_itself`."""
+    if path.stem == "a_pretrained_model":
+        return [str(write(tiny_llama(), tmp_path / "tiny.gguf"))]
+    return []
+
+
+def lacking(path: Path, printed: str) -> list[str]:
+    return [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, printed)]
+
+
+def forked(path: Path, given: list[str], tmp_path: Path) -> tuple[int | None, str, str]:
+    """Run a script in a forked process; its exit status, output and errors."""
+    said = [tmp_path / "said", tmp_path / "complained"]
+    process = in_process_of_its_own(lambda: live(path, given, tmp_path, said))
+    process.join(900)
+    printed, complaints = (one.read_text(encoding="utf-8") for one in said)
+    return process.exitcode, printed, complaints
+
+
+def live(path: Path, given: list[str], tmp_path: Path, said: list[Path]) -> None:
+    """The life of a forked process, which is to be as that of a new interpreter."""
+    for number, file in enumerate(said, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w") for number in (1, 2))
+    jaxtyping.config.update("jaxtyping_disable", True)
+    torch.set_warn_always(False)
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.filterwarnings("error", category=UserWarning, module="__main__")
+    tempfile.tempdir = str(tmp_path)
+    os.chdir(tmp_path)
+    sys.argv = [str(path), *given]
+    status = 1
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 KEPT = sorted((ROOT / "examples" / "outputs").glob("*.json"))
@@ -78,8 +153,7 @@ KEPT = sorted((ROOT / "examples" / "outputs").glob("*.json"))
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_what_the_site_shows_of_an_example_is_what_it_promises(path: Path) -> None:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    lacking = [wanted for wanted in PROMISED[path.stem] if not re.search(wanted, "\n".join(cells))]
-    assert lacking == []
+    assert lacking(path, "\n".join(cells)) == []
     script = (ROOT / "examples" / f"{path.stem}.py").read_text(encoding="utf-8")
     parts = re.split(r"(?m)^# %%", script)[1:] or [""]
     assert len(cells) == sum(not part.startswith(" [markdown]") for part in parts)

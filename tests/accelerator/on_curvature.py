@@ -40,6 +40,8 @@ ESTIMATORS: dict[str, Callable[[hb.LinearOperator], Any]] = {
 
 BLOCKS_ALIKE = set(hb.PRESETS) - {"pre-ln", "sas-p"}
 """Presets whose H alone is multiplied."""
+DAILY = {"sas-p", "modern", "gpt2", "classification"}
+"""Models whose products are compared every day: each other takes a second more."""
 SHORT = (
     "simplified block",
     "rotary, linear scores",
@@ -88,7 +90,10 @@ def test_estimators(name: str) -> None:
     assert_alike(measured, 1e-9)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in CASES],
+)
 def test_products(name: str) -> None:
     def measured(device: str) -> Any:
         case = case_on(name, device)
@@ -103,7 +108,7 @@ def test_products(name: str) -> None:
     assert_alike(measured)
 
 
-@pytest.mark.parametrize("name", ["sas-p", "gpt2"])
+@pytest.mark.parametrize("name", ["sas-p", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_norms_and_maps(name: str) -> None:
     def measured(device: str) -> Any:
         case = case_on(name, device)

@@ -26,10 +26,15 @@ from tests.data.helpers import write_code
 from tests.training.helpers import MODEL, TIMINGS, TRAINING
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+DAILY = {"sas", "sas-p-no-norm", "modern"}
+"""Presets that are tried every day; they hold all parts that compute otherwise."""
+PRESETS = [
+    pytest.param(name, marks=[] if name in DAILY else [pytest.mark.slow]) for name in hb.PRESETS
+]
 SAMPLE = CurvatureSettings(sequences=2, tokens=6, probes=4)
 
 
-@pytest.mark.parametrize("preset", hb.PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_models(preset: str) -> None:
     def measured(device: str) -> Any:
         case = case_on(preset, device)
@@ -44,7 +49,7 @@ def test_models(preset: str) -> None:
     assert_alike(measured)
 
 
-@pytest.mark.parametrize("preset", hb.PRESETS)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_signal(preset: str) -> None:
     def measured(device: str) -> Any:
         case = case_on(preset, device)

@@ -1,12 +1,14 @@
 """The recipes of CONTRIBUTING.md, each done in a copy of the packages: what they name is enough,
 and all of it needed."""
 
+import functools
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from tests.house.test_rooms import crowded
 
 TOP = ROOT.parents[1]
 PAGE = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+LONG = {"study", "figure"}
+"""Their proofs run a whole study and write a whole page."""
 RUN = """
 import importlib.util, json, os, sys, tempfile, traceback
 import torch
@@ -94,17 +98,31 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(top: Path) -> dict[str, str]:
-    return proved(top)
+def said(top: Path) -> Callable[[bool], dict[str, str]]:
+    """What went wrong with the proofs that are long, or with the others: a process for each."""
+
+    @functools.cache
+    def of(long: bool) -> dict[str, str]:
+        return proved(top, tuple(one for one in RECIPES if (one.name in LONG) == long))
+
+    return of
 
 
 def test_each_recipe_of_the_page_is_followed() -> None:
     assert set(sections()) == {recipe.name for recipe in RECIPES}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_that_is_followed_works(recipe: Recipe, said: dict[str, str]) -> None:
-    assert said[recipe.name] == ""
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in LONG else [])
+        for one in RECIPES
+    ],
+)
+def test_a_recipe_that_is_followed_works(
+    recipe: Recipe, said: Callable[[bool], dict[str, str]]
+) -> None:
+    assert said(recipe.name in LONG)[recipe.name] == ""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -124,6 +142,7 @@ def test_what_is_added_keeps_the_laws(top: Path, root: Path) -> None:
     assert len(files(package)) > len(files(root))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [PRESET], ids=lambda recipe: recipe.name)
 def test_a_recipe_that_is_not_followed_is_seen(recipe: Recipe, tmp_path: Path) -> None:
     assert "AssertionError" in proved(copied(tmp_path), (recipe,))[recipe.name]

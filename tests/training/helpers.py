@@ -7,6 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ TRAINING = TrainingSettings(
 )
 COMPARISON = ComparisonSettings(
     presets=("pre-ln", "sas-p"),
-    model=MODEL,
+    model=replace(MODEL, depth=1),
     training=TRAINING,
     curvature=CurvatureSettings(sequences=2, tokens=6, probes=4),
 )
+ALONE = replace(COMPARISON, presets=("pre-ln",), curvature=None)
+"""One run without its maps, which take most of the time."""
 
 
 def numbers(folder: Path) -> tuple[list[Any], list[Any]]:
@@ -92,6 +95,23 @@ def in_process_of_its_own(work: Callable[[], None]) -> multiprocessing.Process:
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
     return process
+
+
+class _Killed(Progress):
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last = last
+
+    def step(self, count: int, loss: float | None) -> None:
+        if count == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at_step(work: Callable[[Progress], object], step: int) -> None:
+    """Train in a process that is killed when it tells of this step."""
+    process = in_process_of_its_own(lambda: work(_Killed(step)) and None)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
 
 
 def killed_at_write(work: Callable[[], None], moment: int) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from hessblocks.training.folder import claimed
 from hessblocks.training.preparation import config_of, resolve_device
 from tests.training.helpers import COMPARISON, MODEL, SIZES, TRAINING, complete, files, numbers
 
+UNMAPPED = replace(COMPARISON, curvature=None)
+
 
 def test_the_comparison_gathers_its_runs(undisturbed: Path) -> None:
     losses, rows = numbers(undisturbed)
@@ -47,17 +50,17 @@ def test_the_initial_norms_are_those_of_the_dense_hessian(
     corpus: Corpus, undisturbed: Path
 ) -> None:
     torch.manual_seed(0)
-    model = hb.build("sas-p", vocab_size=corpus.vocab_size, **SIZES)
+    model = hb.build("sas-p", vocab_size=corpus.vocab_size, **SIZES | {"depth": 1})
     batch = corpus.curvature_batch(2, 6, seed=0)
-    group = parameter_groups(model)["layers.1.mlp.out"]
+    group = parameter_groups(model)["layers.0.mlp.out"]
     dense = Hessian(Problem(model, batch), group).dense().norm().item()
     (row,) = (
         row
         for row in read_results(undisturbed / "results.csv")
         if (row.preset, row.stage, row.group, row.part)
-        == ("sas-p", "initial", "layers.1.mlp.out", "full")
+        == ("sas-p", "initial", "layers.0.mlp.out", "full")
     )
-    assert (row.layer, row.role, row.method) == (1, "mlp_out", "estimate")
+    assert (row.layer, row.role, row.method) == (0, "mlp_out", "estimate")
     assert abs(row.value - dense) <= 3 * row.standard_error
 
 
@@ -112,8 +115,8 @@ def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: 
 
 
 def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
-    config = config_of(COMPARISON, "compare", corpus)
-    run = COMPARISON.runs()[0]
+    config = config_of(UNMAPPED, "compare", corpus)
+    run = UNMAPPED.runs()[0]
     with claimed(tmp_path / "out", config) as folder:
         own = folder.run(run.preset, run.seed)
         own.prepare(config_of(run, "compare", corpus))
@@ -121,15 +124,15 @@ def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
     values["packages"]["torch"] = "1.0"
     own.environment.write_text(json.dumps(values))
     with pytest.warns(EnvironmentWarning, match=r"packages.torch is .* was '1.0'"):
-        compare(COMPARISON, corpus, tmp_path / "out", Progress())
+        compare(UNMAPPED, corpus, tmp_path / "out", Progress())
     with warnings.catch_warnings():  # of a finished run there is nothing to say
         warnings.simplefilter("error", EnvironmentWarning)
-        compare(COMPARISON, corpus, tmp_path / "out", Progress())
+        compare(UNMAPPED, corpus, tmp_path / "out", Progress())
     assert json.loads(own.environment.read_text()) == values
 
 
-def test_a_damaged_table_is_named(corpus: Corpus, tmp_path: Path) -> None:
-    complete(corpus, tmp_path / "out")
+def test_a_damaged_table_is_named(corpus: Corpus, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "out")
     path = tmp_path / "out" / "runs" / "sas-p-seed0" / "results.csv"
     path.write_text(path.read_text()[:-20])
     with pytest.raises(RunError, match=r"results.csv, line \d+: .*; mend or remove it"):

@@ -212,7 +212,7 @@ def test_the_other_presets_go_on(
         return model
 
     monkeypatch.setattr(preparation, "build", spoilt)
-    settings = replace(COMPARISON, curvature=None)
+    settings = replace(COMPARISON, model=MODEL, curvature=None)
     with pytest.warns(DivergenceWarning, match=r"pre-ln, seed 0: diverged at step 1: .*layer 1"):
         compare(settings, corpus, tmp_path / "out", Progress())
     finals = {

@@ -35,7 +35,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 
 def gpt2() -> PreTrainedModel:
     torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 7, "n_positions": 6}
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 7, "n_positions": 6}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**sizes, **ends))
 

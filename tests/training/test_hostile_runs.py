@@ -20,8 +20,7 @@ from hessblocks.storage.files import refuse_links
 from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
-from tests.training.helpers import COMPARISON, files, listed_anew, numbers
-from tests.training.test_resume import interrupted
+from tests.training.helpers import ALONE, COMPARISON, files, listed_anew, numbers
 
 PICKLES = ("scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin")
 RUN = Path("runs", "pre-ln-seed0")
@@ -37,19 +36,11 @@ class Bomb:
         return Path.touch, (self.marker,)
 
 
-@pytest.fixture(scope="module")
-def stopped(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with two whole checkpoints in its first run."""
-    out = tmp_path_factory.mktemp("stopped") / "out"
-    interrupted(corpus, out)
-    return out
-
-
 def go_on(corpus: Corpus, out: Path) -> None:
     """Whatever is said of damage on the way."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(COMPARISON, corpus, out, Progress())
+        compare(ALONE, corpus, out, Progress())
 
 
 def plant(checkpoint: Path, name: str, marker: Path) -> None:
@@ -60,7 +51,7 @@ def plant(checkpoint: Path, name: str, marker: Path) -> None:
 
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_planted_pickle_is_not_opened_and_costs_no_digit(
-    corpus: Corpus, undisturbed: Path, stopped: Path, tmp_path: Path, name: str
+    corpus: Corpus, alone: Path, stopped: Path, tmp_path: Path, name: str
 ) -> None:
     out, marker = tmp_path / "out", tmp_path / "executed"
     shutil.copytree(stopped, out)
@@ -68,7 +59,7 @@ def test_a_planted_pickle_is_not_opened_and_costs_no_digit(
         plant(checkpoint, name, marker)
     go_on(corpus, out)
     assert not marker.exists()
-    assert numbers(out) == numbers(undisturbed)
+    assert numbers(out) == numbers(alone)
 
 
 @pytest.mark.parametrize("name", PICKLES)
@@ -157,10 +148,10 @@ def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
         load_results(tmp_path)
 
 
-def test_the_folder_itself_may_be_a_link(corpus: Corpus, undisturbed: Path, tmp_path: Path) -> None:
-    shutil.copytree(undisturbed, tmp_path / "elsewhere")
+def test_the_folder_itself_may_be_a_link(corpus: Corpus, alone: Path, tmp_path: Path) -> None:
+    shutil.copytree(alone, tmp_path / "elsewhere")
     (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
-    compare(COMPARISON, corpus, tmp_path / "out", Progress())
+    compare(ALONE, corpus, tmp_path / "out", Progress())
     assert load_results(tmp_path / "out").measurements
     refuse_links(tmp_path / "absent")
 

@@ -15,27 +15,19 @@ import pytest
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
+from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage import check_folder, load_results
 from hessblocks.training import CheckpointWarning, DamageWarning
 from hessblocks.training.comparison import compare
-from tests.training.helpers import COMPARISON, complete, files, numbers, unsealed, with_seals
-from tests.training.test_resume import interrupted
+from tests.training.helpers import ALONE, COMPARISON, complete, files, numbers, unsealed, with_seals
 
 ONE, OTHER = "pre-ln-seed0", "sas-p-seed0"
 CLOCKS = re.compile(r"^.*,(tokens_per_second|peak_memory|training_time),.*$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def interrupted_once(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison whose first run has two checkpoints, at steps 4 and 8."""
-    out = tmp_path_factory.mktemp("interrupted") / "out"
-    interrupted(corpus, out)
-    return out
-
-
 @pytest.fixture
-def begun(interrupted_once: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(interrupted_once, tmp_path / "begun"))
+def begun(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "begun"))
 
 
 @pytest.fixture
@@ -58,11 +50,18 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def goes_on(corpus: Corpus, out: Path, undisturbed: Path, warning: type, match: str) -> None:
+def goes_on(
+    corpus: Corpus,
+    out: Path,
+    undisturbed: Path,
+    warning: type,
+    match: str,
+    settings: ComparisonSettings = ALONE,
+) -> None:
     """The comparison says it, and ends with the numbers of an undisturbed one."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", warning)
-        compare(COMPARISON, corpus, out, Progress())
+        compare(settings, corpus, out, Progress())
     assert [one for one in said if re.search(match, str(one.message))], [
         str(o.message) for o in said
     ]
@@ -77,16 +76,16 @@ def test_a_finished_comparison_is_whole(undisturbed: Path) -> None:
 
 
 def test_checkpoints_of_another_seed_are_set_aside(
-    corpus: Corpus, begun: Path, undisturbed: Path, tmp_path: Path
+    corpus: Corpus, begun: Path, alone: Path, tmp_path: Path
 ) -> None:
     foreign = tmp_path / "foreign"
-    work = replace(COMPARISON, presets=("pre-ln",), seeds=(1,), training=LONGER)
+    work = replace(ALONE, seeds=(1,), training=LONGER)
     with pytest.raises(KeyboardInterrupt):
         compare(work, corpus, foreign, Stop())
     checkpoints = begun / "runs" / ONE / "checkpoints"
     shutil.rmtree(checkpoints)
     shutil.copytree(foreign / "runs" / "pre-ln-seed1" / "checkpoints", checkpoints)
-    goes_on(corpus, begun, undisturbed, CheckpointWarning, "checkpoint-8 is of another run; it is")
+    goes_on(corpus, begun, alone, CheckpointWarning, "checkpoint-8 is of another run; it is")
     assert (begun / "runs" / ONE / "aside" / "checkpoint-8" / "seal.json").exists()
 
 
@@ -122,10 +121,10 @@ def plant_a_file(checkpoints: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_is_not_what_it_seems_is_set_aside(
-    corpus: Corpus, begun: Path, undisturbed: Path, spoil: Callable[[Path], None], words: str
+    corpus: Corpus, begun: Path, alone: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     spoil(begun / "runs" / ONE / "checkpoints")
-    goes_on(corpus, begun, undisturbed, CheckpointWarning, words)
+    goes_on(corpus, begun, alone, CheckpointWarning, words)
 
 
 def test_a_checkpoint_in_a_finished_run_is_not_thrown_away(
@@ -135,7 +134,8 @@ def test_a_checkpoint_in_a_finished_run_is_not_thrown_away(
     run = finished / "runs" / OTHER
     shutil.copytree(foreign, run / "checkpoints")
     (run / "checkpoints" / "notes").mkdir()
-    goes_on(corpus, finished, undisturbed, CheckpointWarning, "checkpoint-8 is of another run")
+    words = "checkpoint-8 is of another run"
+    goes_on(corpus, finished, undisturbed, CheckpointWarning, words, COMPARISON)
     kept = sorted(path.name for path in (run / "aside").iterdir())
     assert kept == ["checkpoint-4", "checkpoint-8"]
     assert (run / "checkpoints" / "notes").exists()
@@ -157,12 +157,12 @@ def garble_a_late_line(path: Path) -> None:
 def test_a_lost_line_is_said_and_costs_no_digit(
     corpus: Corpus,
     begun: Path,
-    undisturbed: Path,
+    alone: Path,
     spoil: Callable[[Path], None],
 ) -> None:
     spoil(begun / "runs" / ONE / "metrics.jsonl")
     match = r"metrics.jsonl is damaged.*; training pre-ln, seed 0 from the start"
-    goes_on(corpus, begun, undisturbed, CheckpointWarning, match)
+    goes_on(corpus, begun, alone, CheckpointWarning, match)
     assert (begun / "runs" / ONE / "aside").exists() == (spoil is garble_a_late_line)
 
 
@@ -240,12 +240,12 @@ def test_a_model_that_is_not_the_trained_one_is_said(
 
 
 def test_a_resumed_run_has_the_bytes_of_an_undisturbed_one_but_for_clocks(
-    corpus: Corpus, begun: Path, undisturbed: Path
+    corpus: Corpus, begun: Path, alone: Path
 ) -> None:
-    complete(corpus, begun)
-    assert files(begun) == files(undisturbed)
-    for name in files(undisturbed):
-        one, other = (begun / name).read_bytes(), (undisturbed / name).read_bytes()
+    complete(corpus, begun, ALONE)
+    assert files(begun) == files(alone)
+    for name in files(alone):
+        one, other = (begun / name).read_bytes(), (alone / name).read_bytes()
         if name.endswith("results.csv"):
             one, other = (CLOCKS.sub("", text.decode()).encode() for text in (one, other))
         if not name.endswith((".jsonl", "seal.json", ".hessblocks.lock")):
@@ -254,11 +254,16 @@ def test_a_resumed_run_has_the_bytes_of_an_undisturbed_one_but_for_clocks(
 
 @pytest.mark.parametrize("older", [with_seals, unsealed])
 def test_folders_of_older_versions_are_read_and_gone_on_with(
-    corpus: Corpus, begun: Path, finished: Path, undisturbed: Path, older: Callable[[Path], Path]
+    corpus: Corpus,
+    begun: Path,
+    finished: Path,
+    alone: Path,
+    undisturbed: Path,
+    older: Callable[[Path], Path],
 ) -> None:
-    for out in map(older, (begun, finished)):
-        complete(corpus, out)
-        assert numbers(out) == numbers(undisturbed)
+    for out, settings, whole in ((begun, ALONE, alone), (finished, COMPARISON, undisturbed)):
+        complete(corpus, older(out), settings)
+        assert numbers(out) == numbers(whole)
         assert states(out) == {}
 
 
@@ -281,7 +286,7 @@ def test_lines_are_on_the_disk_before_the_manifest_and_that_before_its_name(
             return old(path, target)
 
         monkeypatch.setattr(Path, name, move)
-    complete(corpus, out, replace(COMPARISON, presets=("pre-ln",)))
+    complete(corpus, out, ALONE)
     run = out / "runs" / ONE
     checkpoint = run / "checkpoints" / "checkpoint-4"
     order = [

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.folder import CheckpointWarning
 from hessblocks.training.trained_gains import gain_values
-from tests.training.helpers import MODEL, TRAINING, killed_at_write
+from tests.training.helpers import MODEL, TRAINING, killed_at_step
 
 SAMPLE = CurvatureSettings(sequences=2, tokens=6, probes=4)
 OBSERVED = ObservationSettings(
@@ -49,10 +48,10 @@ def settings(preset: str = "sas-p", observation: ObservationSettings = OBSERVED)
     return RunSettings(preset=preset, model=MODEL, training=TRAINING, observation=observation)
 
 
-def go(corpus: Corpus, out: Path, chosen: RunSettings) -> Path:
+def go(corpus: Corpus, out: Path, chosen: RunSettings, progress: Progress | None = None) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(chosen, corpus, out, Progress())
+        train(chosen, corpus, out, progress or Progress())
     return out
 
 
@@ -147,11 +146,8 @@ def test_reparametrised_gains_are_named_for_their_weight() -> None:
 
 
 def interrupted(corpus: Corpus, out: Path) -> None:
-    for moment in range(40, 600, 10):
-        assert killed_at_write(partial(go, corpus, out, settings()), moment)
-        if (out / "checkpoints" / "checkpoint-8" / "seal.json").exists():
-            return
-    raise AssertionError("no moment with a checkpoint")
+    killed_at_step(lambda progress: go(corpus, out, settings(), progress), 9)
+    assert (out / "checkpoints" / "checkpoint-8" / "seal.json").exists()
 
 
 def test_a_killed_run_loses_no_line_and_doubles_none(
@@ -195,7 +191,7 @@ def test_a_block_without_gains_has_none_to_observe(corpus: Corpus, tmp_path: Pat
         model=MODEL,
         training=TRAINING,
         observation=gains,
-        curvature=SAMPLE,
+        curvature=None,
     )
     for _ in range(2):
         compare(compared, corpus, tmp_path, Progress())

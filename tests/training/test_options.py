@@ -3,7 +3,6 @@
 import math
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.training.comparison import train
 from hessblocks.training.folder import RunFolder
-from tests.training.helpers import MODEL, SIZES, TRAINING, killed_at_write
+from tests.training.helpers import MODEL, SIZES, TRAINING, killed_at_step
 from tests.training.test_run import batches, loss_of
 
 
@@ -28,10 +27,10 @@ def settings(**training: object) -> RunSettings:
     return RunSettings(preset="sas", seed=3, model=MODEL, training=replace(TRAINING, **chosen))
 
 
-def go(corpus: Corpus, out: Path, chosen: RunSettings) -> None:
+def go(corpus: Corpus, out: Path, chosen: RunSettings, progress: Progress | None = None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(chosen, corpus, out, Progress())
+        train(chosen, corpus, out, progress or Progress())
 
 
 def losses(out: Path) -> list[float]:
@@ -92,7 +91,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+TOGETHER = {"muon", "width"}
+"""Every day these two are tried as one, `muon by width`."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=[pytest.mark.slow] if one in TOGETHER else []) for one in CASES],
+)
 def test_training_is_the_loop_written_out(corpus: Corpus, tmp_path: Path, case: str) -> None:
     options, tolerance = CASES[case]
     chosen = settings(**options)
@@ -122,10 +128,8 @@ def test_a_killed_run_goes_on_with_the_same_digits(
     chosen = settings(**CASES[case][0])
     go(corpus, tmp_path / "whole", chosen)
     out = tmp_path / "killed"
-    for moment in range(40, 400, 10):
-        assert killed_at_write(partial(go, corpus, out, chosen), moment)
-        if list((out / "checkpoints").glob("*/seal.json")):
-            break
+    killed_at_step(lambda progress: go(corpus, out, chosen, progress), 6)
+    assert [path.parent.name for path in out.glob("checkpoints/*/seal.json")] == ["checkpoint-4"]
     go(corpus, out, chosen)
     assert losses(out) == losses(tmp_path / "whole")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hessblocks.cli.app import main
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.manifest import check_manifest
 from hessblocks.storage.tables import read_results
@@ -65,11 +66,13 @@ def losses(out: Path) -> list[tuple[str, int, float]]:
     return [(m["split"], m["step"], m["loss"]) for m in read_lines(out / "metrics.jsonl")]
 
 
+@pytest.mark.usefixtures("blank")
 def test_two_processes_train_like_one_and_the_first_alone_writes(
-    cache: Path, code: Path, tmp_path: Path
+    cache: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("train", "sas-p", "--data", code, *WORDS, *OBSERVED, "--out")
-    assert hessblocks(cache, *words, tmp_path / "one")[0] == [0]
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(cache))
+    assert main([*map(str, words), str(tmp_path / "one")]) == 0
     statuses, outputs, errors = hessblocks(cache, *words, tmp_path / "two", processes=2)
     assert statuses == [0, 0], errors
     assert "tokens/s" in outputs[0]

@@ -16,12 +16,11 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.storage.lines import read_lines
-from hessblocks.storage.manifest import check_manifest
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import CheckpointWarning
 from tests.training.helpers import (
-    COMPARISON,
+    ALONE,
     complete,
     files,
     in_process_of_its_own,
@@ -29,6 +28,15 @@ from tests.training.helpers import (
     listed_anew,
     numbers,
 )
+
+MOMENTS = [
+    58,
+    117,
+    *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 200, 2, 23, 40, 77, 96, 140, 170)),
+]
+"""Each is most of a comparison; the first falls on results, the second into a checkpoint."""
+RUN = Path("runs", "pre-ln-seed0")
+WEIGHTS = RUN / "model" / "model.safetensors"
 
 
 def test_two_undisturbed_runs_give_the_same_digits(
@@ -38,16 +46,7 @@ def test_two_undisturbed_runs_give_the_same_digits(
     assert numbers(tmp_path / "out") == numbers(undisturbed)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        9,
-        58,
-        117,
-        200,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 23, 40, 77, 96, 140, 170)),
-    ],
-)
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_at_a_write_it_ends_with_the_same_numbers(
     corpus: Corpus, undisturbed: Path, tmp_path: Path, moment: int
 ) -> None:
@@ -58,6 +57,7 @@ def test_killed_at_a_write_it_ends_with_the_same_numbers(
     assert files(out) == files(undisturbed)
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_it_ends_with_the_same_numbers(
     corpus: Corpus, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -74,13 +74,13 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_numbers(
 
 
 def test_losses_and_training_time_go_on_from_the_checkpoint(
-    corpus: Corpus, interrupted_once: Path, tmp_path: Path
+    corpus: Corpus, stopped: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(interrupted_once, out)
-    run = out / "runs" / "pre-ln-seed0"
+    shutil.copytree(stopped, out)
+    run = out / RUN
     kept = [line for line in read_lines(run / "metrics.jsonl") if line["step"] <= 8]
-    complete(corpus, out)
+    complete(corpus, out, ALONE)
     lines = read_lines(run / "metrics.jsonl")
     seconds = [line["seconds"] for line in lines]
     total = [
@@ -92,12 +92,12 @@ def test_losses_and_training_time_go_on_from_the_checkpoint(
 
 
 def test_a_checkpoint_of_other_parameters_is_one_sentence(
-    corpus: Corpus, interrupted_once: Path, tmp_path: Path
+    corpus: Corpus, stopped: Path, tmp_path: Path
 ) -> None:
     """As that of a preset which has trained more numbers since."""
     out = tmp_path / "out"
-    shutil.copytree(interrupted_once, out)
-    (checkpoint,) = (out / "runs" / "pre-ln-seed0" / "checkpoints").glob("checkpoint-8")
+    shutil.copytree(stopped, out)
+    (checkpoint,) = (out / RUN / "checkpoints").glob("checkpoint-8")
     path = checkpoint / "optimizer.pt"
     state = torch.load(path, weights_only=True)
     state["param_groups"][0]["params"].pop()
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_other_parameters_is_one_sentence(
     with pytest.raises(
         RunError, match=r"checkpoint-8: its optimiser is that of a model with other"
     ):
-        complete(corpus, out)
+        complete(corpus, out, ALONE)
 
 
 def test_what_is_finished_is_never_computed_again(
@@ -119,20 +119,6 @@ def test_what_is_finished_is_never_computed_again(
         monkeypatch.setattr(f"hessblocks.training.run.Run.{name}", None)
     complete(corpus, out)
     assert {path: (out / path).read_bytes() for path in files(out)} == before
-
-
-def interrupted(corpus: Corpus, out: Path) -> Path:
-    """A comparison killed when its first run had two whole checkpoints; the folder of that run."""
-    run = out / "runs" / "pre-ln-seed0"
-    for moment in range(60, 400, 10):
-        shutil.rmtree(out, ignore_errors=True)
-        assert killed_at_write(partial(complete, corpus, out), moment)
-        checkpoints = sorted((run / "checkpoints").glob("checkpoint-*"))
-        if len(checkpoints) == 2 and all(
-            check_manifest(one).state == "whole" for one in checkpoints
-        ):
-            return run
-    raise AssertionError("no moment with two whole checkpoints")
 
 
 def flip_weights(checkpoint: Path) -> None:
@@ -160,23 +146,34 @@ def plant_pickle(checkpoint: Path) -> None:
     (checkpoint / "rng_state.pth").write_bytes(b"cos\nabort\n(tR.")
 
 
+DAMAGES = (flip_weights, truncate_weights, lose_optimizer, garble_manifest, plant_pickle)
+"""Of both checkpoints the first damage is tried every day: each is a training anew."""
+
+
 @pytest.mark.parametrize(
-    "damage",
-    [flip_weights, truncate_weights, lose_optimizer, garble_manifest, plant_pickle],
-    ids=lambda f: f.__name__,
+    ("which", "damage"),
+    [
+        pytest.param(
+            which,
+            damage,
+            id=f"{which}-{damage.__name__}",
+            marks=[pytest.mark.slow] if which == "both" and damage is not DAMAGES[0] else [],
+        )
+        for which in ("last", "both")
+        for damage in DAMAGES
+    ],
 )
-@pytest.mark.parametrize("which", ["last", "both"])
 def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
     corpus: Corpus,
-    undisturbed: Path,
-    interrupted_once: Path,
+    alone: Path,
+    stopped: Path,
     tmp_path: Path,
     damage: Callable[[Path], None],
     which: str,
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(interrupted_once, out)
-    run = out / "runs" / "pre-ln-seed0"
+    shutil.copytree(stopped, out)
+    run = out / RUN
     damaged = ("checkpoint-8", "checkpoint-4")[: 1 if which == "last" else 2]
     for name in damaged:
         damage(run / "checkpoints" / name)
@@ -184,23 +181,18 @@ def test_a_damaged_checkpoint_is_said_and_costs_no_digit(
         for name in damaged:
             said = f"pre-ln-seed0/{name} is damaged"
             expected.enter_context(pytest.warns(CheckpointWarning, match=said))
-        compare(COMPARISON, corpus, out, Progress())
-    assert numbers(out) == numbers(undisturbed)
+        compare(ALONE, corpus, out, Progress())
+    assert numbers(out) == numbers(alone)
+    assert (out / WEIGHTS).read_bytes() == (alone / WEIGHTS).read_bytes()
 
 
 def test_lost_metrics_are_said_and_cost_no_digit(
-    corpus: Corpus, undisturbed: Path, interrupted_once: Path, tmp_path: Path
+    corpus: Corpus, alone: Path, stopped: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(interrupted_once, out)
-    (out / "runs" / "pre-ln-seed0" / "metrics.jsonl").write_text("{")
+    shutil.copytree(stopped, out)
+    (out / RUN / "metrics.jsonl").write_text("{")
     with pytest.warns(CheckpointWarning, match=r"metrics.jsonl is damaged; training .* start"):
-        compare(COMPARISON, corpus, out, Progress())
-    assert numbers(out) == numbers(undisturbed)
-
-
-@pytest.fixture(scope="module")
-def interrupted_once(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("interrupted") / "out"
-    interrupted(corpus, out)
-    return out
+        compare(ALONE, corpus, out, Progress())
+    assert numbers(out) == numbers(alone)
+    assert (out / WEIGHTS).read_bytes() == (alone / WEIGHTS).read_bytes()

@@ -38,6 +38,14 @@ def run(corpus: Corpus, out: Path, chosen: RunSettings) -> tuple[RunFolder, list
     return folder, list(Run(chosen, corpus, folder, Progress()).complete())
 
 
+@pytest.fixture(scope="module")
+def finished(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RunFolder, list[ResultRow]]:
+    """A run for all that only look at it."""
+    return run(corpus, tmp_path_factory.mktemp("finished") / "out", settings())
+
+
 def batches(corpus: Corpus, chosen: RunSettings) -> list[torch.Tensor]:
     windows = corpus.windows("train", MODEL.context)
     size = chosen.training.batch_size
@@ -80,7 +88,7 @@ def by_hand(corpus: Corpus, chosen: RunSettings) -> tuple[torch.nn.Module, list[
 
 @pytest.mark.parametrize("preset", ["pre-ln", "sas", "sas-p-no-norm"])
 def test_training_is_the_published_loop(corpus: Corpus, tmp_path: Path, preset: str) -> None:
-    chosen = settings(preset, steps=40, log_every=4, evaluate_every=40, checkpoint_every=40)
+    chosen = settings(preset, steps=20, log_every=4, evaluate_every=20, checkpoint_every=20)
     folder, _ = run(corpus, tmp_path / "out", chosen)
     model, losses = by_hand(corpus, chosen)
     written = [line["loss"] for line in read_lines(folder.metrics) if line["split"] == "train"]
@@ -91,9 +99,9 @@ def test_training_is_the_published_loop(corpus: Corpus, tmp_path: Path, preset: 
 
 
 def test_the_validation_loss_is_the_mean_over_held_out_predictions(
-    corpus: Corpus, tmp_path: Path
+    corpus: Corpus, finished: tuple[RunFolder, list[ResultRow]]
 ) -> None:
-    folder, rows = run(corpus, tmp_path / "out", settings())
+    folder, rows = finished
     model = AutoModelForCausalLM.from_pretrained(folder.model)
     windows = corpus.windows("validation", MODEL.context)
     chosen = spread(len(windows), TRAINING.evaluation_sequences)
@@ -104,8 +112,10 @@ def test_the_validation_loss_is_the_mean_over_held_out_predictions(
     assert final == [pytest.approx(expected, rel=1e-5)]
 
 
-def test_a_finished_run_has_its_files_and_no_others(corpus: Corpus, tmp_path: Path) -> None:
-    folder, rows = run(corpus, tmp_path / "out", settings())
+def test_a_finished_run_has_its_files_and_no_others(
+    finished: tuple[RunFolder, list[ResultRow]],
+) -> None:
+    folder, rows = finished
     assert sorted(path.name for path in folder.path.iterdir()) == [
         "config.json",
         "environment.json",
@@ -131,8 +141,8 @@ def test_a_finished_run_has_its_files_and_no_others(corpus: Corpus, tmp_path: Pa
     assert all(line["tokens_per_second"] > 0 for line in train)
 
 
-def test_the_saved_model_generates_text(corpus: Corpus, tmp_path: Path) -> None:
-    folder, _ = run(corpus, tmp_path / "out", settings())
+def test_the_saved_model_generates_text(finished: tuple[RunFolder, list[ResultRow]]) -> None:
+    folder, _ = finished
     model = AutoModelForCausalLM.from_pretrained(folder.model)
     tokenizer = AutoTokenizer.from_pretrained(folder.model)
     prompt = tokenizer("def ", return_tensors="pt")
@@ -163,8 +173,10 @@ def test_the_card_of_a_trained_model_tells_of_its_training_and_runs(
     assert list(Run(chosen, corpus, folder, Progress()).complete()) == rows
 
 
-def test_no_path_user_or_host_is_written_down(corpus: Corpus, tmp_path: Path) -> None:
-    folder, _ = run(corpus, tmp_path / "out", settings())
+def test_no_path_user_or_host_is_written_down(
+    finished: tuple[RunFolder, list[ResultRow]],
+) -> None:
+    folder, _ = finished
     for path in (folder.config, folder.environment):
         assert "/" not in path.read_text().replace("python/", "")
     values = json.loads(folder.environment.read_text())

@@ -16,7 +16,9 @@ from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import RunSettings
 from hessblocks.training.comparison import compare, train
 from hessblocks.training.preparation import check_tracker, closed_tracker
-from tests.training.helpers import COMPARISON, MODEL, TRAINING, numbers
+from tests.training.helpers import COMPARISON, TRAINING, numbers
+
+MODEL = COMPARISON.model
 
 WRITER = """
 import json, pathlib
@@ -96,7 +98,8 @@ def test_each_run_of_a_comparison_is_one_of_wandb(
         ("wandb.sdk.lib.config_util", config),
     ):
         monkeypatch.setitem(sys.modules, name, module)
-    settings = replace(COMPARISON, match="time", report_to="wandb")  # timed without a tracker
+    # timed without a tracker
+    settings = replace(COMPARISON, match="time", curvature=None, report_to="wandb")
     compare(settings, corpus, tmp_path / "out", Progress())
     assert [one.name for one in stub.runs] == ["pre-ln, seed 0", "sas-p, seed 0"]
     for one, preset in zip(stub.runs, ("pre-ln", "sas-p"), strict=True):
