@@ -33,7 +33,9 @@ def rank(matrix: Tensor, size: float) -> int:
     return int((values > max(STEP * float(values.max()), 1e-13 * size)).sum())
 
 
-@pytest.mark.parametrize("case", daily([*CASES, WIDE], [*DAILY, "wide"]), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", daily([*CASES, WIDE], [*DAILY, "wide"]), ids=lambda case: case.name
+)
 def test_no_block_has_a_rank_above_its_bound(case: Case) -> None:
     found = attention_hessian(**arguments(case))
     size = float(found.dense().norm())
