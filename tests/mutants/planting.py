@@ -15,13 +15,17 @@ Edit = tuple[Sequence[ast.AST], Sequence[ast.AST]]
 """Neighbours in the source, and what stands there afterwards."""
 
 
-@functools.cache
 def place_of(mutant: Mutant, files: tuple[Source, ...] = sources()) -> Place:
     """Find the place of a fault.
 
     Raises:
         ValueError: Its pattern matches none, or more than one.
     """
+    return _place_of(mutant, files)  # a cache keeps calls with a default apart from those without
+
+
+@functools.cache
+def _place_of(mutant: Mutant, files: tuple[Source, ...]) -> Place:
     found = list(places(_sides(mutant)[0], mutant.within, files))
     if len(found) != 1:
         inside = f" within {mutant.within}" if mutant.within else ""

@@ -60,15 +60,20 @@ class Source:
         return frozenset(re.findall(r"\w+", self.data.decode()))
 
     @functools.cached_property
+    def chain(self) -> tuple[str, ...]:
+        """Packages and module."""
+        parts = self.file.relative_to(self.package.parent).with_suffix("").parts
+        return tuple(part for part in parts if part != "__init__")
+
+    @functools.cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.data)
 
     @functools.cached_property
     def candidates(self) -> dict[type[ast.AST], list[Candidate]]:
         """Nodes by their type; bodies stand under `ast.Module`."""
-        parts = self.file.relative_to(self.package.parent).with_suffix("").parts
         found: dict[type[ast.AST], list[Candidate]] = {}
-        for kind, one in _walk(self.tree, tuple(part for part in parts if part != "__init__")):
+        for kind, one in _walk(self.tree, self.chain):
             found.setdefault(kind, []).append(one)
         return found
 
@@ -119,7 +124,7 @@ def places(pattern: list[ast.AST], within: str, files: Sequence[Source]) -> Iter
     single = len(pattern) == 1 and isinstance(pattern[0], ast.expr)
     kind = type(pattern[0]) if single else ast.Module
     for source in files:
-        if needed <= source.words:
+        if needed <= source.words and source.words.union(source.chain).issuperset(around):
             for one in source.candidates.get(kind, ()):
                 if _inside(one.chain, around):
                     yield from _runs(pattern, one, source.file)

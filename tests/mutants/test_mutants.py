@@ -15,14 +15,7 @@ from tests.mutants.pattern import MANY, ONE, parsed
 from tests.mutants.planting import place_of, planted
 from tests.mutants.sources import PACKAGES, TOP, sources
 
-EACH = [
-    pytest.param(one, id=one.name, marks=[pytest.mark.slow] if place % 4 else [])
-    for place, one in enumerate(MUTANTS)
-]
-"""Every day a fourth of them: each pattern is looked for in all of the source."""
-
-
-@pytest.mark.parametrize("mutant", EACH)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
     file, wrong = planted(mutant)
     assert wrong.count(b"\n") >= file.read_bytes().count(b"\n"), "lines have lost their numbers"
@@ -31,7 +24,7 @@ def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
         assert found_test(test)
 
 
-@pytest.mark.parametrize("mutant", EACH)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_wrong_code_has_no_name_that_its_file_does_not_know(mutant: Mutant) -> None:
     """A name that was renamed would be a NameError, which every test sees."""
     source = next(one for one in sources() if one.file == place_of(mutant).file)
