@@ -12,11 +12,14 @@ import pytest
 from hessblocks.errors import ArgumentError
 from hessblocks.storage.folder_results import load_results
 from hessblocks.storage.store import POINTS
-from tests.cli.helpers import Shell, sentence
+from tests.cli.helpers import SIZES, Shell, sentence
 from tests.cli.test_curvature import SMALL as SAMPLE
 from tests.cli.test_curvature import preset
 from tests.cli.test_signal import SMALL
 
+TABLES = ("map.csv", "spectra.csv")
+SLOW = pytest.mark.slow
+"""A second for each table, all of which are written alike."""
 TINY = ["--depth", "1", "--width", "8", "--heads", "2"]
 FEW = ["--groups", "layers.1.attention.*", "--parts", "full", "--map", "--spectrum"]
 pytestmark = [
@@ -82,7 +85,7 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, trained: Path, tmp_
         "give the folder of its run.",
     )
     for words in (
-        ("train", "sas", "--out"),
+        ("train", "sas", "--data", shell.code, *SIZES, "--out"),
         ("curvature", "preset:sas", "--data", "random", *SAMPLE, *TINY, "--out"),
     ):
         refused = shell(*words, out / "model")
@@ -172,7 +175,9 @@ def garble(name: str) -> Callable[[Path], None]:
     return lambda out: (out / name).write_text("a,b\n1\n")
 
 
-@pytest.mark.parametrize("name", ["results.csv", "map.csv", "spectra.csv", POINTS])
+@pytest.mark.parametrize(
+    "name", ["results.csv", *(pytest.param(name, marks=SLOW) for name in TABLES), POINTS]
+)
 @pytest.mark.parametrize(("spoil", "state"), [(lose, "missing"), (garble, "edited")])
 def test_files_of_curvature_that_are_lost_or_cannot_be_read_are_said(
     shell: Shell, measured: Path, tmp_path: Path, spoil: Callable[..., Any], state: str, name: str

@@ -45,7 +45,9 @@ def offered(script: Path, *words: str) -> set[str]:
     return {word.strip() for word in done.stdout.splitlines() if word.strip()}
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))]
+)  # a second for each
 def test_the_script_for_a_shell_is_shown(shell: str, capsys: Printed) -> None:
     assert main(["--show-completion", shell]) == 0
     shown = capsys.readouterr().out

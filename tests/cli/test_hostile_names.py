@@ -151,7 +151,10 @@ def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:
         assert words[words.index("--data") + 1] == name
 
 
-@pytest.mark.parametrize("command", ["curvature", "signal", "report"])
+@pytest.mark.parametrize(
+    "command",
+    ["curvature", pytest.param("signal", marks=pytest.mark.slow), "report"],  # as curvature
+)
 @named
 def test_a_folder_that_is_not_there_is_named_on_one_line(
     shell: Shell, tmp_path: Path, command: str, name: str

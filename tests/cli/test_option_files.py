@@ -30,7 +30,7 @@ def test_lists_and_switches_in_a_file(shell: Shell, tmp_path: Path) -> None:
         'presets = ["sas", "sas-p"]\nbf16 = true\ncurvature-tokens = 4\noptimiser = "sgd"\n'
         'set = ["attention.query.init=zeros", "mlp.activation=gelu"]\nlearning-rate = 0.01\n'
     )
-    words = ("--presets", "sas", "--config", file)
+    words = ("--presets", "sas", "--config", file, "--depth", 1, "--steps", 4)
     assert shell.compare(out, "--config", file, *words).status == 0
     config = json.loads((out / "config.json").read_text())
     assert config["presets"] == ["sas"]

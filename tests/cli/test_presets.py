@@ -44,7 +44,12 @@ def test_a_window_takes_the_scores_outside_it_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "millions"), [("pre-ln", 166.6), ("sas", 146.0), ("sas-p", 146.0)]
+    ("preset", "millions"),
+    [
+        pytest.param("pre-ln", 166.6, marks=pytest.mark.slow),  # one call counts all presets
+        pytest.param("sas", 146.0, marks=pytest.mark.slow),
+        ("sas-p", 146.0),
+    ],
 )
 def test_the_published_sizes(shell: Shell, preset: str, millions: float) -> None:
     sizes = [
@@ -105,6 +110,7 @@ def test_the_table_lists_every_preset(shell: Shell, tmp_path: Path) -> None:
     assert list(written["presets"]) == sorted(hb.PRESETS)
 
 
+@pytest.mark.slow  # a process that counts all presets
 def test_sizes_are_counted_without_models_and_without_values() -> None:
     told, *_ = answer("presets", "--json")
     assert not {"transformers", "sympy"} & set(told["loaded"])  # type: ignore[call-overload]

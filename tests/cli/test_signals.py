@@ -42,7 +42,11 @@ def heard() -> Iterator[None]:
         signal.signal(one, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [*NUMBERS[:2], pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],  # as the two before
+    ids=lambda number: number.name,
+)
 @pytest.mark.parametrize("command", WORK)
 def test_a_signal_ends_the_command_with_a_sentence(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals

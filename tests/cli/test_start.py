@@ -12,6 +12,8 @@ from hessblocks import __version__
 HEAVY = {"torch", "transformers", "jaxtyping", "matplotlib", "numpy", "scipy"}
 MODULES = 400
 """Half a second of imports at some 335 modules, of which two thirds are the option parser's."""
+SLOW = pytest.mark.slow
+"""Each answer is a process of its own: one of each kind is paid every day."""
 SCRIPT = """
 import json, sys
 from hessblocks.cli import main
@@ -35,19 +37,19 @@ def answer(*words: str) -> tuple[dict[str, Any], str, str]:
     ("words", "status"),
     [
         (["--help"], 0),
-        (["--version"], 0),
+        pytest.param(["--version"], 0, marks=SLOW),
         (["train", "--help"], 0),
         (["finetune", "m", "--data", "rows.csv"], 2),
-        (["curvature", "--help"], 0),
-        (["train", "sas", "--nonsense"], 2),
-        (["compare", "--steps", "many"], 2),
+        pytest.param(["curvature", "--help"], 0, marks=SLOW),
+        pytest.param(["train", "sas", "--nonsense"], 2, marks=SLOW),
+        pytest.param(["compare", "--steps", "many"], 2, marks=SLOW),
         (["compare", "--optimiser", "adma"], 2),
-        (["train"], 2),
+        pytest.param(["train"], 2, marks=SLOW),
         (["train", "sas", "--data", "/nope/x"], 2),
-        (["compare", "--data", "/nope/x"], 2),
+        pytest.param(["compare", "--data", "/nope/x"], 2, marks=SLOW),
         (["curvature", "gpt2", "--data", "/nope/x"], 2),
-        (["signal", "preset:sas", "--data", "nope.txt"], 2),
-        (["presets", "--config", "/nope/x"], 2),
+        pytest.param(["signal", "preset:sas", "--data", "nope.txt"], 2, marks=SLOW),
+        pytest.param(["presets", "--config", "/nope/x"], 2, marks=SLOW),
         (["trian"], 2),
     ],
     ids=str,

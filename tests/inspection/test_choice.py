@@ -24,6 +24,10 @@ pytestmark = [
 BATCH = {"input_ids": torch.randint(20, (2, 6), generator=torch.Generator().manual_seed(0))}
 
 
+SHORT = [(4.9, 3), pytest.param(7.0, 2, marks=pytest.mark.slow), (13.0, 1)]
+"""Seconds of a product and eigenvalues; the middle is paid rarely."""
+
+
 class Notes(Progress):
     """Keeps what is said."""
 
@@ -96,7 +100,7 @@ def test_what_does_not_fit_is_sampled_with_its_map(
         assert word in more
 
 
-@pytest.mark.parametrize(("product", "count"), [(4.9, 3), (7.0, 2), (13.0, 1)])
+@pytest.mark.parametrize(("product", "count"), SHORT)
 def test_eigenvalues_come_before_more_samples_and_are_fewer_where_time_is_short(
     model: torch.nn.Module,
     tmp_path: Path,
