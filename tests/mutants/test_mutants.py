@@ -15,6 +15,7 @@ from tests.mutants.pattern import MANY, ONE, parsed
 from tests.mutants.planting import place_of, planted
 from tests.mutants.sources import PACKAGES, TOP, sources
 
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
     file, wrong = planted(mutant)
