@@ -497,7 +497,7 @@ def few_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_products")
-def test_a_point_of_each_phase_is_measured_at_smoke_scale(
+def test_a_followed_point_and_another_are_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that is followed, of the model as a whole, and of one that is not."""
