@@ -21,10 +21,10 @@ def known(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(commands.COMMANDS, "reproduce", WORDS.split())
     patch.setattr(commands, "WITHOUT_TEXT", {"reproduce"})
     patch.setattr(commands, "TIMED", set(SECONDS))
-    patch.setattr(commands, "PREPARATIONS", [_without_imports])
+    patch.setattr(commands, "PREPARATIONS", [without_imports])
 
 
-def _without_imports(patch: pytest.MonkeyPatch) -> None:
+def without_imports(patch: pytest.MonkeyPatch) -> None:
     """Workers are forks, which need no imports."""
     patch.setattr(workers, "_SPAWN", multiprocessing.get_context("fork"))
     patch.setattr(workers, "_serve", functools.partial(_as_if_spawned, workers._serve))

@@ -16,12 +16,23 @@ from hessblocks_studies.runner import StudyResult, run_study
 
 
 def run_a_point_of_each_kind(
-    study: Study, kind: Callable[[Any], object], out: Path, patch: pytest.MonkeyPatch
+    study: Study,
+    kind: Callable[[Any], object],
+    out: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    short: bool = False,
 ) -> StudyResult:
-    """Measure the last point of each kind, and summarise what there is."""
+    """Measure the last point of each kind, with few steps if `short`; summarise what there is."""
 
     def few(scale: Scale, count: int | None) -> list[Any]:
-        return list({kind(point): point for point in study.settings(scale, count)}.values())
+        found = list({kind(point): point for point in study.settings(scale, count)}.values())
+        if not short:
+            return found
+        return [
+            replace(p, size=replace(p.size, steps=2 * p.size.evaluations, evaluation_sequences=8))
+            for p in found
+        ]
 
     patch.setattr(f"{study.measure.__module__}.STUDY", replace(study, settings=few))
     result = run_study(study.name, out=out, scale="smoke")

@@ -4,6 +4,7 @@ results."""
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +22,12 @@ from hessblocks_studies.runner import run_studies, run_study
 
 QUICK = ("heatmap", "fig3a", "fig3b", "histograms", "deep-softmax", "deep-linear", "mlp",
     "sigma-linear", "one-matrix", "cross-blocks")  # fmt: skip
+EVERY_DAY = ("fig3a", "histograms", "one-matrix")
+"""The cheapest of growing norms, of histograms and of spectra; each other one takes seconds."""
+quick = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in EVERY_DAY)) for name in QUICK],
+)
 
 
 @pytest.mark.parametrize("name", names())
@@ -54,15 +61,21 @@ def test_a_key_holds_every_setting_and_a_point_travels(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Measures studies where no test has yet; returns the folder of all."""
     folder = tmp_path_factory.mktemp("smoke")
-    run_studies(QUICK, out=folder, scale="smoke")
-    return folder
+
+    def measured(*wanted: str) -> Path:
+        if missing := [name for name in wanted if not (folder / name).exists()]:
+            run_studies(missing, out=folder, scale="smoke")
+        return folder
+
+    return measured
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_no_fact_is_contradicted_at_smoke_scale(smoke: Path, name: str) -> None:
-    result = run_study(name, out=smoke, scale="smoke")
+@quick
+def test_no_fact_is_contradicted_at_smoke_scale(smoke: Callable[..., Path], name: str) -> None:
+    result = run_study(name, out=smoke(name), scale="smoke")
     assert result.measured == 0
     assert result.checks
     assert [check for check in result.checks if check.holds is False] == []
@@ -76,10 +89,10 @@ def test_nothing_measured_decides_nothing() -> None:
     assert set(verdicts) == {None}
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_partial_results_are_summarised_too(smoke: Path, name: str) -> None:
+@quick
+def test_partial_results_are_summarised_too(smoke: Callable[..., Path], name: str) -> None:
     study = find(name)
-    rows = run_study(name, out=smoke, scale="smoke").rows
+    rows = run_study(name, out=smoke(name), scale="smoke").rows
     whole = study.summarise(rows)
     for count in (0, 1, len(rows) // 2):
         summary = study.summarise(rows[:count])
@@ -89,19 +102,23 @@ def test_partial_results_are_summarised_too(smoke: Path, name: str) -> None:
         assert len(summary.checks) <= len(whole.checks)
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_the_figure_is_drawn_from_its_file(smoke: Path, name: str) -> None:
-    figure = read_figure(smoke / name / "figure.json")
-    stored = (smoke / name / "figure.json").read_text()
+@quick
+def test_the_figure_is_drawn_from_its_file(smoke: Callable[..., Path], name: str) -> None:
+    folder = smoke(name) / name
+    figure = read_figure(folder / "figure.json")
+    stored = (folder / "figure.json").read_text()
     assert json.loads(json.dumps(figure.to_dict())) == json.loads(stored)
-    png = write_picture(draw(figure), smoke / name / "figures", name)
+    png = write_picture(draw(figure), folder / "figures", name)
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in png.with_suffix(".svg").read_text()
 
 
-def test_the_gallery_names_every_study_and_what_is_missing(smoke: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("blank")
+def test_the_gallery_names_every_study_and_what_is_missing(
+    smoke: Callable[..., Path], tmp_path: Path
+) -> None:
     for name in ("histograms", "fig3a"):
-        shutil.copytree(smoke / name, tmp_path / name)
+        shutil.copytree(smoke(name) / name, tmp_path / name)
     summary = tmp_path / "histograms" / "summary.json"
     described = json.loads(summary.read_text())
     missing = {**described, "points": {"total": 9, "done": 2, "missing": 7}}

@@ -20,6 +20,8 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks_studies.engine import read
 
 ROOT = Path(__file__).parents[2]
+LONG = pytest.mark.slow
+"""A cluster takes ten seconds to start and to end."""
 
 
 def free_port() -> int:
@@ -81,7 +83,7 @@ def kill_a_worker(seen: list[int]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@LONG
 def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster: str) -> None:
     points = [toy.ToySettings(number=number, pause=0.7) for number in range(4)]
     killed: list[int] = []
@@ -95,7 +97,7 @@ def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster:
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
 
-@pytest.mark.slow
+@LONG
 def test_the_command_on_a_cluster_gives_what_it_gives_here(
     tmp_path: Path, cluster: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +112,7 @@ def test_the_command_on_a_cluster_gives_what_it_gives_here(
     assert len(lines(tmp_path / "there" / "mlp" / "points.jsonl")) == measured > 0
 
 
+@LONG
 def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     tmp_path: Path, cluster: str
 ) -> None:
@@ -120,6 +123,7 @@ def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
 
+@LONG
 def test_a_point_that_no_machine_can_take_is_refused(tmp_path: Path, cluster: str) -> None:
     with pytest.raises(RunError, match="no machine of the cluster has the 1 cores and 3"):
         toy.run(tmp_path, [toy.ToySettings(number=1)], ray=cluster, gpus=3)
@@ -138,7 +142,7 @@ def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
         toy.run(tmp_path, ray=address)
 
 
-@pytest.mark.slow
+@LONG
 def test_a_cluster_that_goes_away_is_one_sentence_and_loses_nothing(tmp_path: Path) -> None:
     points = [toy.ToySettings(number=number, pause=0.1 + 10 * (number > 1)) for number in range(6)]
     with started() as (address, head):

@@ -113,9 +113,20 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correlations, "DRAWS", 100)
 
 
+LONG = pytest.mark.slow
+"""Each of the intervals is a bootstrap, and the share needs a hundred of them."""
+
+
 @pytest.mark.usefixtures("few_draws")
-@pytest.mark.parametrize("rho", [0.0, 0.9])
-@pytest.mark.parametrize("sizes", [[1] * 5, NINE, [6, 1, 2, 5, 1, 1]])
+@pytest.mark.parametrize("rho", [pytest.param(0.0, marks=LONG), 0.9])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1] * 5,
+        pytest.param(NINE, marks=LONG, id="sizes1"),
+        pytest.param([6, 1, 2, 5, 1, 1], marks=LONG, id="sizes2"),
+    ],
+)
 def test_the_interval_holds_the_truth(sizes: list[int], rho: float) -> None:
     """Five blocks, the six families of `optimisers`, those of `simplification`."""
     assert coverage(sizes, rho) >= 0.92
@@ -132,6 +143,7 @@ def test_how_often_six_families_decide(rho: float, share: float) -> None:
     assert np.mean(decided) == pytest.approx(share, abs=0.1)
 
 
+@LONG
 @pytest.mark.usefixtures("few_draws")
 def test_blocks_that_are_akin_do_not_count_as_independent() -> None:
     """A bootstrap over the blocks of families would be too sure."""

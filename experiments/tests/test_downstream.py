@@ -26,6 +26,8 @@ from hessblocks_studies.shared.trained_points import BIGRAMS, LOSS
 from hessblocks_studies.shared.variants import BASES
 
 NAMES = ("masked-lm", "downstream")
+EVERY_BLOCK = masked_lm.PRESETS["smoke"]
+"""Of smoke scale; every day two of them are trained."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,6 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("HESSBLOCKS_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(docstrings.data, "standard_library", lambda: source)
         patch.setitem(masked_lm.SIZES, "smoke", small)
+        patch.setitem(masked_lm.PRESETS, "smoke", ("pre-ln", "sas-p"))
         patch.setitem(
             downstream.TUNINGS, "smoke", replace(downstream.TUNINGS["smoke"], examples=32)
         )
@@ -52,6 +55,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in NAMES:
         run_study(name, out=folder, scale="smoke", seeds=1)
     return folder
+
+
+@pytest.mark.slow
+def test_the_studies_run_with_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(masked_lm.PRESETS, "smoke", EVERY_BLOCK)
+    for name in NAMES:
+        result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
+        assert result.points == result.measured
+        assert set(EVERY_BLOCK) <= {row["variant"] for row in result.rows}
+        assert all(set(row) <= set(find(name).columns) for row in result.rows)
+        assert len(read_figure(tmp_path / name / "figure.json").panels) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)

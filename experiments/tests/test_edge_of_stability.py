@@ -21,6 +21,7 @@ from hessblocks.storage.tables import Row
 from hessblocks_studies.data.texts import text_of
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.our_questions import edge_of_stability as edge
+from hessblocks_studies.our_questions import edge_plan
 from hessblocks_studies.our_questions.edge_of_stability import STUDY, measure, sharpness
 from hessblocks_studies.our_questions.edge_plan import (
     BASE,
@@ -496,11 +497,25 @@ def few_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_products")
+def test_a_followed_point_and_another_are_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that is followed, of the model as a whole, and of one that is not."""
+    small = replace(edge_plan.SIZES["smoke"], width=4, heads=2, mlp_width=8)
+    monkeypatch.setitem(edge_plan.SIZES, "smoke", small)
+
+    def kind(point: EdgeSettings) -> object:
+        return point.phase == "runs" and bool(point.sequences) and not point.roles
+
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
+    assert True not in {check.holds for check in result.checks if check.fact in VERDICTS}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_products")
 def test_a_point_of_each_kind_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole plan is a slow test."""
-
     def kind(point: EdgeSettings) -> object:
         reference = point.label if point.label in (BIGRAMS, GPT2) else point.warmup
         return point.phase, bool(point.sequences), reference

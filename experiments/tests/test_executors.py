@@ -1,16 +1,18 @@
 """Executors agree with each other, and neither death nor failure of a point loses another."""
 
+import functools
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.tests import toy
+from experiments.tests.reproducing import without_imports
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
 from hessblocks_studies.engine import POINTS, Stored, read
@@ -19,6 +21,7 @@ from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
 from hessblocks_studies.engine.workers import LocalProcesses
 from hessblocks_studies.runner import measure_study
+from tests.training.helpers import in_process_of_its_own
 
 
 def stored(folder: Path, points: int = 12) -> list[dict]:
@@ -26,6 +29,13 @@ def stored(folder: Path, points: int = 12) -> list[dict]:
     return Stored.of(read(folder), made).rows
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers need no imports, which take most of their time."""
+    without_imports(monkeypatch)
+
+
+@pytest.mark.usefixtures("forked")
 def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
     points = [toy.ToySettings(number=number) for number in range(5)]
     dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
@@ -46,6 +56,7 @@ def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
     assert (tmp_path / POINTS).read_bytes().startswith(before)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +78,7 @@ def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
     assert len(read(tmp_path)) == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
     first, second = (
         [toy.point(toy.ToySettings(number=n, pause=0.2)) for n in r] for r in ((0, 1), (2, 3))
@@ -88,6 +100,7 @@ def seen_device(settings: toy.ToySettings) -> list[Row]:
     return [{"device": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}]
 
 
+@pytest.mark.usefixtures("forked")
 def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hessblocks_studies.engine.workers.accelerators", lambda: ["4", "6"])
     points = [toy.point(toy.ToySettings(number=number), gpus=1) for number in range(6)]
@@ -107,27 +120,49 @@ def test_no_workers_at_all_is_refused(tmp_path: Path) -> None:
         toy.run(tmp_path, workers=1, ray="auto")
 
 
-def kill_and_finish(folder: Path, delays: list[float], points: int, workers: int) -> None:
-    """Start the toy study as a program, SIGKILL it after each delay, then let it end."""
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.tests.toy",
-        str(folder),
-        str(points),
-        str(workers),
-    ]
+class Forked:
+    """The toy study in a process of its own, which needs no imports."""
+
+    def __init__(self, folder: Path, points: int, workers: int) -> None:
+        work = functools.partial(toy.run, folder, points, workers or None)
+        self._process = in_process_of_its_own(work)
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+
+def program(folder: Path, points: int, workers: int) -> subprocess.Popen[bytes]:
+    """The toy study as a program."""
+    words = [str(folder), str(points), str(workers)]
+    return subprocess.Popen([sys.executable, "-m", "experiments.tests.toy", *words])
+
+
+def kill_and_finish(
+    start: Callable[[Path, int, int], Forked | subprocess.Popen[bytes]],
+    folder: Path,
+    delays: list[float],
+    points: int,
+    workers: int,
+) -> None:
+    """Start the toy study, SIGKILL it after each delay, then let it end."""
     for delay in delays:
-        program = subprocess.Popen(command)
+        doomed = start(folder, points, workers)
         deadline = time.monotonic() + 60
         before = len(read(folder))
-        while len(read(folder)) == before and program.poll() is None:
+        while len(read(folder)) == before and doomed.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         time.sleep(delay)
-        program.send_signal(signal.SIGKILL)
-        program.wait()
-    subprocess.run(command, check=True)
+        doomed.kill()
+        doomed.wait()
+    assert start(folder, points, workers).wait() == 0
 
 
 def check_undisturbed(folder: Path, points: int) -> None:
@@ -139,13 +174,13 @@ def check_undisturbed(folder: Path, points: int) -> None:
 
 
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, [0.033], 60, workers=0)
+    kill_and_finish(Forked, tmp_path, [0.033], 60, workers=0)
     check_undisturbed(tmp_path, 60)
 
 
 @pytest.mark.slow
 def test_ten_kills_change_nothing(tmp_path: Path) -> None:
-    kill_and_finish(tmp_path, [0.007 * step for step in range(10)], 400, workers=2)
+    kill_and_finish(program, tmp_path, [0.007 * step for step in range(10)], 400, workers=2)
     check_undisturbed(tmp_path, 400)
 
 

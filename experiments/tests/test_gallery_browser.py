@@ -11,6 +11,8 @@ from hessblocks_studies.gallery.page import write_gallery
 from hessblocks_studies.runner import run_studies
 from tests.report.browser import chromium, open_page
 
+pytestmark = pytest.mark.slow  # a browser, and three studies; test_catalogue reads the page as text
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:

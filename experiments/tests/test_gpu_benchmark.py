@@ -29,6 +29,18 @@ def measured(clock: Clock) -> dict[str, Any]:
 
 
 @warned
+def test_products_kernels_and_decoding_are_measured() -> None:
+    """Every part is a slow test, since steps are of every block and compiled too."""
+    clock = Clock(1000)
+    products = parts.products(clock, TINY, (8,), 8)
+    assert products["8"]["Hessian"]["gradients"] > 0
+    assert parts.kernels(clock, (8,), heads=2, width=8)["8"]["plain"]["peak_bytes"] > 0
+    assert parts.decoding(clock, TINY)["sas-p"]["cache_bytes"] > 0
+    assert not clock.failed
+
+
+@pytest.mark.slow
+@warned
 @compiled
 def test_every_part_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty_pictures(monkeypatch)

@@ -2,6 +2,7 @@
 is drawn."""
 
 import copy
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -81,11 +82,12 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(correlations, "DRAWS", 60)
 
 
-def point(block: str, method: str, steps: int = 6) -> OptimiserSettings:
+def point(block: str, method: str, steps: int = 6, **size: int) -> OptimiserSettings:
     found = next(
         p for p in points("smoke", 1) if p.label == label_of(block, method) and p.seed == 1
     )
-    return replace(found, size=replace(found.size, steps=steps))
+    size = size or {"width": 16, "mlp_width": 64, "evaluation_sequences": 8}
+    return replace(found, size=replace(found.size, steps=steps, **size))
 
 
 def test_the_plan_tunes_every_block_under_every_optimiser_and_follows_adamw() -> None:
@@ -379,7 +381,7 @@ def test_the_matrices_of_a_role_are_apart_from_the_gains_beside_them() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_optimiser_learns_and_adamw_alone_is_measured(method: str) -> None:
-    rows = measure(point("sas-p", method, steps=16))
+    rows = measure(point("sas-p", method, steps=16, evaluation_sequences=32))
     losses = [row["value"] for row in rows if row["quantity"] == LOSS]
     assert losses[-1] < losses[0]
     spreads = [(row["step"], row["group"]) for row in rows if row["quantity"] == SPREAD]
@@ -404,14 +406,18 @@ def as_argued(point: OptimiserSettings, slope: float = 0.2) -> float:
     return loss
 
 
-def rows(level: Level = as_argued, met: float = 0.1) -> list[Row]:
+@functools.cache
+def plan_of_three_rates() -> tuple[OptimiserSettings, ...]:
     with pytest.MonkeyPatch.context() as patch:
         for label in RATES:
             rate = BEST[label]
             patch.setitem(RATES, label, (rate, rate * 10**0.5, rate / 10**0.5))
-        plan = points("laptop", None)
+        return tuple(points("laptop", None))
+
+
+def rows(level: Level = as_argued, met: float = 0.1) -> list[Row]:
     found: list[Row] = []
-    for one in plan:
+    for one in plan_of_three_rates():
         end = level(one)
         for step, above in ((0, 3.0), (500, 0.4), (1000, 0.0)):
             loss = end + (above if one.label != BIGRAMS else 0.0)
@@ -441,15 +447,15 @@ def checks(found: list[Row]) -> dict[str, Check]:
     return {check.fact: check for check in STUDY.summarise(found).checks}
 
 
-def gap_verdicts(found: list[Row]) -> set[bool | None]:
-    each = [check.holds for fact, check in checks(found).items() if fact.startswith("the gap")]
+def gap_verdicts(found: dict[str, Check]) -> set[bool | None]:
+    each = [check.holds for fact, check in found.items() if fact.startswith("the gap")]
     assert len(each) == 4
     return set(each)
 
 
 def test_verdicts_follow_the_losses() -> None:
     found = checks(rows())
-    assert gap_verdicts(rows()) == {True}
+    assert gap_verdicts(found) == {True}
     for block in BLOCKS:
         verdicts = [
             found[f"{block} trains as well with {SHOWN[m]} as with AdamW"].holds
@@ -542,15 +548,16 @@ def test_the_correlations_with_each_loss_stand_beside_that_with_the_gap() -> Non
 @pytest.mark.parametrize("label", [label_of("op", SGD), label_of("modern", ADAMW)])
 def test_nothing_is_decided_before_all_blocks_are_measured(label: str) -> None:
     kept = [row for row in rows() if (row["variant"], row["phase"]) != (label, "runs")]
-    assert gap_verdicts(kept) == {None}
-    for fact, check in checks(kept).items():
+    found = checks(kept)
+    assert gap_verdicts(found) == {None}
+    for fact, check in found.items():
         if fact.startswith("the gap"):
             assert f"nothing is decided before all their seeds are measured: {label}" in check.ours
 
 
 def test_nothing_is_decided_in_the_middle_of_a_seed() -> None:
     kept = [row for row in rows() if (row["variant"], row["seed"]) != (label_of("op", SGD), 4)]
-    assert gap_verdicts(kept) == {None}
+    assert gap_verdicts(checks(kept)) == {None}
 
 
 def test_blocks_of_one_family_count_as_dependent() -> None:
@@ -568,7 +575,7 @@ def test_a_gap_that_falls_or_does_not_follow_is_said(slope: float, holds: bool |
         extra = 0.01 * noise.get(point.variant, 0) if point.method == SGD and not slope else 0.0
         return as_argued(point, slope) + extra
 
-    assert gap_verdicts(rows(level)) == {holds}
+    assert gap_verdicts(checks(rows(level))) == {holds}
 
 
 @pytest.mark.parametrize("more", [-0.2, 0.2])
@@ -584,7 +591,7 @@ def test_sgd_that_diverges_ranks_last_and_one_block_is_judged() -> None:
 
     found = checks(rows(level))
     assert found[f"{BLOCKS[0]} trains as well with SGD as with AdamW"].holds is False
-    assert gap_verdicts(rows(level)) == {True}
+    assert gap_verdicts(found) == {True}
 
 
 def test_a_block_of_which_one_seed_diverges_with_sgd_ranks_last_with_all() -> None:
@@ -645,7 +652,7 @@ def test_verdicts_are_void_at_the_end_of_a_grid_and_without_learning() -> None:
     assert check.holds is None
     assert check.ours.endswith("void, since the best rate of sas, sgd is not inside its grid")
     assert found["sas-p trains as well with SGD as with AdamW"].holds is False
-    assert gap_verdicts(rows(rising)) == {None}
+    assert gap_verdicts(found) == {None}
     short = checks(rows(lambda p: as_argued(p) - 0.4 * (p.label == BIGRAMS)))
     verdicts = [check for fact, check in short.items() if "trains as well" in fact or "gap" in fact]
     assert {check.holds for check in verdicts} == {None}
@@ -687,11 +694,22 @@ def test_partial_results_are_summarised_too(share: float) -> None:
     assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
 
 
+def test_a_point_of_each_phase_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a reference and of a block; methods have tests of their own."""
+
+    def kind(point: OptimiserSettings) -> object:
+        return point.phase, point.label == BIGRAMS
+
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
+    assert False not in {check.holds for check in result.checks}
+
+
+@pytest.mark.slow
 def test_a_point_of_each_kind_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole plan is a slow test."""
-
     def kind(point: OptimiserSettings) -> object:
         return point.phase, point.label if point.label in (BIGRAMS, GPT2) else point.method
 

@@ -67,7 +67,11 @@ EVEN = (DEVIATION,) * 8
 UNEVEN = (DEVIATION, *(DEVIATION * times for times in (0.5, 0.5, 1, 1, 1, 2, 2)))
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 8])
+LONG = pytest.mark.slow
+"""Hundreds of studies are judged in each of these."""
+
+
+@pytest.mark.parametrize("seeds", [3, pytest.param(5, marks=LONG), pytest.param(8, marks=LONG)])
 @pytest.mark.parametrize("deviations", [EVEN, UNEVEN], ids=["one variance", "four times apart"])
 def test_a_wrong_verdict_is_among_all_of_a_study_in_5_percent_of_cases(
     seeds: int, deviations: Sequence[float], capsys: pytest.CaptureFixture[str]
@@ -84,6 +88,7 @@ def test_a_wrong_verdict_is_among_all_of_a_study_in_5_percent_of_cases(
     assert wrong <= most
 
 
+@LONG
 def test_power_of_the_rule_at_three_five_and_eight_seeds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -202,6 +207,7 @@ def test_verdicts_are_allowed_for_by_their_number() -> None:
     assert [one.holds for one in allowed_for([check(0.04), void])] == [True, None]
 
 
+@LONG
 @pytest.mark.parametrize("side", [1.0 - 1e-9, 1.0 + 1e-9])
 def test_a_rule_that_adds_seeds_is_wrong_in_5_percent_of_cases(
     side: float, capsys: pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import hessblocks_studies as studies
+from experiments.tests.reproducing import without_imports
 from hessblocks.cli.app import main
 from hessblocks.errors import RunError
 from hessblocks.storage.config import EnvironmentWarning
@@ -20,6 +21,7 @@ from hessblocks.storage.store import DAMAGED, POINTS
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.engine.executors import InProcess
 from hessblocks_studies.engine.workers import LocalProcesses
+from tests.pictures import empty_pictures
 
 pytestmark = pytest.mark.usefixtures("blank")
 
@@ -41,13 +43,39 @@ def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_study_ends_in_numbers_a_page_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a worker, as a user has it."""
+    """With a worker, which is a fork."""
+    without_imports(monkeypatch)
+    studies_end_in_numbers(tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.slow
+def test_studies_end_in_numbers_of_a_worker_that_is_a_new_interpreter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a user has it."""
+    studies_end_in_numbers(tmp_path, capsys, monkeypatch)
+
+
+def studies_end_in_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measure two studies with a worker, and find them measured."""
     monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", LocalProcesses)
-    command = ["reproduce", "mlp,histograms", "--scale", "smoke", "--workers", "1", "--json"]
+    command = [
+        "reproduce",
+        "mlp,histograms",
+        "--scale",
+        "smoke",
+        "--seeds",
+        "1",
+        "--workers",
+        "1",
+        "--json",
+    ]
     assert main([*command, "--out", str(tmp_path)]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert list(summary["studies"]) == ["mlp", "histograms"]
-    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 600
+    assert summary["studies"]["mlp"]["measured"] == summary["studies"]["mlp"]["points"] == 200
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "mlp" / "figures" / "mlp.svg").exists()
     assert main([*command, "--out", str(tmp_path)]) == 0
@@ -160,7 +188,9 @@ MLP = ["mlp", "--scale", "smoke", "--seeds", "1", "--workers", "1"]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
-    assert main(["reproduce", *MLP, "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        empty_pictures(patch)
+        assert main(["reproduce", *MLP, "--out", str(folder)]) == 0
     return folder
 
 

@@ -350,7 +350,7 @@ def test_a_point_of_each_phase_is_measured_at_smoke_scale(
     def kind(point: SimplificationSettings) -> object:
         return point.phase, point.label if point.label in (BIGRAMS, GPT2) else ""
 
-    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch, short=True)
     assert False not in {check.holds for check in result.checks}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.tests.smoke_runs import run_whole
+from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.errors import ArgumentError
 from hessblocks.simplify import Pass
 from hessblocks.storage import Row
@@ -147,6 +147,15 @@ def test_a_model_that_is_not_there_is_refused_in_a_sentence() -> None:
         grounds.ground("no_such_llm")
 
 
+def test_a_point_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole plan is a slow test."""
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    run_a_point_of_each_kind(STUDY, lambda _: None, tmp_path / "out", monkeypatch)
+
+
+@pytest.mark.slow
 def test_the_smoke_scale_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
     result, figure = run_whole(STUDY, tmp_path / "out")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from experiments.tests.test_numbers import BATCH, dense_hessian
-from hessblocks.drawing import draw, write_picture
+from hessblocks import drawing
+from hessblocks.drawing import write_picture
 from hessblocks.figures import read_figure
 from hessblocks.signal import propagate
 from hessblocks.storage import Row
@@ -158,11 +159,12 @@ def test_the_even_temperature_is_where_the_curves_cross() -> None:
     assert even_temperatures(Curves(block="pre-ln", axis="temperature", rows=rows)) == {}
 
 
+@pytest.mark.usefixtures("blank")
 def test_the_study_runs_and_is_summed_up_from_any_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(temperature.TEMPERATURES, "smoke", (0.01, 1.0, 100.0))
-    monkeypatch.setitem(temperature._SIZES, "smoke", Size(width=6, sums=2, seeds=1))
+    monkeypatch.setitem(temperature._SIZES, "smoke", Size(width=4, sums=1, seeds=1))
     result = run_study("temperature", out=tmp_path, scale="smoke")
     assert all(set(row) <= set(STUDY.columns) for row in result.rows)
     for count in (0, 1, 5, len(result.rows) // 2, len(result.rows)):
@@ -172,6 +174,6 @@ def test_the_study_runs_and_is_summed_up_from_any_part(
     shown = {series.name for panel in summary.figure.panels for series in panel.shown}
     assert "value, functional" in shown
     figure = read_figure(tmp_path / "temperature" / "figure.json")
-    png = write_picture(draw(figure), tmp_path / "figures", "temperature")
+    png = write_picture(drawing.draw(figure), tmp_path / "figures", "temperature")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert all(math.isfinite(row["value"]) for row in result.rows)

@@ -2,13 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from experiments.tests.smoke_runs import run_a_point_of_each_kind
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
 from hessblocks.figures import Panel
@@ -27,12 +30,14 @@ from hessblocks_studies.our_questions import (
     optimiser_plan,
     simplification,
 )
+from hessblocks_studies.our_questions.ladder_plan import WIDTHS
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
+    GPT2,
     LOSS,
     SMOKE,
     TrainedSettings,
@@ -70,7 +75,14 @@ def model(variant: str = "sas-p"):
     return build(block, depth=2, vocab_size=260, context=16)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+ALIKE = re.compile(r"beta 0\.[125]|x0\.5|LeakyReLU 0\.2|^(tied|normal|orthogonal) values$")
+"""Variants that differ by a number or a start from one that is trained every day."""
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(v, marks=[pytest.mark.slow] * bool(ALIKE.search(v))) for v in VARIANTS],
+)
 def test_every_variant_learns_and_all_its_parameters_do(corpus: Corpus, variant: str) -> None:
     made = model(variant)
     before = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
@@ -484,9 +496,14 @@ RUN_ELSEWHERE = ("trial", "optimisers", "simplification", "edge-of-stability")
 """Studies whose own tests run them at smoke scale."""
 
 
+WIDE = ("ladder", "restrict-updates", "speed", "baseline", "ablations", "depth")
+"""Studies of dozens of runs; those whose points are of more than one kind measure one of each every
+day."""
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in RUN_ELSEWHERE)) for n in TRAINED],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in (*RUN_ELSEWHERE, *WIDE))) for n in TRAINED],
 )
 def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path, name: str) -> None:
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
@@ -498,6 +515,24 @@ def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path,
         summary = study.summarise(result.rows[:count])
         json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
     assert summary.figure.panels
+
+
+KINDS: dict[str, Callable[[Any], object]] = {
+    "ladder": lambda point: (
+        point.phase == WIDTHS and point.variant in ("sas", BASES[1]) and point.variant
+    ),
+    "restrict-updates": lambda point: (bool(point.last_tied), point.rate_share is not None),
+    "speed": lambda point: point.variant == trained.ALL,
+}
+"""What tells the points of a study apart that are measured in different ways."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_point_of_each_kind_of_a_wide_study_is_measured(
+    corpus: Corpus, tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(speed, "TIMED", ("pre-ln", "sas-p", GPT2))
+    run_a_point_of_each_kind(find(name), KINDS[name], tmp_path, monkeypatch)
 
 
 def ended(finals: Mapping[str, float]) -> list[Row]:

@@ -773,10 +773,22 @@ def test_partial_results_are_summarised_too(share: float) -> None:
     assert False not in [check.holds for check in summary.checks]
 
 
+def test_a_point_of_a_block_and_of_each_reference_is_measured_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kind(point: TrialSettings) -> object:
+        reference = point.label if point.label in (BIGRAMS, GPT2) else ""
+        return point.phase == "long" and (reference, point.label == BASE)
+
+    result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
+    assert False not in {check.holds for check in result.checks}
+
+
+@pytest.mark.slow
 def test_a_point_of_each_phase_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a block and of each reference; the whole plan is a slow test."""
+    """Of a block and of each reference."""
 
     def kind(point: TrialSettings) -> object:
         return point.phase, point.label if point.label in (BIGRAMS, GPT2) else ""
