@@ -10,14 +10,14 @@ from hessblocks_studies.data.docstrings import load_docstring_corpus, load_docst
 from hessblocks_studies.data.tasks import Task, make_task
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[None]:
-    """The standard library is a little one, and the cache is the tests' own."""
+    """A little library and a cache of their own, for as long as a module runs."""
     with pytest.MonkeyPatch.context() as patch:
         source = write_library(tmp_path_factory.mktemp("library"))
         patch.setenv("HESSBLOCKS_CACHE", str(cache))
