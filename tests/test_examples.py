@@ -69,7 +69,7 @@ def test_every_example_is_known() -> None:
     assert {path.stem for path in EXAMPLES} == PROMISED.keys()
 
 
-LONG = {"curvature_of_gpt2", "follow_a_finetuning"}
+LONG = {"classify_a_table", "curvature_of_gpt2", "ewc_penalty", "follow_a_finetuning"}
 """Take more than 8 s; the others, and the doctests, call the same functions every day."""
 
 

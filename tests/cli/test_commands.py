@@ -106,6 +106,7 @@ def test_train_shows_the_loss(shell: Shell, tmp_path: Path) -> None:
     assert "heterogeneity:" not in outcome.output
 
 
+@pytest.mark.slow
 def test_several_seeds_have_an_error_bar(shell: Shell, tmp_path: Path) -> None:
     two = ("--presets", "sas", "--seeds", 2, "--seed", 5, "--depth", 1)
     outcome = shell.compare(tmp_path / "out", *two, *FEW)

@@ -326,6 +326,7 @@ def with_figures() -> None:
     """Draw them."""
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_but_its_files(
     shell: Shell, tmp_path: Path, with_figures: None
 ) -> None:

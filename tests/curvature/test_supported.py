@@ -181,6 +181,7 @@ def test_parts_may_be_frozen(trained: str) -> None:
     assert groups == expected.get(trained, ())
 
 
+@pytest.mark.slow
 def test_compiled_models_and_inference_mode_change_nothing() -> None:
     model = lifted(made("llama"))
     expected = hb.exact_last_block(model, IDS).dense()

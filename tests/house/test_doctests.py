@@ -48,7 +48,21 @@ def lacking(offered: Mapping[str, Any]) -> list[str]:
     return [name for name, doc in docs.items() if not parse(doc.partition(SECTION)[2])]
 
 
-@pytest.mark.parametrize("path", WITH, ids=lambda path: str(path.relative_to(ROOT)))
+LONG = {"inspection/comparing.py", "curvature/check_derivatives.py", "training/following.py"}
+"""Modules whose examples train or search for seconds."""
+
+
+def place_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(one, id=place_of(one), marks=[pytest.mark.slow] * (place_of(one) in LONG))
+        for one in WITH
+    ],
+)
 def test_examples_print_what_they_say(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,6 +267,7 @@ def test_a_name_in_the_cache_is_read_without_the_network(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_and_reports_need_no_network(
     attempts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

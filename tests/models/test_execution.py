@@ -86,7 +86,8 @@ def test_an_exported_program_takes_any_number_of_tokens(name: str, task: str) ->
 @pytest.mark.filterwarnings(
     "ignore:# ONNX model has different number of inputs"
 )  # a switch is none
-@pytest.mark.parametrize("name", [pytest.param("sas-p", marks=pytest.mark.slow), "pre-ln"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sas-p", "pre-ln"])
 def test_an_onnx_file_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     """Any number of rows and tokens, worked out by onnx's own reference."""
     model, tokens = perturbed(name, depth=1), ids(2, 6)

@@ -94,6 +94,7 @@ def test_equal_tokens_are_equal_steps(corpus: Corpus, undisturbed: Path, tmp_pat
     assert (budget["total"], budget["unit"]) == (12 * 4 * 16, "tokens")
 
 
+@pytest.mark.slow
 def test_equal_operations_give_each_preset_its_own_steps(corpus: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "out"
     longer = replace(TRAINING, steps=40, evaluate_every=40, checkpoint_every=40)
@@ -139,6 +140,7 @@ def test_a_resumed_comparison_uses_the_recorded_pace(
     assert steps(out) == {"pre-ln": 12, "sas-p": 24}
 
 
+@pytest.mark.slow
 def test_a_further_preset_is_measured_beside_the_first_and_trained_alone(
     corpus: Corpus, tmp_path: Path, pace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def losses(out: Path) -> list[tuple[str, int, float]]:
     return [(m["split"], m["step"], m["loss"]) for m in read_lines(out / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("blank")
 def test_two_processes_train_like_one_and_the_first_alone_writes(
     cache: Path, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def test_held_out_masks_are_the_same_for_everyone_and_a_quarter(corpus: Corpus) 
     assert share == pytest.approx(0.25, abs=0.04)
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_what_can_be_learnt_and_repeats(corpus: Corpus, topic: Task) -> None:
     model = pretrained(SETTINGS, corpus)
     score = finetune(SETTINGS, model.folder, corpus, topic, TUNING)
