@@ -299,3 +299,13 @@ def test_curvature_is_written_only_where_asked(
     assert kept.norms == found.norms
     with pytest.raises(ArgumentError, match="finish: what it writes would be lost; give"):
         hb.measure_curvature(model, batch, finish=print, **FEW)
+
+
+@pytest.mark.parametrize("measure", [hb.measure_curvature, hb.measure_signal])
+def test_sizes_of_a_saved_model_are_refused_before_its_text_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Any
+) -> None:
+    monkeypatch.setattr("hessblocks.inspection.opening.opened", None)
+    with pytest.raises(ArgumentError, match="--width: a saved model has sizes of its own"):
+        measure(tmp_path, out=tmp_path / "out", width=16)
+    assert list(tmp_path.iterdir()) == []
