@@ -303,9 +303,10 @@ def test_curvature_is_written_only_where_asked(
 
 @pytest.mark.parametrize("measure", [hb.measure_curvature, hb.measure_signal])
 def test_sizes_of_a_saved_model_are_refused_before_its_text_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Any
+    model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, measure: Any
 ) -> None:
-    monkeypatch.setattr("hessblocks.inspection.opening.opened", None)
+    model.save_pretrained(tmp_path / "saved")
+    monkeypatch.setattr("hessblocks.inspection.opening.encoded_batch", None)
     with pytest.raises(ArgumentError, match="--width: a saved model has sizes of its own"):
-        measure(tmp_path, out=tmp_path / "out", width=16)
-    assert list(tmp_path.iterdir()) == []
+        measure(tmp_path / "saved", out=tmp_path / "out", width=16)
+    assert not (tmp_path / "out").exists()

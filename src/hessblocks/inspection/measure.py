@@ -94,7 +94,6 @@ def measure_curvature(
             "--loss: classification needs labelled data; from Python, give measure_curvature a "
             "batch with labels and a model of hb.load(source, task='classification')."
         )
-    opening.check_sizes_are_used([model], settings)
     device = _device(model, device)
     with progress.stage("model and data"):
         subject, tokens = opening.opened(model, settings, batch, settings.loss)
@@ -195,13 +194,12 @@ def measure_signal(
     sources = [models] if isinstance(models, str | Path | nn.Module) else list(models)
     opening.check_sources(sources)
     settings, batch = _settings(SignalInspection, data, fields)
-    opening.check_sizes_are_used(sources, settings)
     devices = [_device(source, device) for source in sources]
     out = None if out is None else Path(out)
     if out:
         _check_folder(out)
     with progress.stage("models and data"):
-        found = [opening.opened(source, settings, batch) for source in sources]
+        found = [opening.opened(source, settings, batch, beside=sources) for source in sources]
     names = _distinct([subject.name for subject, _ in found], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), place in zip(names, found, devices, strict=True):

@@ -69,6 +69,7 @@ def opened(
     settings: InspectionSettings,
     batch: Batch | None = None,
     task: str = "causal-lm",
+    beside: Sequence[Source] = (),
 ) -> tuple[Subject, Tokens]:
     """Open a model, and draw tokens that it knows.
 
@@ -77,6 +78,7 @@ def opened(
         settings: which tokens, the sizes of presets, and the seed.
         batch: the tokens, where they are given instead.
         task: task of a saved model, as `hb.load` takes it.
+        beside: models that have the same settings; sizes may be meant for a preset among them.
 
     Returns:
         The model, and its batch, each entry (sequences, tokens).
@@ -93,6 +95,7 @@ def opened(
     else:
         _check_text(settings.data, batch)  # before the weights are read
         subject = saved_model(str(source), task)
+    check_sizes_are_used([source, *beside], settings)  # before its text is read, which takes long
     if subject.context is not None and settings.tokens > subject.context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
