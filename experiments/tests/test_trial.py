@@ -777,8 +777,9 @@ def test_a_point_of_a_block_and_of_each_reference_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kind(point: TrialSettings) -> object:
-        reference = point.label if point.label in (BIGRAMS, GPT2) else ""
-        return point.phase == "long" and (reference, point.label == BASE)
+        if point.phase != "long":
+            return None  # one of them stands for all, which are a slow test
+        return point.label if point.label in (BIGRAMS, GPT2, BASE) else "another block"
 
     result = run_a_point_of_each_kind(STUDY, kind, tmp_path, monkeypatch)
     assert False not in {check.holds for check in result.checks}

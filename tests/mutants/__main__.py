@@ -74,16 +74,23 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @dataclass
 class SlowOnlyByName:
-    """A plugin of pytest: of a whole file the everyday tests, of those named by themselves all."""
+    """A plugin of pytest: slow tests run where a fault names nothing that runs every day.
+
+    That is a case by its own name, or a test of which every case is slow.
+    """
 
     tests: Sequence[str]
 
     def pytest_collection_modifyitems(self, items: list["pytest.Item"]) -> None:
-        named = tuple(test for test in self.tests if "::" in test)
+        slow = {item.nodeid for item in items if item.get_closest_marker("slow")}
+        everyday = {_function(item.nodeid) for item in items if item.nodeid not in slow}
+        alone = {test for test in map(_function, slow) if test not in everyday}
         items[:] = [
             item
             for item in items
-            if item.get_closest_marker("slow") is None or f"{TOP / item.nodeid}".startswith(named)
+            if item.nodeid not in slow
+            or str(TOP / item.nodeid) in self.tests
+            or (_function(item.nodeid) in alone and str(TOP / _function(item.nodeid)) in self.tests)
         ]
 
 
@@ -191,6 +198,10 @@ def _copied(file: Path, copy: Path) -> Path:
     """Where a file of a package stands in a copy."""
     package = next(package for package in PACKAGES if package in file.parents)
     return copy / file.relative_to(package.parent)
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def _tests(mutant: Mutant) -> list[str]:

@@ -69,15 +69,28 @@ class Item:
         return name if self.slow else None
 
 
-def test_of_a_whole_file_the_slow_tests_are_left_out() -> None:
+@pytest.mark.parametrize(
+    ("named", "left"),
+    [
+        ("a.py", ["a.py::test_day", "a.py::test_both[day]"]),
+        ("a.py::test_both", ["a.py::test_day", "a.py::test_both[day]"]),
+        (
+            "a.py::test_both[slow]",
+            ["a.py::test_day", "a.py::test_both[day]", "a.py::test_both[slow]"],
+        ),
+        ("a.py::test_slow", ["a.py::test_day", "a.py::test_both[day]", "a.py::test_slow[one]"]),
+    ],
+)
+def test_slow_tests_run_where_a_fault_names_no_everyday_one(named: str, left: list[str]) -> None:
     items = [
-        Item("tests/test_a.py::test_one", slow=False),
-        Item("tests/test_a.py::test_two", slow=True),
-        Item("tests/test_b.py::test_three[case]", slow=True),
+        Item("a.py::test_day", slow=False),
+        Item("a.py::test_both[day]", slow=False),
+        Item("a.py::test_both[slow]", slow=True),
+        Item("a.py::test_slow[one]", slow=True),
+        Item("a.py::test_slow_as_well", slow=True),
     ]
-    named = [f"{TOP}/tests/test_a.py", f"{TOP}/tests/test_b.py::test_three"]
-    SlowOnlyByName(named).pytest_collection_modifyitems(items)  # type: ignore[arg-type]
-    assert [item.nodeid[-9:] for item in items] == [":test_one", "ree[case]"]
+    SlowOnlyByName([f"{TOP}/{named}"]).pytest_collection_modifyitems(items)  # type: ignore[arg-type]
+    assert [item.nodeid for item in items] == left
 
 
 @pytest.mark.parametrize(

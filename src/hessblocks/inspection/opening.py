@@ -46,7 +46,7 @@ Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
 """Such as {"input_ids": (sequences, tokens)}."""
 
 
-def check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
+def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
     """Refuse sizes of presets where there is no preset.
 
     Raises:
@@ -84,8 +84,8 @@ def opened(
         The model, and its batch, each entry (sequences, tokens).
 
     Raises:
-        ArgumentError: an unknown preset, sizes that do not fit, a context shorter than the sample,
-            or too little text.
+        ArgumentError: an unknown preset, sizes that do not fit or that no preset uses, a context
+            shorter than the sample, or too little text.
         RunError: damaged files.
     """
     if isinstance(source, str) and source.startswith(PREFIX):
@@ -95,7 +95,7 @@ def opened(
     else:
         _check_text(settings.data, batch)  # before the weights are read
         subject = saved_model(str(source), task)
-    check_sizes_are_used([source, *beside], settings)  # before its text is read, which takes long
+    _check_sizes_are_used([source, *beside], settings)  # before its text is read, which takes long
     if subject.context is not None and settings.tokens > subject.context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
