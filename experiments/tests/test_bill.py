@@ -93,6 +93,7 @@ def test_peers_scores_are_those_of_their_formulas(kind: str) -> None:
         assert found[name] == pytest.approx(float(value.detach()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_trace_is_that_of_the_dense_curvature() -> None:
     model = model_of("gpt2")
     place = next(iter(scores.linear_layers(model)))

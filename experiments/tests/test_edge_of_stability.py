@@ -446,6 +446,7 @@ def test_partial_results_are_summarised_too(share: float) -> None:
     assert False not in [check.holds for check in summary.checks]
 
 
+@pytest.mark.slow
 def test_sharpness_is_read_after_the_first_steps_too_and_gradients_are_not_clipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,6 +28,7 @@ def measured(clock: Clock) -> dict[str, Any]:
     return gpu.measured(clock, published=TINY, small=TINY, gpt2=TINY, decoded=TINY, **SMALL)
 
 
+@pytest.mark.slow
 @warned
 def test_products_kernels_and_decoding_are_measured() -> None:
     """Every part is a slow test, since steps are of every block and compiled too."""

@@ -73,6 +73,7 @@ from hessblocks_studies.shared.trained_points import (
     run_settings,
     train,
 )
+from tests.breadth import everyday
 
 PLAN = points("laptop", None)
 
@@ -167,6 +168,7 @@ def test_another_optimiser_steps_the_matrices_of_the_layers_and_adamw_all_else(
         assert apart < 0.05 * moved, name
 
 
+@pytest.mark.slow
 def test_rates_of_roles_are_inverse_to_the_curvature_that_the_pilot_meets() -> None:
     """One share of the stable rate for all matrices, their geometric mean the tuned rate, and one
     decay a step.
@@ -297,6 +299,7 @@ def test_a_run_whose_pilot_diverges_counts_as_one_that_does(
     assert json.dumps([summary.to_dict(), summary.figure.to_dict()], allow_nan=False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 def test_what_adamw_meets_is_measured_on_the_batch_of_h() -> None:
     """Spreads of the norms of D^(-1/2) H D^(-1/2) after the last step."""
@@ -326,6 +329,7 @@ def test_what_adamw_meets_is_measured_on_the_batch_of_h() -> None:
     assert len(want) == len(SETS)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 def test_the_pilot_is_the_run_with_one_rate_up_to_a_step() -> None:
     """Its norms are those of a training that goes on; the schedule is that of the whole run."""
@@ -379,7 +383,7 @@ def test_the_matrices_of_a_role_are_apart_from_the_gains_beside_them() -> None:
     assert sorted(name for group in found.values() for name in group.parameters) == sorted(named)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", everyday(METHODS, ADAMW, "blockwise", "sgd"))
 def test_every_optimiser_learns_and_adamw_alone_is_measured(method: str) -> None:
     rows = measure(point("sas-p", method, steps=16, evaluation_sequences=32))
     losses = [row["value"] for row in rows if row["quantity"] == LOSS]

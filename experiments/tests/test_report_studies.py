@@ -45,6 +45,7 @@ def cut(study: Path, kept: int) -> int:
     return len(lines) - kept
 
 
+@pytest.mark.slow
 def test_a_whole_folder_lacks_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(out, capsys=capsys) == ([str(out / "report.html")], [])
     page = (out / "report.html").read_text()

@@ -147,6 +147,7 @@ def test_a_model_that_is_not_there_is_refused_in_a_sentence() -> None:
         grounds.ground("no_such_llm")
 
 
+@pytest.mark.slow
 def test_a_point_is_measured_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

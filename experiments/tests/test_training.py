@@ -47,6 +47,7 @@ from hessblocks_studies.shared.trained_points import (
 )
 from hessblocks_studies.shared.trained_summary import Runs, void_of
 from hessblocks_studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
+from tests.breadth import everyday
 from tests.data.helpers import write_code
 
 TRAINED = [name for name in names() if find(name).columns[:12] == trained.TRAINED_COLUMNS]
@@ -351,6 +352,7 @@ def test_a_points_settings_are_those_of_its_run() -> None:
     assert (found.preset, found.seed) == ("sas", 0)
 
 
+@pytest.mark.slow
 def test_runs_repeat_to_the_last_digit(corpus: Corpus) -> None:
     short = replace(SETTINGS_OF_A_POINT, size=replace(SMOKE, steps=4))
     assert train_point(short) == train_point(short)
@@ -496,7 +498,7 @@ RUN_ELSEWHERE = ("trial", "optimisers", "simplification", "edge-of-stability")
 """Studies whose own tests run them at smoke scale."""
 
 
-WIDE = ("ladder", "restrict-updates", "speed", "baseline", "ablations", "depth")
+WIDE = ("ladder", "restrict-updates", "speed", "baseline", "ablations", "depth", "longer")
 """Studies of dozens of runs; those whose points are of more than one kind measure one of each every
 day."""
 
@@ -527,7 +529,7 @@ KINDS: dict[str, Callable[[Any], object]] = {
 """What tells the points of a study apart that are measured in different ways."""
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", everyday(KINDS, "restrict-updates", "speed"))
 def test_a_point_of_each_kind_of_a_wide_study_is_measured(
     corpus: Corpus, tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

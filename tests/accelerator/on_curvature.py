@@ -40,7 +40,7 @@ ESTIMATORS: dict[str, Callable[[hb.LinearOperator], Any]] = {
 
 BLOCKS_ALIKE = set(hb.PRESETS) - {"pre-ln", "sas-p"}
 """Presets whose H alone is multiplied."""
-DAILY = {"sas-p", "modern", "gpt2", "classification"}
+DAILY = {"sas-p", "modern", "classification"}
 """Models whose products are compared every day: each other takes a second more."""
 SHORT = (
     "simplified block",

@@ -101,6 +101,7 @@ class StopsAt(Progress):
             raise StoppedError
 
 
+@pytest.mark.slow
 def test_training_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with everything observed, stopped behind its second checkpoint and taken up again."""
     monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))

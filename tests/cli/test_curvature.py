@@ -148,10 +148,10 @@ def lose_a_group(out: Path) -> None:
 def test_a_budget_chooses_the_number_and_a_folder_keeps_it(
     shell: Shell, tmp_path: Path, parts: str
 ) -> None:
-    out, words = tmp_path / "out", ["--groups", "layers.1.*", "--parts", parts, "--budget", "0.1"]
+    out, words = tmp_path / "out", ["--groups", "layers.1.*", "--parts", parts, "--budget", "0.05"]
     assert preset(shell, out, *words).status == 0
     asked = json.loads((out / "config.json").read_text())["curvature"]
-    assert asked["budget"] == 0.1
+    assert asked["budget"] == 0.05
     assert asked.get("samples", asked["probes"]) >= 4
     rows = table(out / "results.csv")
     lose_a_group(out)
@@ -347,6 +347,7 @@ def test_the_page_needs_nothing_but_its_files(
     assert (tmp_path / "out" / "report.html").read_text() == page
 
 
+@pytest.mark.slow
 def test_the_page_of_sampled_gradients_says_so(
     shell: Shell, tmp_path: Path, with_figures: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,7 @@ def elements(page: Path) -> list[tuple[str, Any]]:
     return scripts.found
 
 
+@pytest.mark.slow
 def test_the_page_and_pictures_of_somebody_elses_run_are_whole(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hessblocks as hb
 from hessblocks.curvature.attention import registered_attention
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.live_bytes import LiveBytes
 
 pytestmark = pytest.mark.filterwarnings(

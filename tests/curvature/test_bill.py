@@ -343,6 +343,7 @@ def test_the_full_form_is_weighed_by_its_error() -> None:
     assert weight_of_full(0.0, 0.0, 0.0, 32) == 1
 
 
+@pytest.mark.slow
 def test_the_forecasts_bar_holds_the_signs_of_rounding() -> None:
     # inputs are ±1, eight at a time the same: every row has the same diagonal, which makes most of
     # the forecast, and over all such rows ½ ΔᵀHΔ is a sum of squares

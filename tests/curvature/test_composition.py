@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 import hessblocks as hb
 from hessblocks.curvature import PrecisionWarning, custom_groups
 from hessblocks.errors import RunError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import VOCABULARY, gpt2_case, stir, tokens
 
 SIZES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from hessblocks.curvature.groups.roles import merge, parameter_groups
 from hessblocks.curvature.groups.views import ParameterGroup
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from hessblocks.linalg import identity_like
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, VOCABULARY, Case, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")

@@ -24,8 +24,8 @@ from hessblocks.curvature.verification.tiny_models import (
     without_casts,
 )
 from hessblocks.errors import ArgumentError
+from tests.breadth import everyday
 from tests.curvature.architectures import MASKED, model_of
-from tests.curvature.breadth import everyday
 from tests.curvature.cases import Case, padded_batches, tokens
 from tests.curvature.oracle import Dense, dense
 

@@ -17,8 +17,8 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.sampled.fisher import _Classes
 from hessblocks.errors import ArgumentError
+from tests.breadth import everyday
 from tests.curvature import test_peer_cases
-from tests.curvature.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import _targets, _valid_logits, dense
 

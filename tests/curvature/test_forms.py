@@ -14,7 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 import hessblocks as hb
 from hessblocks.curvature import custom_groups
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 
 ROWS, FEATURES, CLASSES, PLACES = 6, 3, 4, 2
 pytestmark = pytest.mark.filterwarnings(

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, HessblocksError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 
 STEP = 1e-5
 

@@ -21,7 +21,7 @@ from hessblocks.curvature.last_layer import last_attention
 from hessblocks.curvature.losses.batches import unpack
 from hessblocks.curvature.model_state import evaluation_mode
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, gpt2_case, stir, tokens
 from tests.curvature.oracle import Dense, dense
 

@@ -19,7 +19,7 @@ from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
 from hessblocks.curvature.last_layer import output_layer
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import Case
 from tests.curvature.oracle import Dense, dense
 from tests.curvature.test_last_block import CASES as OF_ATTENTION

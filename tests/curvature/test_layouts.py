@@ -16,8 +16,8 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from hessblocks.curvature.groups.roles import UnknownRoleWarning, parameter_groups
 from hessblocks.curvature.products.operators import Hessian
+from tests.breadth import everyday
 from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
-from tests.curvature.breadth import everyday
 from tests.curvature.oracle import check_partition, dense
 
 CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}

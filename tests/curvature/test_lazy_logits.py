@@ -20,7 +20,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.losses import lazy_logits, loss_node
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CONTEXT, VOCABULARY, Case, padded_batches, stir, tokens
 from tests.curvature.live_bytes import LiveBytes
 from tests.curvature.oracle import Dense, dense

@@ -9,7 +9,7 @@ from torch import nn
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.errors import ArgumentError, RunError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")

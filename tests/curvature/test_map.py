@@ -26,7 +26,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.drawing.heatmap import ZERO, draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.estimates import Estimate
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 

@@ -17,7 +17,7 @@ from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError, RunError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import stir
 from tests.curvature.live_bytes import LiveBytes
 

@@ -9,7 +9,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators.hutchinson import frobenius_norm
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import dense
 

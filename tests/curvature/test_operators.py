@@ -16,7 +16,7 @@ from hessblocks.curvature.products.operators import Functional, Hessian, OuterPr
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import condition_number, solve
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 import hessblocks as hb
 from hessblocks.curvature import PaddingWarning
 from hessblocks.curvature.products import passes
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import stir
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hessblocks as hb
 from hessblocks.curvature import custom_groups
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 Made = tuple[nn.Module, Any, list[tuple[Any, Tensor]]]

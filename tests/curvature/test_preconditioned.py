@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, NAdam, Optimizer
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import (
     CONTEXT,
     VOCABULARY,
@@ -98,6 +98,7 @@ def test_a_group_has_its_own_block_also_of_a_fused_weight() -> None:
         assert found.value == pytest.approx(torch.linalg.eigvalsh(matrix)[-1].item(), rel=1e-8)
 
 
+@pytest.mark.slow
 def test_five_products_follow_a_training_and_say_how_far_they_are_off() -> None:
     sizes = {"depth": 1, "width": 4, "heads": 2, "mlp_width": 6}
     model = hb.build("sas-p", vocab_size=VOCABULARY, context=CONTEXT, **sizes)

@@ -26,7 +26,7 @@ from hessblocks.curvature.sampled.one_pass import signs
 from hessblocks.drawing import draw_heatmap
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.pairs import norms_from_pairs
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.live_bytes import LiveBytes
 from tests.curvature.oracle import Dense, dense

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import hessblocks as hb
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import LinearOperator
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 
 
 def problem(loss: Any = "classification", labels: Tensor | None = None) -> hb.Problem:

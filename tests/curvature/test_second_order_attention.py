@@ -16,7 +16,7 @@ import hessblocks as hb
 from hessblocks.curvature.attention import attend_twice, tiles, visibility
 from hessblocks.curvature.attention.visibility import Size, Visibility
 from hessblocks.errors import ArgumentError, HessblocksError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.live_bytes import LiveBytes
 
 SEQUENCES, HEADS, TOKENS, WIDTH = 2, 4, 7, 3

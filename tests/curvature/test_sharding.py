@@ -17,7 +17,7 @@ from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.curvature.sharding.exchange import Cut
 from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.sharded_processes import WAYS, WORK, estimates
 from tests.curvature.two_processes import in_two_processes
@@ -56,6 +56,7 @@ def test_two_processes_that_share_a_model_find_what_one_finds(found: Found, way:
         assert errors[what] < 1e-12, what
 
 
+@pytest.mark.slow
 def test_no_process_holds_the_model_or_a_vector(found: Found) -> None:
     own = found["own vectors"]
     assert own["error"] < 1e-12

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import hessblocks as hb
 from hessblocks.curvature import custom_groups
 from hessblocks.errors import HessblocksError
+from tests.breadth import everyday
 from tests.curvature.architectures import ARCHITECTURES, case_of
-from tests.curvature.breadth import everyday
 
 POINTS, WIDTH = 7, 5
 pytestmark = pytest.mark.filterwarnings(

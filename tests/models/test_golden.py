@@ -58,7 +58,7 @@ SETS = [
 
 @pytest.mark.slow
 @same_torch
-@pytest.mark.parametrize(("variable", "instructions"), SETS, ids="=".join)
+@pytest.mark.parametrize(("variable", "instructions"), SETS)
 def test_older_instruction_sets_give_the_same_curves(variable: str, instructions: str) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.models.golden", "--print"],

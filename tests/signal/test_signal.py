@@ -183,6 +183,7 @@ def deep(attention: Attention) -> Signal:
     return hessblocks.signal(model, batch(model, 2, 16), jacobian_steps=2, dense_limit=0)
 
 
+@pytest.mark.slow
 def test_plain_attention_without_skips_collapses_and_shaped_attention_does_not() -> None:
     plain, shaped = deep(Attention(**ORTHOGONAL)), deep(SHAPED)
     assert plain.inputs.token_similarity < 0.2

@@ -21,7 +21,7 @@ from hessblocks.blocks import (
 )
 from hessblocks.simplify import KINDS, Candidate, Place, candidates, edited, measure_removals
 from hessblocks.simplify.passes import Held, Pass
-from tests.curvature.breadth import everyday
+from tests.breadth import everyday
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
 
 # three seconds each: one with rotary positions, one with learned ones

@@ -20,9 +20,14 @@ from hessblocks.storage.files import refuse_links
 from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
+from tests.breadth import everyday
 from tests.training.helpers import ALONE, COMPARISON, files, listed_anew, numbers
 
-PICKLES = ("scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin")
+PICKLES = everyday(
+    ["scaler.pt", "rng_state.pth", "optimizer.pt", "scheduler.pt", "pytorch_model.bin"],
+    *("scaler.pt", "optimizer.pt", "pytorch_model.bin"),
+)
+"""The others are read as `optimizer.pt` is."""
 RUN = Path("runs", "pre-ln-seed0")
 
 

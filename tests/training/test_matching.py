@@ -182,6 +182,7 @@ def test_an_unknown_match_is_refused() -> None:
         ComparisonSettings(presets=("sas",), match="flop")
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_takes_more_presets_and_seeds(
     corpus: Corpus, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -233,6 +234,7 @@ def test_a_budget_with_a_cost_that_is_none_is_damaged(
         comparison.steps_of(MATCHED, corpus, RunFolder(tmp_path), Progress())
 
 
+@pytest.mark.slow
 def test_runs_of_an_edited_budget_of_time_are_refused(
     corpus: Corpus, tmp_path: Path, pace: list[str]
 ) -> None:

@@ -201,6 +201,7 @@ def test_a_block_without_gains_has_none_to_observe(corpus: Corpus, tmp_path: Pat
         compare(compared, corpus, tmp_path, Progress())
 
 
+@pytest.mark.slow
 def test_bf16_training_is_observed_in_float32(corpus: Corpus, tmp_path: Path) -> None:
     chosen = replace(settings(), training=replace(TRAINING, bf16=True))
     out = go(corpus, tmp_path / "out", chosen)

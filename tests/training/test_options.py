@@ -91,8 +91,8 @@ CASES = {
 }
 
 
-TOGETHER = {"muon", "width"}
-"""Every day these two are tried as one, `muon by width`."""
+TOGETHER = {"muon", "width", "momentum"}
+"""Every day the first two are tried as one, `muon by width`, and `sgd` has a momentum."""
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_bf16_leaves_weights_and_files_in_float32(corpus: Corpus, tmp_path: Path
 
 @pytest.mark.parametrize(
     "case",
-    ["accumulate", "muon", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "bf16"))],
+    ["muon", *(pytest.param(n, marks=pytest.mark.slow) for n in ("accumulate", "sgd", "bf16"))],
 )
 def test_a_killed_run_goes_on_with_the_same_digits(
     corpus: Corpus, tmp_path: Path, case: str

@@ -39,6 +39,7 @@ RUN = Path("runs", "pre-ln-seed0")
 WEIGHTS = RUN / "model" / "model.safetensors"
 
 
+@pytest.mark.slow
 def test_two_undisturbed_runs_give_the_same_digits(
     corpus: Corpus, undisturbed: Path, tmp_path: Path
 ) -> None:

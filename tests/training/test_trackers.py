@@ -81,6 +81,7 @@ class Wandb(ModuleType):
         self.run = None
 
 
+@pytest.mark.slow
 def test_each_run_of_a_comparison_is_one_of_wandb(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

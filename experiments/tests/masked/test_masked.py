@@ -132,6 +132,7 @@ def test_fine_tuning_learns_what_can_be_learnt_and_repeats(corpus: Corpus, topic
     assert score.validation + again.validation <= 1
 
 
+@pytest.mark.slow
 def test_labels_that_mean_nothing_give_chance(corpus: Corpus, topic: Task) -> None:
     """The planted fault: were test labels seen in training, this would score above chance."""
     draw = torch.Generator().manual_seed(0)

@@ -1,5 +1,6 @@
 """Name the blocks that the studies train: the presets and edits of them, from the fixed start."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,6 +55,7 @@ def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
     return blocks.with_start(VARIANTS[name](sizes), "fixed")
 
 
+@functools.cache
 def best_start(variant: str, width: int) -> float | None:
     """The standard deviation that the embeddings of a variant start best with.
 
