@@ -1,4 +1,4 @@
-"""Self-attention assembled from parts: softmax or linear, plain or shaped, any weight slots.
+"""Self-attention assembled from parts: softmax or linear scores, plain or shaped, any weights.
 
 Letters: B sequences, T queries, S keys, D width, H heads, G key-value heads, K head width.
 """
@@ -25,47 +25,48 @@ Cache = Callable[
     [Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]],
     tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]],
 ]
+"""Key-value cache: takes the keys and values of new tokens, returns those of all tokens so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(BlockPart, kind="attention"):
-    """Attention slot: how tokens are mixed."""
+    """Attention slot of a block: how tokens are mixed."""
 
     scores: str = one_of("softmax", "linear")
     """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves."""
     shaping: Shaping | None = None
-    """Gains of shaped attention, or None for A alone."""
+    """Gains of shaped attention; None: A alone."""
     query_key: str = one_of("two-matrix", "one-matrix")
     """two-matrix: X W_Q W_Kᵀ Xᵀ / sqrt(K); one-matrix: X W_QK Xᵀ, one W_QK a head, no scale."""
     query_key_norm: Norm = NoNorm()
     """Norm over each head's queries and keys."""
     query_norm: Norm | None = None
-    """Norm over each head's queries, where it differs from the keys'."""
+    """Norm over each head's queries; None: `query_key_norm`."""
     window: int | None = None
-    """Tokens that a token attends to, itself the last of them (Jiang et al., 2023, section 2);
-    None: all before it."""
+    """Sliding window: tokens that a token attends to, itself the last (Jiang et al., 2023, section
+    2); None: no window."""
     temperature: float = above_zero(1.0)
     """Divides the scores."""
     softcap: float | None = above_zero(None)
-    """c of the scores c tanh(score / c) (Gemma 2); None: as they are."""
+    """c of c tanh(score / c), which replaces each score (Gemma 2); None: no cap."""
     sink: Sink | None = None
-    """A further key of each head, with a trained score and no value (GPT-OSS)."""
+    """One more key per head, with a trained score and a value of zero (GPT-OSS); None: no sink."""
     query: Weight = Dense()
-    """W_Q, or W_QK where there is one matrix."""
+    """W_Q; W_QK where `query_key` is one-matrix."""
     key: Weight = Dense()
-    """W_K; keeps its default where there is one matrix."""
+    """W_K; absent, and left at its default, where `query_key` is one-matrix."""
     value: Weight = Dense()
     """W_V."""
     value_residual: Branch | None = None
-    """Sum of a later layer's values (its gain) and the first layer's (its skip); ResFormer."""
+    """Value residual (ResFormer): later layers use gain · own V + skip · the first layer's V."""
     first_value: Weight | None = None
-    """W_V of the first layer, where it differs."""
+    """W_V of the first layer; None: `value`."""
     projection: Weight = Dense()
     """The output projection."""
     gate: Weight | None = None
     """W_G: each head's output is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
     gate_per: str = one_of("entry", "head")
-    """Whether each entry of a head, or each head, has a gate of its own."""
+    """entry: one gate for each entry of a head's output; head: one for each head."""
 
     @property
     def resolved_query_norm(self) -> Norm:
@@ -84,7 +85,7 @@ class Attention(BlockPart, kind="attention"):
         layer: int,
         head_width: int | None = None,
     ) -> SelfAttention:
-        """Build the module of layer number `layer`, counted from 0."""
+        """Build the module of layer `layer`, from 0; by default `head_width` is width / heads."""
         return SelfAttention(self, width, heads, key_value_heads, layer, head_width)
 
 
@@ -103,7 +104,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.key_value_heads = key_value_heads
-        # transformers' kernels read it under this name
+        # attention functions of transformers read the attribute under this name
         self.num_key_value_groups: int = heads // key_value_heads
         self.head_width = head_width or width // heads
         self.linear = part.scores == "linear"
@@ -139,10 +140,10 @@ class SelfAttention(nn.Module):
             x: the sub-block's input, after its norm.
             context: masks, positions and the kernel.
             cache: takes the new keys and values, returns those of all tokens so far.
-            values: of all heads, in the place of those that are made of `x`.
+            values: values of all heads; None: computed from `x`.
 
         Returns:
-            What attention adds, before skip and gain.
+            Output of the sub-block, before skip and gain.
         """
         query, key, own = self._project(x, context.rotation, values)
         key, value = (key, own) if cache is None else cache(key, own)
@@ -153,10 +154,10 @@ class SelfAttention(nn.Module):
         return projected
 
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
-        """Compute the matrix on each head's values, before its gate: A, or αI + βA − γC.
+        """Compute the matrix that multiplies each head's values: A, or αI + βA − γC.
 
-        It is for looking at. It mixes an identity in the place of the values, and needs the tokens
-        × tokens buffer that `forward` does without.
+        It is for inspection: an identity takes the place of the values. A gate is left out. Memory
+        is tokens × tokens a head, which `forward` with a fused kernel never needs.
 
         Returns:
             The matrix of each head.
@@ -171,7 +172,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         query = self.query_norm(self._split(self.query(x), self.heads))
         if self.key is None:
-            key = self._split(self.key_norm(x), self.key_value_heads)  # the keys are the inputs
+            key = self._split(self.key_norm(x), self.key_value_heads)  # x itself is the key
         else:
             key = self.key_norm(self._split(self.key(x), self.key_value_heads))
         value = self._split(self.value(x) if values is None else values, self.key_value_heads)
@@ -182,7 +183,7 @@ class SelfAttention(nn.Module):
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
     ) -> Tensor:
-        """Mix A V or (αI + βA − γC) V; `own` holds the values of the queries' own tokens."""
+        """Compute A V or (αI + βA − γC) V; `own` holds the values of the query tokens alone."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
@@ -193,18 +194,18 @@ class SelfAttention(nn.Module):
         if plain and context.causal and value.shape[2] == query.shape[2]:
             return mix_causally(attended, own, gains, context.counting(own))
         if plain and (not context.causal or (query.shape[2] == 1 and context.mask is None)):
-            # a last token sees all keys
+            # every query sees the same keys, and so does a single last token
             allowed = None if context.causal else context.allowed
             middle = self._repeat(centre(value, causal=False, allowed=allowed))
-        else:  # A at zero scores, where a mask, a window, a bias or a sink says what it is
+        else:  # C depends on the mask, window, bias or sink: compute it as A at zero scores
             middle = self._attend(torch.zeros_like(query), key, value, context)
         return shape_attention(attended, own, middle, gains)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        if self.one_matrix:  # every head sees the whole input; split into heads it fits any cache
+        if self.one_matrix:  # join x, which a cache holds split into heads
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        # after a cache one query attends to all keys
+        # a single new token, after a cache, attends to all keys: no causal mask
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
         more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
@@ -216,6 +217,6 @@ class SelfAttention(nn.Module):
         return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)
 
     def _repeat(self, x: Tensor) -> Tensor:
-        """Repeat the values of each group for its query heads."""
+        """Repeat the values of each key-value head for its query heads."""
         groups: int = self.num_key_value_groups
         return x if groups == 1 else x.repeat_interleave(groups, dim=1)

@@ -1,4 +1,4 @@
-"""The answer in a few sentences, computed from the numbers."""
+"""Sentences at the head of a comparison: losses and evenness of curvature, from the numbers."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,38 +11,38 @@ from hessblocks.storage import FolderResults
 
 BASELINE = "pre-ln"
 SURE = 2.0
-"""Differences of fewer joint standard errors count as no difference."""
+"""Joint standard errors beyond which two values count as different."""
 LEAST = 0.0005
-"""Smallest difference in nats per token that is reported, to three decimals."""
+"""Smallest difference reported without an error, in nats per token: half of the third decimal."""
 SEVERAL = 4
-"""Up to so many blocks each one's number is named; of more, the baseline's and both extremes."""
+"""Most blocks whose ratios are all named; of more, the baseline, the least and the largest are."""
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
-    """Say what training gave each block, and whose curvature is more even, before and after.
+    """Say which loss each block reached, and whose curvature is more even, before and after.
 
-    The baseline is pre-ln, or the first block where pre-ln was not compared. Two values differ
-    when they are more than two joint standard errors apart; of one seed those are errors of the
-    estimate. Speed is left to the table: blocks that are timed one after the other differ by what
-    the machine does meanwhile.
+    The baseline is pre-ln, or the first measured block if pre-ln has no results. Two values differ
+    if they are more than two joint standard errors apart. These are errors over seeds; with one
+    seed, of the curvature estimates. Speed is not compared: blocks timed one after another also
+    differ by what else the machine did.
 
     Args:
-        results: a run folder, or its comparison.
+        results: results of a run folder, or their comparison.
 
     Returns:
-        A sentence each; one that says so where nothing is measured yet.
+        Sentences; a single one if nothing is measured yet.
     """
     return sentences(compare_results(results))
 
 
 def sentences(found: Comparison) -> tuple[str, ...]:
-    """Say what `headline` says of a comparison."""
+    """Write the sentences of `headline` for a comparison."""
     rows = found.rows
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     told = (
         *_losses(rows, base, of_steps=found.match == "steps"),
-        *_below_pairs(rows, found.results.reference),
+        *_above_bigrams(rows, found.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
         *_diverged(rows),
@@ -76,8 +76,8 @@ def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow, *, of_steps: boo
     yield f"{after} {loss}{others}."
 
 
-def _below_pairs(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
-    """Name the blocks that end above the table of pairs, and so have learnt little of context."""
+def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
+    """Name the blocks whose loss ends above `table`, that of a bigram table on the same text."""
     lost = [
         row.preset
         for row in rows

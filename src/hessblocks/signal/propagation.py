@@ -1,4 +1,4 @@
-"""Signal propagation: one look at every layer of a model on one batch."""
+"""Signal propagation: measure every layer of a model on one batch."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 COLUMNS = ("layer", "quantity", "role", "value", "method")
 """Columns of the rows."""
 OF_ATTENTION = ("attention_entropy", "largest_logit", "second_moment", "spectral_gap")
-"""Quantities of a layer that may be None."""
+"""Quantities of a layer's attention; each may be None."""
 WHOLE = "singular values need the whole matrix, which hessblocks' attention alone gives"
-"""Why there is no spectral gap."""
+"""Reason that stands in a row without a spectral gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,30 +45,30 @@ class LayerSignal:
     tokens: TokenSignal
     """Signal of the layer's output."""
     heads: tuple[HeadSignal, ...]
-    """Attention, head by head; empty where it cannot be looked into."""
+    """Attention of each head; empty where it cannot be measured."""
     spectral_gap: float | None
-    """1 − s₂/s₁ of the attention's singular values; None without a method `matrix`."""
+    """1 − s₂/s₁ of the attention matrix, by singular values; None without a method `matrix`."""
     reason: str
-    """Why numbers of heads are None; empty where none is."""
+    """Reason why values of the heads are None; empty where none is None."""
     jacobian: Conditioning | None
-    """Singular values of the layer's Jacobian on the first sequence; None where not asked for."""
+    """Singular values of the layer's Jacobian on the first sequence; None with 0 steps."""
     gradient_norms: Mapping[str, float]
-    """Norm of the loss gradient by role; empty where the batch has no labels."""
+    """Norm of the loss gradient by parameter role; empty where the batch has no labels."""
 
     @property
     def attention_entropy(self) -> float | None:
-        """Mean entropy of a token's attention row, nats; of its absolute weights where shaped."""
+        """Mean entropy of a token's attention row, nats; shaped attention: of absolute weights."""
         return fmean(head.entropy for head in self.heads) if self.heads else None
 
     @property
     def largest_logit(self) -> float | None:
         """Largest absolute attention logit of all heads, before mask and softmax."""
         found = torch.tensor(self._of_heads("largest_logit"), dtype=torch.float64)
-        return float(found.max()) if len(found) else None  # of Python's max NaN may be lost
+        return float(found.max()) if len(found) else None  # Python's max may drop a NaN
 
     @property
     def second_moment(self) -> float | None:
-        """Mean of tr M_2 over tokens and heads; 0: queries and keys have no curvature."""
+        """Mean of tr M_2 over tokens and heads; at 0, queries and keys have no curvature."""
         found = self._of_heads("second_moment")
         return fmean(found) if found else None
 
@@ -87,10 +87,10 @@ class Signal(Tabular):
     """Every layer, in order."""
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """List per value a row: layer (empty for inputs), quantity, role, value, method.
+        """List a row for each value: layer (empty for inputs), quantity, role, value, method.
 
-        What cannot be measured has the value None, and the reason as its method. Values of single
-        heads have the head as their role.
+        Where a value could not be measured it is None, and `method` holds the reason. `role` names
+        the head where a value is of one head.
 
         Returns:
             All rows, layer by layer.
@@ -100,7 +100,7 @@ class Signal(Tabular):
         return [dict(zip(COLUMNS, row, strict=True)) for row in (*inputs, *layers)]
 
     def __str__(self) -> str:
-        """Print how alike the tokens are, before the first layer and after the last."""
+        """Say how similar the tokens are before the first layer and after the last."""
         first, last = self.inputs.token_similarity, self.layers[-1].tokens.token_similarity
         return (
             f"signal through {len(self.layers)} layers: similarity of tokens {first:.3g} at the "
@@ -108,7 +108,7 @@ class Signal(Tabular):
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Plot the similarity of tokens along depth; 1 is rank collapse.
+        """Plot the mean cosine between tokens along depth; 1 is rank collapse.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -145,25 +145,27 @@ def propagate(
     """Measure signal propagation at every layer of a model.
 
     Args:
-        model: a model of this library, or any whose layers stand in a `torch.nn.ModuleList` and
-            take (sequences, tokens, width) first. Attention is looked into, head by head, where it
-            goes through the attention functions of transformers, whichever is set; its spectral gap
-            where it has a method `matrix(x, context)`, as this library's has.
+        model: a model of this library, or any model whose layers stand in a `torch.nn.ModuleList`
+            and take vectors (sequences, tokens, width) as their first argument. Heads are measured
+            where attention calls an attention function of transformers. The spectral gap needs a
+            method `matrix(x, context)`, which only this library's attention has.
         batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms
             are measured too.
-        jacobian_steps: products with each layer's Jacobian (JVP and VJP) for its condition number,
-            on the first sequence; 0 leaves it out.
-        dense_limit: tokens × width up to which the Jacobian is built instead, and the number exact.
+        jacobian_steps: products with each layer's Jacobian (JVP and VJP) for a lower bound of its
+            condition number, on the first sequence; 0: no condition number.
+        dense_limit: largest tokens × width at which the Jacobian is built instead, for the exact
+            condition number.
 
     Returns:
         The measured values; the model, its gradients and its mode stay as they were.
 
     Raises:
-        ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two tokens.
+        ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two unpadded
+            tokens.
 
-    Cost: one pass forward (and backward, with labels); attention again in double precision, by
-        tiles of queries, with the layer's vectors beside the values. For `matrix` tokens × tokens
-        buffers of one layer and their singular values; for the Jacobians a copy of the model in
+    Cost: one forward pass (and one backward pass with labels). Attention is computed again in
+        double precision, by tiles of queries. The spectral gap takes the tokens × tokens matrices
+        of one layer at a time and their singular values. The Jacobians take a copy of the model in
         double precision.
     """
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
@@ -202,7 +204,7 @@ def propagate(
 
 
 def _stream(layer: Any, vectors: Tensor) -> Tensor:
-    """Cut x off what a layer of ours carries besides: the embedding, the first layer's values."""
+    """Drop what a layer of this library carries beside x: embedding, first layer's values."""
     return layer.split(vectors)["x"] if hasattr(layer, "carried") else vectors
 
 
@@ -218,7 +220,16 @@ def _attention(layer: nn.Module) -> nn.Module | None:
 
 
 def _mixing(call: Call | None, seen: tuple[HeadSignal, ...] | str, real: Tensor) -> dict[str, Any]:
-    """Collect what is known of a layer's attention; `seen` is its softmax alone."""
+    """Collect the fields of a `LayerSignal` about attention.
+
+    Args:
+        call: call of an attention with a method `matrix`; None where there is none.
+        seen: heads of its softmax, or the reason why they could not be measured.
+        real: False at padding.
+
+    Returns:
+        `heads`, `spectral_gap` and `reason`.
+    """
     heads, reason = ((), seen) if isinstance(seen, str) else (seen, "")
     if any(head.second_moment is None for head in heads):
         reason = "its keys are made of other vectors than its input"
@@ -243,7 +254,7 @@ def _jacobians(
         return [None] * len(layers_of(model))
     double: Any = copy.deepcopy(model).double()
     if hasattr(double, "config"):
-        double.config.use_cache = False  # a layer that is called again must not find its first keys
+        double.config.use_cache = False  # a second call must not find the first call's keys
     kept = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
     first = {name: inputs[name][:1, real[0]] for name in kept}
     with torch.no_grad():

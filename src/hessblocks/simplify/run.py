@@ -29,9 +29,9 @@ from hessblocks.training import claimed, resolve_device
 SHOWN = 60
 """Removals in summary.json and on the page, the cheapest first; removals.csv has them all."""
 FREE = ("save", "samples", "steps", "towards", "learning_rate", "batch")
-"""Settings that may change from call to call in one folder: they leave what was measured alone."""
+"""Settings that later calls in the same folder may change: no measured removal depends on them."""
 PARTS = (0.8, 0.9)
-"""Shares of the text at which that of fitting and healing ends, and that of choosing."""
+"""Shares of the text at which the part for fitting and healing, and that for choosing, ends."""
 
 
 def simplify_model(
@@ -44,34 +44,36 @@ def simplify_model(
     finish: Callable[[Path], object] | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Price every removal, take the cheapest until enough is saved, heal, and judge.
+    """Measure every removal, make the cheapest until enough is saved, heal, and judge the result.
 
-    The text is cut in three: weights are refitted and healed on its first four fifths, removals are
-    chosen on the next tenth, and the result is judged on the last, which nothing was chosen by.
+    The text is cut in three. Weights are refitted and healed on its first four fifths. Removals are
+    measured and chosen on the next tenth. The result is judged on the last tenth, which no choice
+    depended on.
 
     Args:
         source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
             Face cache.
         data: file or folder of text.
-        out: run folder, new or of a call with the same model, text, kinds and windows;
-            runs/simplify-MODEL by default.
+        out: run folder, `runs/simplify-MODEL` by default. It is new, or holds an earlier call with
+            the same model, text, kinds and windows.
         device: cpu, cuda or auto.
-        progress: told what is going on.
-        finish: given the folder when all is done.
-        **given: of `hessblocks.settings.SimplifySettings`, such as `save=0.15, steps=200`.
+        progress: told which stage runs, and how far it is.
+        finish: called with the folder at the end, as to write its page.
+        **given: fields of `hessblocks.settings.SimplifySettings`, such as `save=0.15, steps=200`.
 
     Returns:
-        What summary.json then holds.
+        The content of summary.json, and the folder as `out`.
 
     Raises:
-        ArgumentError: settings, a model or a text that do not fit, more to save than can go, or
-            another run in `out`.
-        RunError: damaged files, numbers that are not finite, or `out` cannot be written.
+        ArgumentError: a setting out of range, a model that cannot be simplified, a text too short,
+            a `save` above what can be removed, or another run in `out`.
+        RunError: a file is damaged, a number is not finite, or `out` cannot be written.
 
     Cost:
-        That of `measure_removals`, some further measurements a step, and the healing. Measured
-        layers and steps are kept: the same call goes on, and one with another target, healing or
-        number of samples needs no new table. A healing that was interrupted begins again.
+        That of `measure_removals`, some further measurements for each step of the plan, and the
+        healing. The folder keeps measured layers and the steps of the plan, so the same call
+        resumes. A call with another `save`, healing or `samples` measures no removal again. An
+        interrupted healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     check_kinds(settings.kinds)
@@ -125,28 +127,30 @@ def simplify_model(
 def text_parts(
     model: Any, tokenizer: Any, texts: Sequence[Any], settings: SimplifySettings
 ) -> tuple[Int[Tensor, "_ tokens"], ...]:
-    """Draw windows to fit on, to choose by, to judge by, and all windows to heal on.
+    """Draw the windows that a simplification fits, chooses, judges and heals on.
 
     Args:
-        model: on whose device they shall be.
-        tokenizer: its own.
+        model: model that reads the windows; they are moved to its device.
+        tokenizer: the model's tokenizer.
         texts: documents, as `hessblocks.data.documents_of` reads them.
-        settings: how many windows, and how long.
+        settings: numbers and length of the windows, and the seed.
 
     Returns:
-        The four.
+        Token ids of four sets of windows: to fit weights, to choose removals, to judge the result,
+        and to heal. The last are all windows of the part that the first are drawn from.
 
     Raises:
-        ArgumentError: no tokenizer, windows longer than the context, or a text of fewer windows.
+        ArgumentError: no tokenizer, one with tokens beyond the model's vocabulary, windows longer
+            than the context, or a text of too few windows.
     """
     if tokenizer is None:
-        raise ArgumentError("MODEL: it has no tokenizer beside it; save it into the folder.")
+        raise ArgumentError("MODEL: no tokenizer beside it; save the tokenizer into its folder.")
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = encoded(tokenizer, texts)
     if len(ids) and ids.max() >= model.config.vocab_size:
-        raise ArgumentError("MODEL: its tokenizer gives tokens that it does not know.")
+        raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
     ends = [int(share * len(ids)) for share in PARTS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]], ids[ends[1] :])
     first, *others = (Windows(part, settings.tokens) for part in parts)
@@ -173,7 +177,7 @@ def _healed(
     folder: Path,
     tokenizer: Any,
 ) -> dict[str, Any]:
-    """Heal, judge on the last tenth of the text, and write the model."""
+    """Heal the model of a plan, judge it on the last tenth of the text, and write it."""
     judge, start = Held(original, judged), time.perf_counter()
     teacher = original if settings.towards == "logits" else None
     healed: Any = heal(

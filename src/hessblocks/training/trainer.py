@@ -1,4 +1,4 @@
-"""Train with transformers: stop at a loss that is no number, go on digit for digit."""
+"""Trainers on transformers: they stop at a loss that is not finite, and resume bit for bit."""
 
 import itertools
 import math
@@ -32,19 +32,20 @@ from hessblocks.training.folder import writing
 from hessblocks.training.optimisers import optimiser_of
 
 MASK_SHARE = 0.15
-"""Share of the tokens that a masked language model is asked for (Devlin et al., 2019)."""
+"""Share of the tokens that a masked language model has to predict (Devlin et al., 2019)."""
 Masking = Callable[[Iterable[Example]], dict[str, Any]]
-"""From windows of tokens to a batch with some of them masked."""
+"""Function from windows to a batch, in which some tokens are masked and have labels."""
 
 
 class GuardedTrainer(Trainer):
-    """Trainer that prints nothing, decays matrices and embeddings alone, and saves whole or not.
+    """Trainer that prints nothing, and removes a checkpoint that it cannot write whole.
 
-    Training ends before an update whose loss or gradient is not finite; `divergence` then says
-    where.
+    Weight decay acts on matrices and embeddings only. Training ends before an update whose loss or
+    gradient is not finite.
     """
 
     divergence: Divergence | None = None
+    """First quantity that was not finite; None while all are."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -52,13 +53,13 @@ class GuardedTrainer(Trainer):
         self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Name matrices and embeddings: gains, norms and biases have fewer than two axes."""
+        """Name the parameters with two axes or more: gains, norms and biases do not decay."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Pass forward and backward; keep input and output until the update is made."""
+        """Pass forward and backward; keep batch and loss until the update is checked."""
         with single_products(step_products(self.args.device.type, bf16=self.args.bf16)):
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
@@ -70,7 +71,7 @@ class GuardedTrainer(Trainer):
         if ranks.any_of(not finite):
             self.divergence = self._locate()
             self.control.should_training_stop = True
-            model.zero_grad(set_to_none=True)  # what has no gradient is not updated
+            model.zero_grad(set_to_none=True)  # without gradients nothing is updated
         self._passes.clear()
         return norm
 
@@ -102,7 +103,7 @@ class GuardedTrainer(Trainer):
             ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: only float16 has a scaler, and no training here is in float16."""
+        """Do nothing: a scaler is for float16, in which nothing is trained here."""
 
 
 def step_products(device: str, *, bf16: bool) -> str:
@@ -110,10 +111,10 @@ def step_products(device: str, *, bf16: bool) -> str:
 
     Args:
         device: cpu or cuda.
-        bf16: whether bfloat16 is asked for.
+        bf16: whether training uses bfloat16.
 
     Returns:
-        bfloat16, tf32 (float32 with 10 bits of fraction) or float32.
+        `bfloat16`, `tf32` (float32 with 10 bits of fraction) or `float32`.
     """
     if bf16:
         return "bfloat16"
@@ -122,9 +123,9 @@ def step_products(device: str, *, bf16: bool) -> str:
 
 @contextmanager
 def single_products(precision: str) -> Iterator[None]:
-    """Let products of float32 matrices on CUDA be in TF32 inside, where `precision` says so.
+    """Compute products of float32 matrices on CUDA in TF32 inside, if `precision` is `tf32`.
 
-    Outside, where losses are held out and curvature is measured, they stay in float32.
+    Held-out losses and curvature are computed outside, in float32.
     """
     matmul: Any = torch.backends.cuda.matmul
     before = matmul.fp32_precision
@@ -138,12 +139,14 @@ def single_products(precision: str) -> Iterator[None]:
 def quiet_arguments(
     folder: AnyPath, device: str, report_to: str = "none", **given: Any
 ) -> TrainingArguments:
-    """Make quiet arguments, one device per process; logging and saving are left to a recorder.
+    """Make arguments with which the Trainer prints, logs and saves nothing by itself.
+
+    A recorder logs and saves instead. Each process uses one device.
 
     Args:
         folder: folder of the checkpoints.
         device: cpu or cuda.
-        report_to: tracker that transformers hands the log to.
+        report_to: experiment tracker of transformers that gets the log, such as `tensorboard`.
         **given: further fields of `transformers.TrainingArguments`.
 
     Returns:
@@ -164,15 +167,15 @@ def quiet_arguments(
         report_to=report_to,
         **given,
     )
-    made.mixed_precision = "bf16" if made.bf16 else "no"  # not what the environment asks for
-    made._n_gpu = min(made.n_gpu, 1)  # several would multiply the batch
+    made.mixed_precision = "bf16" if made.bf16 else "no"  # whatever ACCELERATE_MIXED_PRECISION is
+    made._n_gpu = min(made.n_gpu, 1)  # each further GPU would multiply the batch
     return made
 
 
 class ShuffledPasses(Sampler[int]):
-    """Sampler of `count` indices: one shuffled pass after another, each in its own order.
+    """Sampler of `count` indices: passes over the data, each in a random order of its own.
 
-    A function of seed and position alone, so that it can go on anywhere.
+    An index depends on the seed and its position only, so that a run can resume anywhere.
     """
 
     def __init__(self, data: Sized, count: int, seed: int) -> None:
@@ -192,7 +195,7 @@ class ShuffledPasses(Sampler[int]):
 
 
 class RunTrainer(GuardedTrainer):
-    """Trainer whose order of data depends on seed and step alone."""
+    """Trainer whose order of data depends on the seed and the step only."""
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         windows = cast(Windows, self.train_dataset)
@@ -203,15 +206,15 @@ class RunTrainer(GuardedTrainer):
 
 
 class MaskedRunTrainer(RunTrainer):
-    """Trainer of a run whose tokens are masked; each masked token counts alike in a loss."""
+    """Trainer of a masked language model; a held-out loss is a mean over all masked tokens."""
 
     masks: Masking
-    """Hides tokens of the training windows; held-out windows come masked."""
+    """Masks the training windows at each step; held-out windows are masked beforehand."""
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Mask as seed and step say, so that a run that goes on has the masks of a whole one."""
+        """Mask by seed and step, so that a resumed run has the masks of an uninterrupted one."""
         arguments, step = self.args, self.state.global_step
         place = (arguments.seed, step, len(self._passes), arguments.process_index)
         with torch.random.fork_rng(devices=[]):
@@ -221,26 +224,26 @@ class MaskedRunTrainer(RunTrainer):
 
     @cached_property
     def _share(self) -> float:
-        """Share of the held-out tokens that are asked for."""
+        """Share of the held-out tokens that have a label."""
         windows = cast(list[Example], self.eval_dataset)
         return float(torch.stack([one["labels"] >= 0 for one in windows]).double().mean())
 
     def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
-        """Weigh the mean of a batch by how many of its tokens are asked for."""
+        """Weigh the mean loss of a batch by its number of labels: the Trainer averages batches."""
         loss, *others = super().prediction_step(model, inputs, *given, **named)
         share = float((inputs["labels"] >= 0).double().mean())
         return (None if loss is None else loss * share / self._share, *others)
 
 
 def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
-    """Make the corpus' encoding what Hugging Face's collators and models want.
+    """Wrap the tokenizer of a corpus for the collators and models of Hugging Face.
 
     Args:
-        corpus: of any task.
+        corpus: corpus for any task.
         context: longest sequence, in tokens.
 
     Returns:
-        The tokeniser, with a mask where the corpus has one.
+        The tokenizer, with a mask and a padding token where the corpus has them.
     """
     known = {"mask_token": MASK, "pad_token": PADDING}
     own = {
@@ -254,16 +257,16 @@ def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
 def masking(corpus: Corpus, context: int, share: float = MASK_SHARE) -> Masking:
     """Make the collator of a masked language model.
 
-    Of the tokens that are to be told 80 % are masked, 10 % replaced and 10 % left (Devlin et al.,
-    2019).
+    Of the tokens to predict, 80 % are masked, 10 % replaced by a random token and 10 % left as they
+    are (Devlin et al., 2019).
 
     Args:
-        corpus: with a token for what is masked.
+        corpus: corpus whose vocabulary has a mask token.
         context: longest sequence, in tokens.
-        share: of the tokens that are to be told.
+        share: share of the tokens to predict.
 
     Returns:
-        From windows to a batch, masked anew each time from torch's random state.
+        A function from windows to a batch. Each call draws other masks, from torch's random state.
     """
     masks = DataCollatorForLanguageModeling(tokenizer_of(corpus, context), mlm_probability=share)
     return partial(_masked, masks)
@@ -275,14 +278,14 @@ def _masked(masks: DataCollatorForLanguageModeling, examples: Iterable[Example])
 
 
 def masked_once(windows: Subset[Example], masks: Masking) -> list[Example]:
-    """Mask held-out windows alike for every block, seed and step.
+    """Mask held-out windows once, the same for every block, seed and step.
 
     Args:
-        windows: of tokens.
-        masks: as `masking` makes it.
+        windows: windows of tokens.
+        masks: collator, as `masking` makes it.
 
     Returns:
-        Tokens as the model sees them, and as labels those that it is asked for; −100 elsewhere.
+        For each window the masked tokens, and as labels the tokens to predict, −100 elsewhere.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -296,20 +299,20 @@ def masked_once(windows: Subset[Example], masks: Masking) -> list[Example]:
 def make_trainer(
     model: PreTrainedModel, settings: RunSettings, corpus: Corpus, folder: AnyPath
 ) -> RunTrainer:
-    """Make a trainer that is ready to train, with a recorder or without.
+    """Make the trainer of a run; it has no recorder yet.
 
     Args:
         model: freshly initialised.
         settings: settings of the run.
-        corpus: what to train on and what to hold out.
+        corpus: text to train on, and held-out text.
         folder: folder of the checkpoints.
 
     Returns:
         The trainer.
 
     Raises:
-        ArgumentError: the corpus is smaller than one window, or an update cannot be shared out
-            evenly.
+        ArgumentError: the corpus is smaller than one window, or the sequences of an update cannot
+            be divided evenly among processes and accumulated passes.
     """
     windows: Any = held_out(corpus, settings)
     kind = RunTrainer
@@ -325,8 +328,8 @@ def make_trainer(
     if isinstance(trainer, MaskedRunTrainer):
         trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
-    trainer.model_accepts_loss_kwargs = False  # mean over the batch's own predictions
-    model.config.use_cache = True  # the Trainer turns it off, also in the model that is saved
+    trainer.model_accepts_loss_kwargs = False  # a loss is a mean over its own batch only
+    model.config.use_cache = True  # the Trainer turns it off, and would save it so
     return trainer
 
 
@@ -334,7 +337,7 @@ def held_out(corpus: Corpus, settings: SharedSettings) -> Subset[Example]:
     """Choose the windows of each validation loss, spread evenly over the split.
 
     Args:
-        corpus: that is held out from.
+        corpus: corpus with a validation split.
         settings: settings of the run.
 
     Returns:
@@ -348,7 +351,7 @@ def held_out(corpus: Corpus, settings: SharedSettings) -> Subset[Example]:
 
 
 def spread(size: int, count: int) -> list[int]:
-    """Spread `count` indices evenly over `size` (all of them where there are fewer)."""
+    """Choose `count` of `size` indices, spread evenly; all of them if `size` is smaller."""
     count = min(size, count)
     return [index * size // count for index in range(count)]
 
@@ -356,19 +359,20 @@ def spread(size: int, count: int) -> list[int]:
 def run_arguments(
     settings: RunSettings, folder: AnyPath, sequences: int, **more: Any
 ) -> TrainingArguments:
-    """Translate the settings of a run into the words of `transformers`.
+    """Translate the settings of a run into arguments of transformers.
 
     Args:
         settings: settings of the run.
         folder: folder of the checkpoints.
-        sequences: sequences of each validation loss.
+        sequences: number of sequences of each validation loss.
         **more: further fields of `transformers.TrainingArguments`.
 
     Returns:
         Arguments for a `GuardedTrainer`.
 
     Raises:
-        ArgumentError: an update cannot be shared out evenly.
+        ArgumentError: the sequences of an update cannot be divided evenly among processes and
+            accumulated passes.
     """
     training = settings.training
     each = training.sequences_each(ranks.count())
@@ -387,7 +391,7 @@ def run_arguments(
 
 
 def _evaluation_batch(sequences: int, most: int) -> int:
-    """Choose the sequences of a pass: several processes have equally many, and none twice."""
+    """Choose the batch of an evaluation pass, one that fills all processes without repetitions."""
     if ranks.count() == 1:
         return most
     shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]

@@ -1,4 +1,4 @@
-"""Choose bits for each weight: the convex hull of cost against size, the most useful step first."""
+"""Choose bits for each weight: greedy steps along convex hulls of cost against bits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ TENSORS = {
     "mlp.dense_h_to_4h": "ffn_up",
     "mlp.dense_4h_to_h": "ffn_down",
 }
-"""Modules of a layer of Llama, Mistral, Qwen and GPT-NeoX, and llama.cpp's names of their
-weights."""
+"""Module of a layer of Llama, Mistral, Qwen or GPT-NeoX → llama.cpp's name of its weight."""
 TYPES = (
     (2, "q2_k", 256),
     (3, "q3_k", 256),
@@ -43,23 +42,23 @@ TYPES = (
     (8, "q8_0", 32),
     (16, "f16", 1),
 )
-"""Types of llama.cpp by bits, with the entries of a row that they take together; {} is 0 for
-symmetric rounding, 1 for that between both ends of a block."""
+"""llama.cpp's types: bits, name, and entries of a row in one block. {} is 0 for symmetric rounding,
+1 for rounding between the smallest and the largest entry of a block."""
 MODULE = re.compile(r"(?:^|(?<!coder)\.)layers\.(\d+)\.(.+)\.weight$")
-"""Pattern of a weight's name; layers of an encoder or decoder have other tensors."""
+"""Pattern of a weight's name; not below `encoder.` or `decoder.`, which have other tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Allocation(Tabular):
-    """Bits of each place."""
+    """Bits chosen for each place, a weight or a group."""
 
     rows_alone = True
     choices: tuple[Price, ...]
     """The chosen change of each place."""
     total: Price
-    """All of them together: forecast, mean bits, and whether the quadratic is trusted there."""
+    """Price of all choices made together: forecast, mean bits, whether the quadratic is trusted."""
     lines: tuple[str, ...]
-    """What `tensor_types` says of each place; empty where llama.cpp has no name for it."""
+    """Line of `tensor_types` for each place; empty where llama.cpp has no name for it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,17 +68,17 @@ class Allocation(Tabular):
     def tensor_types(self) -> list[str]:
         """Write the lines that `llama-quantize --tensor-type` reads, such as `blk.0.attn_q=q4_0`.
 
-        llama.cpp has no other types than its own: each weight gets the smallest that has at least
-        its bits and whose blocks fit its rows.
+        llama.cpp offers fixed types only. Each weight gets the smallest type with at least the
+        chosen bits whose blocks divide the weight's rows.
 
         Returns:
-            Lines, without those of weights that llama.cpp has no name for here, and of parts of
-            weights, since a tensor has one type.
+            A line for each weight. Two kinds have none: weights without a name in `TENSORS`, and
+            weights of which only a part is rounded, since llama.cpp gives a whole tensor one type.
         """
         return [line for line in self.lines if line]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return place, bits, size and forecast with its error, and llama.cpp's type."""
+        """Return for each place its bits, size, forecast with error, and llama.cpp's type."""
         return [
             {
                 "place": price.place,
@@ -125,21 +124,26 @@ class Allocation(Tabular):
 def allocate(
     prices: Sequence[Price], *, bits: float | None = None, nats: float | None = None
 ) -> tuple[Price, ...]:
-    """Choose a price for each place.
+    """Choose one price, and so a number of bits, for each place.
 
-    All begin at their fewest bits. Steps are taken in the order of what they save an entry's bit,
-    until the budget ends: what a larger budget takes holds what a smaller one does.
+    Every place begins at the fewest bits that were priced for it. Its steps to more bits follow the
+    convex hull of its forecasts. The steps of all places are sorted by the nats that they save per
+    bit of storage, the most first. They end before the first step that would exceed `bits`, or
+    after the first that reaches `nats`. So a larger budget of bits adds steps, and drops none.
 
     Args:
-        prices: prices of changes that round, several for a place.
-        bits: mean over entries at most.
-        nats: sum of the forecasts at most.
+        prices: prices of changes that round, several for each place.
+        bits: largest mean of bits over all entries.
+        nats: largest sum of forecasts, in nats per token; a forecast below 0 counts as 0.
 
     Returns:
-        The choices, place by place.
+        The chosen price of each place.
 
     Raises:
-        ArgumentError: both or neither, nothing that rounds, or a budget out of reach.
+        ArgumentError: both or neither of `bits` and `nats`, no prices, `bits` below the fewest that
+            were priced, or `nats` below the least that the prices reach.
+
+    Source: Everett (1963).
     """
     budgets = [budget for budget in (bits, nats) if budget is not None]
     if len(budgets) != 1 or math.isnan(budgets[0]):
@@ -177,7 +181,7 @@ def _cost(price: Price) -> float:
 
 
 def _hull(prices: Sequence[Price]) -> Iterator[Price]:
-    """Find the lower convex hull of cost against bits, the fewest bits first."""
+    """Yield the lower convex hull of cost against bits, from the fewest bits on."""
     here = min(prices, key=lambda price: (price.bits or 0, _cost(price)))
     while True:
         yield here
@@ -188,19 +192,20 @@ def _hull(prices: Sequence[Price]) -> Iterator[Price]:
 
 
 def _gain(a: Price, b: Price) -> float:
-    """Compute the nats that a step from a to b saves per bit of an entry."""
+    """Compute the nats that a step from a to b saves, over the bits that it adds to all entries."""
     return (_cost(a) - _cost(b)) / (((b.bits or 0) - (a.bits or 0)) * b.size)
 
 
 def tensor_type(change: Change, entries: Mapping[str, int]) -> str:
-    """Write name and type of a weight for llama.cpp.
+    """Write name and type of one weight for llama.cpp.
 
     Args:
-        change: rounds it.
-        entries: number of entries of each parameter.
+        change: change that rounds the weight.
+        entries: number of entries of each parameter, by name.
 
     Returns:
-        The line; empty where llama.cpp has no name for it, or a part of it alone is rounded.
+        A line such as `blk.0.attn_q=q4_0`. It is empty where llama.cpp has no name for the weight,
+        or where only a part of the weight is rounded.
     """
     names = list(change.new)
     found = MODULE.search(names[0]) if len(names) == 1 else None

@@ -1,4 +1,4 @@
-"""Hessian-vector and Gauss-Newton (GGN) products as linear operators, and the groups they take.
+"""Hessian-vector and Gauss-Newton (GGN) products as linear operators between parameter groups.
 
 Letters: N columns.
 """
@@ -23,9 +23,14 @@ _ONE_OF_SEVERAL = (
 
 
 class CurvatureOperator(LinearOperator):
-    """Matvec of one part of the Hessian between two groups; nothing is assembled."""
+    """Block of H, H_o or H_f between two parameter groups, as a linear operator without a matrix.
+
+    Cost: about a gradient of the loss to build the graph, then for each vector 1.4 (H_o) to 1.7 (H)
+    gradients; docs/products.md has the measurements.
+    """
 
     part: ClassVar[Part]
+    """Part of the Hessian: `full` (H), `outer` (H_o) or `functional` (H_f)."""
 
     def __init__(
         self,
@@ -39,14 +44,15 @@ class CurvatureOperator(LinearOperator):
 
         Args:
             problem: model, batches and loss.
-            group: rows and columns of a square block; without any group, all trainable parameters
-                in the order of `model.named_parameters()`.
-            rows: rows of a block between two groups; only without `group`.
-            columns: its columns.
+            group: group of both the rows and the columns; without any group, all trainable
+                parameters in the order of `model.named_parameters()`.
+            rows: group of the rows, for a block between two groups; needs `columns`, and no
+                `group`.
+            columns: group of the columns; needs `rows`.
 
         Raises:
-            ArgumentError: `group` beside `rows` or `columns`, one of these two alone, or a group
-                that is not of this problem's model.
+            ArgumentError: `group` together with `rows` or `columns`, one of these two without the
+                other, or a group that does not fit the problem's model.
         """
         check_problem(problem)
         if group is rows is columns is None:
@@ -94,11 +100,11 @@ class CurvatureOperator(LinearOperator):
             vector: (N,), such as `extreme_eigenvalues(operator).vectors[:, 0]`.
 
         Returns:
-            By parameter name, those of the group; a parameter that is partly in the group is zero
-            outside of it. Memory may be shared with `vector`.
+            A tensor in the parameter's shape for each parameter of the columns' group, by name.
+            Entries outside the group are zero. Memory may be shared with `vector`.
 
         Raises:
-            ArgumentError: another shape.
+            ArgumentError: `vector` is no tensor of shape (N,).
         """
         if not isinstance(vector, Tensor) or tuple(vector.shape) != self.shape[1:]:
             raise ArgumentError(
@@ -120,7 +126,8 @@ class CurvatureOperator(LinearOperator):
         return self._apply(columns, self._columns, self._rows)
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
-        for group in (into, out_of):  # parameters may have been frozen since
+        # parameters may have been frozen since the operator was made
+        for group in (into, out_of):
             check_group(self._problem, group)
         block = Block(rows=into, columns=out_of, parts=[self.part])
         return total_products(self._problem, columns.T, block)[self.part].T
@@ -152,7 +159,7 @@ def _of_a_problem(problem: Problem) -> LinearOperator:
 class OuterProduct(CurvatureOperator):
     """Gauss-Newton (GGN) products H_o z with H_o = Jᵀ H_ℓ J, semi-definite for convex losses.
 
-    Of a loss given as a callable only symmetry is known.
+    A loss given as a callable may not be convex, so H_o then counts as symmetric only.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -172,7 +179,7 @@ class OuterProduct(CurvatureOperator):
 class Functional(CurvatureOperator):
     """Functional-Hessian products H_f z with H_f = Σ (∂ℓ/∂f) ∂²f/∂θ², the rest of H.
 
-    Formed directly as the Hessian of θ ↦ ⟨r, f(θ)⟩ with r fixed.
+    It is not the difference H − H_o, but the Hessian of θ ↦ ⟨r, f(θ)⟩ with r = ∂ℓ/∂f held fixed.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -192,7 +199,7 @@ def check_problem(problem: Any) -> None:
     """Require a `Problem`.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: `problem` is not a `Problem`.
     """
     if not isinstance(problem, Problem):
         raise ArgumentError(
@@ -201,16 +208,17 @@ def check_problem(problem: Any) -> None:
 
 
 def check_group(problem: Any, group: Any, name: str = "group") -> None:
-    """Require one group, of this problem's model.
+    """Require one parameter group that fits the problem's model.
 
     Args:
         problem: model, batches and loss.
-        group: what was given.
-        name: name of the argument.
+        group: value to check.
+        name: name of the argument that held it, for the message.
 
     Raises:
-        ArgumentError: no problem, no group, a group of another model, or one that names an entry
-            twice.
+        ArgumentError: `problem` is not a `Problem`; `group` is not one group (a mapping or list of
+            groups, for instance), names an entry twice, or has a parameter that is absent from the
+            model, frozen or smaller there.
     """
     check_problem(problem)
     if isinstance(group, Mapping):
@@ -234,17 +242,18 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
 
 
 def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
-    """Return the groups that are asked for, by name, at least one, of this problem's model.
+    """Check groups, or make the default ones.
 
     Args:
         problem: model, batches and loss.
-        groups: what was given; None for all trainable parameters, layer by layer and role by role.
+        groups: groups by name; None: all trainable parameters, by layer and role.
 
     Returns:
-        The groups.
+        The groups by name, at least one.
 
     Raises:
-        ArgumentError: they are of another kind or model, or none.
+        ArgumentError: `problem` is not a `Problem`; `groups` is no mapping or is empty; or
+            `check_group` refuses one of them.
     """
     check_problem(problem)
     if groups is None:

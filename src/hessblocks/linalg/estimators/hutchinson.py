@@ -1,7 +1,7 @@
 """Hutchinson's probes for norm and diagonal: ‖A‖_F² = E ‖A z‖² and A_ii = E z_i (A z)_i.
 
-The trace is read from the same moments as the diagonal: it is the diagonal's sum. A Gauss-Newton
-or Fisher matrix also has samples g with E g gᵀ = A, whose squares have the mean A_ii.
+The trace is the sum of the diagonal, so both come from the same moments. The diagonal of a
+Gauss-Newton or Fisher matrix can also be sampled: gradients g with E g gᵀ = A have E g_i² = A_ii.
 
 Letters: A the matrix, N its columns, K probes, z a probe with entries ±1, s the mean of ‖A z‖²;
 w = z ⊙ A z, with E[w_i] = A_ii and Var(w_i) = Σ_{j≠i} A_ij².
@@ -32,9 +32,10 @@ from hessblocks.linalg.estimators.probes import (
 )
 
 FEWEST_PROBES = 4
+"""Fewest probes for which Student's factor √((K−1)/(K−3)) of an error bar exists."""
 METHODS = ("probes", "sampled")
 IN_CACHE = 1 << 17
-"""Entries of all probes whose moments are taken at once."""
+"""Entries, of all probes, whose moments are updated at once; so many stay in the cache."""
 
 
 def frobenius_norm(
@@ -48,33 +49,33 @@ def frobenius_norm(
 ) -> Estimate:
     """Estimate the Frobenius norm of an operator: √(mean over probes of ‖A z‖²).
 
-    ‖A z‖² is unbiased for ‖A‖_F². Its root is low, by a share of Var(‖A z‖²) / (8 K s²) at most.
-    That is 1.6 % for a matrix of rank one and 16 probes, an eighth of the standard error, and far
-    less for most.
+    ‖A z‖² is unbiased for ‖A‖_F². The root of the mean is biased low, relatively by about
+    Var(‖A z‖²) / (8 K s²). With 16 probes that is 1.6 % for a matrix of rank one, less than a tenth
+    of the standard error; for most matrices it is far less.
 
-    The result is exact, and says so, where the operator has its own `frobenius_norm()` or has no
-    more columns than there are probes. By chance signs can give 0 for every product of a matrix
-    that is not zero. A Gaussian vector then tells, and Gaussian probes take the place of the signs
-    if it is not.
+    The result is exact (`method="exact"`) where the operator has its own `frobenius_norm()`, or at
+    most K columns. By chance, signs can give 0 for every product although A is not zero. One
+    Gaussian vector then checks whether A is zero. If not, Gaussian probes replace the signs.
 
     Args:
         op: operator (M, N), square or not; a `Problem` stands for its Hessian.
-        probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance: probes of
-            one block.
+        probes: K, at least 4; the error bar is tested for 16 and more. With a tolerance, the probes
+            of one block.
         seed: seed of the probes.
-        tolerance: draw blocks until the standard error is at most this share of the value at two
-            looks in a row.
-        max_probes: where a run with a tolerance ends at the latest, with a warning.
+        tolerance: blocks are drawn until the standard error is at most this share of the value
+            after two blocks in a row.
+        max_probes: largest number of probes with a tolerance; a run that ends there warns.
         probe_chunk: probes multiplied at once; bounds memory, changes no probe.
 
     Returns:
         The norm; see `norm_from_squares` for its standard error.
 
     Raises:
-        ArgumentError: too few probes, or a tolerance that is not positive.
+        ArgumentError: too few probes, an empty `probe_chunk`, a tolerance that is not positive, or
+            a `max_probes` below two blocks.
         RunError: a product is not finite.
 
-    Cost: K products.
+    Cost: K products; one for each column where the result is exact by assembling.
 
     Source: Hutchinson (1990) applied to AᵀA.
 
@@ -105,7 +106,7 @@ def frobenius_norm(
         sizes = torch.cat([sizes, further(count)])
         if not sizes.any() and missed_by_signs(op, seed=seed):
             source = Probes(op, seed=seed, distribution="gaussian")
-            # signs and Gaussian vectors have other variances: none of the former is counted
+            # signs and Gaussian vectors have different variances: drop the squares of the signs
             sizes = further(len(sizes))
         unit = operators.unit_of(sizes)  # squares may leave the range of float64
         found = norm_from_squares((sizes / unit).square())
@@ -121,13 +122,13 @@ def norm_from_squares(squares: Float[Tensor, " probes"]) -> Estimate:
 
         ½ √r · √s · (1 + 3 r) · √((K−1)/(K−3)).
 
-    ½ √(r s) is the delta method. The last factor is Student's, for few probes. The factor 1 + 3 r
-    stands for the skewness of ‖A z‖² where few directions dominate: the sample variance is then
-    small just when the mean is low. It is near 1 for spread spectra and at most about 1.4 at 16
-    probes.
+    The part ½ √(r s) is the delta method for a root. The last factor is the standard deviation of
+    Student's t, for few probes. The factor 1 + 3 r allows for the skewness of ‖A z‖² where few
+    directions dominate: a low mean then comes with a small sample variance. For spread spectra
+    1 + 3 r is near 1; at rank one and 16 probes it is about 1.4.
 
     Args:
-        squares: ‖A z‖² for K ≥ 4 independent probes.
+        squares: ‖A z‖² of each of K ≥ 4 independent probes.
 
     Returns:
         The estimate; 0 ± 0 for a zero matrix.
@@ -153,7 +154,7 @@ class EntryMoments:
 
         Args:
             operator: square operator A.
-            source: where the probes come from.
+            source: stream of probes.
             probe_chunk: probes multiplied at once.
         """
         self._operator = operator
@@ -166,12 +167,15 @@ class EntryMoments:
         self._spread = torch.zeros_like(self.mean)  # roots of sums of squares, which stay in range
 
     def add(self, count: int) -> None:
-        """Count in further probes by the update of Chan, Golub and LeVeque (1983)."""
+        """Multiply `count` further probes and add their entries to the moments."""
         for probes in self._source.blocks(count, self._probe_chunk):
             self.take(probes, multiply(self._operator, probes))
 
     def take(self, *factors: Float[Tensor, "N K"]) -> None:
-        """Count in the entries of further probes, products of the factors' own."""
+        """Add entries, the entrywise product of `factors` with a column per probe, to the moments.
+
+        Source: the update of Chan, Golub and LeVeque (1983).
+        """
         size = factors[0].shape[1]
         total = self.count + size
         for some in operators.chunks(len(self.mean), IN_CACHE // size + 1):
@@ -185,17 +189,17 @@ class EntryMoments:
         self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
-        """Return these moments, or those of Gaussian probes if the signs agree by chance.
+        """Return these moments, or moments of Gaussian probes if the signs agree by chance.
 
-        That is so where no entry has any spread although A is no diagonal matrix.
+        Signs agree by chance where no entry varies although A is not diagonal.
 
         Args:
             seed: seed of the Gaussian probes.
 
         Returns:
-            Moments of as many probes.
+            Moments of K probes.
 
-        Cost: a product where there is no spread; where A is no diagonal, as many again.
+        Cost: nothing where an entry varies; else one product, and K more if A is not diagonal.
         """
         if self._spread.any() or not missed_by_signs(self._operator, self.mean, seed=seed):
             return self
@@ -207,8 +211,8 @@ class EntryMoments:
     def trace(self) -> tuple[float, float]:
         """Sum the means: trace Σ_i mean(w_i), error √(2 Σ_i Var(w_i) / K) · √(1 + 2/K).
 
-        For symmetric A the covariance of w_i and w_j is A_ij², so that the variance of zᵀA z is
-        2 Σ_i Var(w_i); for others that is a bound.
+        For symmetric A the covariance of w_i and w_j is A_ij². The variance of zᵀA z is then
+        2 Σ_i Var(w_i). For other A this is an upper bound.
 
         Returns:
             The trace and its standard error.
@@ -227,7 +231,10 @@ class EntryMoments:
 def factor_samples(
     op: operators.LinearOperator, count: int, seed: int
 ) -> Iterable[Iterable[Float[Tensor, " N"]]]:
-    """Draw independent vectors g whose g gᵀ add up to A: Σ over parts of E g gᵀ.
+    """Draw random vectors g for each part of the data, with A = Σ over parts of E g gᵀ.
+
+    An operator's package registers here how its vectors are drawn. For each part, they come one at
+    a time.
 
     Args:
         op: a Gauss-Newton or Fisher matrix.
@@ -235,8 +242,7 @@ def factor_samples(
         seed: seed of the draws.
 
     Raises:
-        ArgumentError: another operator than those whose package registers here how its vectors are
-            drawn, part by part of the data and one at a time.
+        ArgumentError: nothing is registered for this kind of operator.
     """
     raise ArgumentError(
         "diagonal: method='sampled' needs a Gauss-Newton or Fisher matrix (OuterProduct, "
@@ -245,7 +251,7 @@ def factor_samples(
 
 
 def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEstimate:
-    """Sum over parts the mean of g ⊙ g, with the spread of each part's samples."""
+    """Estimate the diagonal: the mean of g ⊙ g over each part's samples, summed over parts."""
     values = torch.zeros(op.shape[0], dtype=operators.working_dtype(op.dtype), device=op.device)
     errors = torch.zeros_like(values)
     for part in factor_samples(op, probes, seed):
@@ -254,7 +260,7 @@ def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEs
             moments.take(sample.to(values.dtype).square()[:, None])
         values += moments.mean
         errors = torch.hypot(errors, moments.standard_errors())
-    # a low sum of squares comes with a low spread: widened as for a norm
+    # a low sum of squares comes with a low spread: widen the error as norm_from_squares does
     relative = torch.nan_to_num((errors / values).square())
     errors *= 1 + 3 * relative
     return DiagonalEstimate(values=values, standard_errors=errors, probes=probes, method="sampled")
@@ -270,28 +276,27 @@ def diagonal(
 ) -> DiagonalEstimate:
     """Estimate the diagonal of a square operator: mean over probes of z ⊙ A z, z with entries ±1.
 
-    An entry's variance is the sum of squares of the rest of its row, over K. The result is exact,
-    and says so, where the operator has its own `diagonal()` or is no larger than the probes are
-    many.
+    The variance of entry i is Σ_{j≠i} A_ij² / K. With `method="probes"` the result is exact, and
+    its `method` reads "exact", where the operator has its own `diagonal()` or at most K rows.
 
     Args:
         op: square operator; a `Problem` stands for its Hessian.
         probes: K, at least 4; the error bars are tested for 16 and more.
         seed: seed of the probes.
         probe_chunk: probes multiplied at once; bounds memory, changes no probe.
-        method: `probes`, or `sampled` for `OuterProduct`, `EmpiricalFisher` and `MonteCarloFisher`:
-            the mean of g ⊙ g over sampled gradients g with E g gᵀ = A, never negative, with labels
-            weighted as the loss has them.
+        method: `probes`, or `sampled` for `OuterProduct`, `EmpiricalFisher` and `MonteCarloFisher`.
+            `sampled` is the mean of g ⊙ g over random gradients g with E g gᵀ = A, which is never
+            negative. Class weights of the loss are part of A.
 
     Returns:
         The entries and the standard error of each: √(sample variance / K · (K−1)/(K−3)).
 
     Raises:
-        ArgumentError: too few probes, an operator that is not square, an unknown method, or
-            `sampled` for another operator.
+        ArgumentError: too few probes, an empty `probe_chunk`, an operator that is not square, an
+            unknown method, or `sampled` for another kind of operator.
         RunError: a product is not finite.
 
-    Cost: K products; sampled, K backward passes over the data and one forward pass.
+    Cost: K products; with `sampled`, one forward and K backward passes over the data.
 
     Source: Bekas, Kokiopoulou and Saad (2007), equation 2, with signs as probes.
 

@@ -11,7 +11,7 @@ tridiagonal matrix, and its outermost eigenvalues approach those of A within few
 ...     for _ in range(steps):
 ...         new = matvec(basis[-1])
 ...         diagonal.append(basis[-1] @ new)
-...         for v in basis:  # without rounding the last two would do
+...         for v in basis:  # in exact arithmetic the last two would do
 ...             new = new - (v @ new) * v
 ...         beside.append(new.norm())
 ...         basis.append(new / beside[-1])
@@ -28,9 +28,9 @@ A diagonal matrix with entries 1, 2, …, 99 and 150, after 20 matvecs:
 
 The largest eigenvalue stands apart and is exact by then. The crowded ones take longer. The code
 adds four things. A thick restart keeps the best Ritz vectors when the basis is full. Residuals
-‖A v − θ v‖ say how far each value has come, without a further matvec. A second chain looks for
-copies of a multiple eigenvalue, of which one vector sees one. A unit keeps squares in the range of
-the dtype.
+‖A v − θ v‖ say how far each value has converged, without a further matvec. A second chain, from a
+random vector, looks for copies of a multiple eigenvalue, since the chain of one vector finds one
+copy only. A common unit of all numbers keeps their squares in the range of the dtype.
 """
 
 import math
@@ -70,48 +70,51 @@ def extreme_eigenvalues(
     """Find extreme eigenvalues of a symmetric operator by Lanczos with thick restarts.
 
     One vector is multiplied at a time, and orthogonalised against the whole basis. A full basis is
-    restarted with its best Ritz vectors. Where several values are asked for at an end, a random
-    vector that is orthogonal to the basis is multiplied once they have converged, until a missed
-    eigenvalue or a further copy of one would have shown with a probability of 99.9 %, by at most as
-    many products as were made before. What it finds converges too, and the next random vector looks
-    for more.
+    restarted with its best Ritz vectors.
 
-    A matrix with no more rows than a search takes products, 32 and 8 for each value, is assembled:
-    its eigenvalues are exact.
+    With `count` above 1, an eigenvalue or a further copy of one may have been missed when all
+    values have converged. A chain of products then starts from a random vector orthogonal to the
+    basis. It ends when a missed eigenvalue would have shown with a probability of 99.9 %, or when
+    it has taken as many products as the search before it. An eigenvalue that it finds is iterated
+    to convergence, and another random vector follows.
+
+    A matrix of at most 32 + 8 m rows, for m eigenvalues in all, is assembled instead if it fits the
+    memory limit. Its eigenvalues are then exact, at the cost of a product for each row.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.
-        count: eigenvalues wanted at each end; all N if the ends meet.
-        which: algebraically `largest` or `smallest`, `both` ends, or `magnitude`, the largest |θ|;
-            also scipy's `LA`, `SA` and `LM`.
-        tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: the
-            root of the dtype's rounding (1.5e-8 in float64, 3e-4 in float32).
+        count: eigenvalues wanted at each end; all N of the matrix if both ends overlap.
+        which: `largest` or `smallest` in the algebraic order, `both` ends, or `magnitude`, the
+            largest |θ|; also scipy's `LA`, `SA` and `LM`.
+        tolerance: largest residual ‖A v − θ v‖ wanted, as a share of the largest |θ|; None: √ε of
+            the dtype (1.5e-8 in float64, 3e-4 in float32).
         max_products: products with single vectors after which the search ends, with a warning.
-        basis_size: vectors held at most.
-        memory_limit: bytes that the vectors may take, a product of the operator included; fewer are
-            held where it is less than `basis_size` vectors. None: a quarter of the device's memory.
+        basis_size: largest number of vectors held.
+        memory_limit: bytes for the basis and one product of the operator; the basis is smaller than
+            `basis_size` where they do not fit. None: a quarter of the device's memory.
         seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
-        copies: False: no random vector follows, which spares up to half of the products; further
-            copies of an eigenvalue then are missed.
-        start: vectors, or the result of a call, that was found for an operator near this one. The
-            search begins with their sum and 1 % of a random vector. A single eigenvalue (`count`
-            1) that they have no part in is found late, or not before the search ends.
+        copies: whether random vectors look for missed eigenvalues. False spares up to half of the
+            products, and misses further copies of an eigenvalue.
+        start: vectors (N,) or (N, any number), or an earlier result, of an operator near this one.
+            The search begins with their sum and 1 % of a random vector. With `count` 1, an
+            eigenvector orthogonal to all of them is found late, or not before the search ends.
 
     Returns:
         Values in falling order, their residuals, and whether all are within the tolerance.
-        Residuals follow from the products that were made. Each bounds the distance to the nearest
-        eigenvalue. Where random vectors followed, what earlier chains left and what the last one
-        leaves are added, so that residuals are mostly too large.
+        Residuals come without further products. Each bounds the distance to the nearest eigenvalue.
+        After a random vector, the couplings that earlier chains left behind are added, so that most
+        residuals are then too large.
 
     Raises:
         ArgumentError: the operator is not symmetric, or is declared positive semi-definite and is
-            not; more eigenvalues than the matrix has, a basis or a memory limit that is too small
-            for what is asked, a tolerance below 0, or a start that does not fit.
+            not; `which` is unknown; `count` is below 1 or above N; the basis or the memory limit is
+            too small for the wanted eigenvalues; `tolerance` is below 0; `probe_chunk` is below 1;
+            or `start` has another shape or a vector without a finite length above 0.
         RunError: a product is not finite.
 
-    Cost: as many products as the gaps need, at most `max_products`. For each product the basis is
-    read twice.
+    Cost: more products the smaller the gaps between eigenvalues, at most `max_products`. Each
+    product reads the basis twice.
 
     Source: Wu and Simon (2000), thick restart; Cullum and Donath (1974), restarts with random
     vectors that are orthogonal to what has converged.
@@ -159,13 +162,13 @@ def extreme_eigenvalues(
 
 
 def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
-    """Add the vectors to begin with.
+    """Sum the given start vectors, each scaled to length 1 and weighted.
 
     Returns:
-        A vector of length 1 on the operator's device; None where none were given.
+        A vector of length 1 on the operator's device; None without start vectors.
 
     Raises:
-        ArgumentError: they do not fit the operator, or one of them has no direction.
+        ArgumentError: the vectors do not fit the operator, or one is zero or not finite.
     """
     if start is None:
         return None
@@ -181,7 +184,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
     if not columns.shape[1] or not bool(((lengths > 0) & lengths.isfinite()).all()):
         raise ArgumentError("start: expected vectors with a length above 0, all of them finite")
     weights = torch.linspace(1, 2, len(lengths), dtype=torch.float64, device=lengths.device)
-    total = columns @ (weights / lengths).to(columns)  # weighted: v and −v do not cancel
+    total = columns @ (weights / lengths).to(columns)  # unequal weights: v and −v do not cancel
     found: Tensor = total / torch.linalg.vector_norm(total)
     return found
 
@@ -198,31 +201,32 @@ def condition_number(
 ) -> ConditionNumber:
     """Estimate the condition number σ_1 / σ_n of an operator (M, N), n = min(M, N), by Lanczos.
 
-    Both ends are those of the spectrum of A where it is declared positive semidefinite, else of AᵀA
-    (AAᵀ for a wide matrix). The smallest eigenvalue of AᵀA is resolved to rounding of the largest.
-    Condition numbers above 1/√eps (7e7 in float64, 3e3 in float32) are then infinite. Lanczos
-    values lie inside the spectrum, so that without convergence the number is too small.
+    Both ends are eigenvalues of A where A is declared positive semi-definite, else of AᵀA (AAᵀ for
+    a wide matrix). An end below δ = 10 ε √n times the largest eigenvalue is rounding and counts as
+    0, with ε that of the dtype. So condition numbers above 1/δ (A) or 1/√δ (AᵀA) read infinite. At
+    n = 100 and with AᵀA, that is 7e6 in float64 and 290 in float32. Lanczos values lie inside the
+    spectrum, so that without convergence the number is too small.
 
     Args:
         op: operator (M, N); a `Problem` stands for its Hessian.
-        tolerance: largest residual of each end wanted, as a share of its own eigenvalue.
+        tolerance: largest residual wanted at each end, as a share of that end's eigenvalue.
         max_products: products after which the search ends, with a warning.
-        basis_size: vectors held at most.
-        memory_limit: bytes that the vectors may take, a product of the operator included. None: a
-            quarter of the device's memory.
+        basis_size: largest number of vectors held.
+        memory_limit: bytes for the basis and one product of the operator. None: a quarter of the
+            device's memory.
         seed: seed of the random start.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
 
     Returns:
-        The ratio with the interval that the residuals allow; 1 for a multiple of the identity,
-        infinite for a singular matrix, nan for the zero matrix.
+        The ratio, with the interval that the residuals allow. It is 1 for a multiple of the
+        identity, infinite for a singular matrix and NaN for the zero matrix.
 
     Raises:
-        ArgumentError: the operator is declared positive semi-definite and is not, or a basis or a
-            memory limit is too small.
+        ArgumentError: the operator is declared positive semi-definite and is not, or the basis or
+            the memory limit is too small.
         RunError: a product is not finite.
 
-    Cost: that of `extreme_eigenvalues`; twice that where AᵀA is needed.
+    Cost: that of `extreme_eigenvalues`; twice as many products where AᵀA is needed.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -254,7 +258,7 @@ def condition_number(
         )
     top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
     above, below = float(ends.residuals[0]), float(ends.residuals[-1])
-    noise, power = rounding * top, 1.0 if definite else 0.5  # the power makes them singular values
+    noise, power = rounding * top, 1.0 if definite else 0.5  # λ of AᵀA to singular values √λ
     unit = 1.0 if definite else math.sqrt(normal.unit)
     return ConditionNumber(
         value=_ratio(top, bottom if bottom > noise else 0.0) ** power,
@@ -274,9 +278,9 @@ def _ratio(top: float, bottom: float) -> float:
 
 
 class NormalOperator(LinearOperator):
-    """Normal operator AᵀA / `unit`; AᵀA itself can leave the range of the dtype.
+    """Normal operator AᵀA / `unit`, since AᵀA itself can leave the range of the dtype.
 
-    `unit` is a power of 4 near the size of A's first products.
+    `unit` is a power of 4 near the size of A's first products that are not zero; 1 before them.
     """
 
     def __init__(self, of: LinearOperator) -> None:
