@@ -76,8 +76,11 @@ def model(variant: str = "sas-p"):
     return build(block, depth=2, vocab_size=260, context=16)
 
 
-ALIKE = re.compile(r"beta 0\.[125]|x0\.5|LeakyReLU 0\.2|^(tied|normal|orthogonal) values$")
-"""Variants that differ by a number or a start from one that is trained every day."""
+ALIKE = re.compile(
+    r"beta 0\.[125]|(identity|tied), beta 1|x0\.5|x2|LeakyReLU 0\.2|gains, "
+    r"|^(tied|normal|orthogonal) values$|^sas, (no|V)|no first|zero|^(post-ln|parallel|op|v-skipinit|sas-p-no-norm)$"
+)
+"""Variants that differ by a number, a start or one slot from one that is trained every day."""
 
 
 @pytest.mark.parametrize(

@@ -322,6 +322,7 @@ def test_the_forecast_is_the_full_form_where_entries_pull_together() -> None:
     assert bill.check(["nothing"]).measured[0].value == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_signs_of_rounding_have_the_variance_that_is_said() -> None:
     _, problem = table(rows=300)
     step, h_o = directions(problem), dense(problem)

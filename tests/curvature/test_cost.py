@@ -19,6 +19,7 @@ from tests.curvature.cases import CASES
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
 
+@pytest.mark.slow
 def test_a_triangle_reads_each_block_once_and_a_diagonal_only_own_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

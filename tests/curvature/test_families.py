@@ -202,6 +202,7 @@ def test_images_and_labels_that_do_not_fit(batch: dict[str, Tensor], loss: str, 
         hb.exact_last_block(made("vit"), {"pixel_values": images, **batch}, loss)
 
 
+@pytest.mark.slow
 def test_images_as_a_pair_and_of_another_size() -> None:
     model, labels = made("vit"), torch.tensor([0, 2])
     images = torch.randn(2, 3, 4, 4).double()

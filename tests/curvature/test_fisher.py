@@ -197,6 +197,7 @@ def test_curvlinops_draws_from_the_same_distribution(name: str) -> None:
     assert ((ratio > 0.3) & (ratio < 3)).all()
 
 
+@pytest.mark.slow
 def test_one_draw_of_one_row_is_the_empirical_fisher_of_a_class_as_often_as_it_is_likely() -> None:
     model = nn.Linear(2, 3).double()
     x = torch.randn(1, 2).double()
