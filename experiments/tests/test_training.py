@@ -78,7 +78,8 @@ def model(variant: str = "sas-p"):
 
 ALIKE = re.compile(
     r"beta 0\.[125]|(identity|tied), beta 1|x0\.5|x2|LeakyReLU 0\.2|gains, "
-    r"|^(tied|normal|orthogonal) values$|^sas, (no|V)|no first|zero|^(post-ln|parallel|op|v-skipinit|sas-p-no-norm)$"
+    r"|^(tied|normal|orthogonal) values$|^sas, (no|V)|no first|zero"
+    r"|^(post-ln|parallel|op|v-skipinit|sas-p-no-norm)$"
 )
 """Variants that differ by a number, a start or one slot from one that is trained every day."""
 
