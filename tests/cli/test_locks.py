@@ -6,10 +6,11 @@ import pytest
 
 from hessblocks.errors import RunError
 from hessblocks.storage.locks import held
+from tests.breadth import everyday
 from tests.cli.helpers import Shell, sentence
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("command", everyday(["train", "compare"], "train"))
 def test_the_folder_is_still_claimed_while_the_report_is_written(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_norm_of_a_rectangle(shape: tuple[int, int]) -> None:
     assert abs(estimate.value - float(matrix.norm())) <= 3 * estimate.standard_error
 
 
+@pytest.mark.slow
 def test_the_norm_is_low_by_no_more_than_the_docstring_says() -> None:
     runs = [frobenius_norm(operator("rank_one"), 16, seed).value for seed in range(2000)]
     mean, error = float(torch.tensor(runs).mean()), float(torch.tensor(runs).std()) / 2000**0.5

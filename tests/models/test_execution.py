@@ -57,7 +57,7 @@ def test_flex_attention_agrees(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        pytest.param("sas-p", "causal-lm"),
+        pytest.param("sas-p", "causal-lm", marks=pytest.mark.slow),
         pytest.param("pre-ln", "causal-lm", marks=pytest.mark.slow),
         pytest.param("sas-p", "masked-lm", marks=pytest.mark.slow),
         pytest.param("pre-ln", "masked-lm"),
