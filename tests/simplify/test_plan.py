@@ -47,6 +47,7 @@ def test_each_step_is_the_cheapest_of_all_that_were_measured_anew() -> None:
     assert plan.steps[0].kl == pytest.approx(best["kl"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_steps_made_again_give_the_same_model() -> None:
     model, plan = planned()
     rows = measure_removals(model, ids(20), ids(6, seed=1), kinds=KINDS, samples=0).rows
