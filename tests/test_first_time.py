@@ -42,6 +42,7 @@ def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LlamaForCausalLM:
     return model
 
 
+@pytest.mark.slow
 def test_twelve_lines_measure_a_saved_llama_without_a_warning(
     llama: LlamaForCausalLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def bill_of(model: Any, tokens: torch.Tensor = TOKENS) -> tuple[list[str], hb.Bi
     return list(changes), hb.price(problem, changes, samples=4)
 
 
+@pytest.mark.slow
 def test_kept_layers_change_no_bit_and_are_put_back() -> None:
     model = model_of("llama")
     names, bill = bill_of(model)

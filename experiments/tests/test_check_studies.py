@@ -34,6 +34,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> None:
     model = tmp_path / "out" / "model"
     assert shell.train(tmp_path / "out").status == 0

@@ -152,6 +152,7 @@ def test_the_traceback_is_shown_where_it_is_asked_for(shell: Shell, tmp_path: Pa
     assert "Traceback (most recent call last)" in outcome.errors
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:cache")  # shown, as a user sees it
 def test_a_damaged_cache_is_said_and_built_again(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

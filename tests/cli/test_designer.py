@@ -100,6 +100,7 @@ def test_a_changed_block_is_compared_with_a_baseline_at_its_best(
     assert (out / "tuning.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_block_that_averages_its_tokens_is_seen_below_the_table(
     shell: Shell, text: Path, tmp_path: Path
 ) -> None:

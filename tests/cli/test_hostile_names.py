@@ -248,6 +248,7 @@ edited = pytest.mark.filterwarnings(
 )
 
 
+@pytest.mark.slow
 @edited
 def test_the_page_of_somebody_elses_curvature_is_whole(shell: Shell, tmp_path: Path) -> None:
     page_of_curvature_is_whole(shell, tmp_path, "--parts", "full", "--groups", "*.key", "--map")

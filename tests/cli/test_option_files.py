@@ -24,6 +24,7 @@ def test_a_file_gives_what_was_not_typed(shell: Shell, tmp_path: Path) -> None:
     assert presets(shell, file, "depth = 7\nwidth = 32\nmlp-width = 48", *sizes[:2]) == typed
 
 
+@pytest.mark.slow
 def test_lists_and_switches_in_a_file(shell: Shell, tmp_path: Path) -> None:
     file, out = tmp_path / "o.toml", tmp_path / "out"
     file.write_text(

@@ -146,6 +146,7 @@ def test_the_same_call_goes_on_and_draws_nothing(
     assert shell("check", out).status == 1
 
 
+@pytest.mark.slow
 def test_bits_are_allocated_anew_from_the_same_samples(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_other_settings_and_damaged_samples_are_refused(
     assert "draws.safetensors: damaged" in sentence(outcome)
 
 
+@pytest.mark.slow
 def test_samples_of_another_run_are_refused(shell: Shell, place: Path, tmp_path: Path) -> None:
     assert run(shell, place, tmp_path / "out", "--seed", "1").status == 0
     shutil.copy(place / "out" / "draws.safetensors", tmp_path / "out")

@@ -65,6 +65,7 @@ def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) ->
     assert (place / "out" / "figures" / "removals.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_goes_on_and_ends_the_same(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:

@@ -109,6 +109,7 @@ def test_train_and_compare_have_the_same_options() -> None:
     assert len(names[0]) > 25
 
 
+@pytest.mark.slow
 def test_settings_arrive(shell: Shell, tmp_path: Path) -> None:
     words = ["--optimiser", "sgd", "--momentum", 0.8, "--schedule", "cosine", "--bf16"]
     words += ["--accumulate", 2, "--gains-every", 6, "--curvature-every", 12]

@@ -61,6 +61,7 @@ def test_train_survives_kills(kind: str, tmp_path: Path) -> None:
     assert (count, wrong) == (FEW, [])
 
 
+@pytest.mark.slow
 def test_half_a_configuration_is_none(tmp_path: Path) -> None:
     calls = ordeal.undisturbed("train").calls
     (moment,) = (n for n, call in enumerate(calls, 1) if _file(call) == ("write", "out", "config"))
@@ -78,6 +79,7 @@ def test_train_survives_a_failing_disk(kind: str, tmp_path: Path) -> None:
     assert ordeal.survived("train", kind, FEW, tmp_path) == (FEW, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [

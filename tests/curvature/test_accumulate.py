@@ -83,6 +83,7 @@ def test_all_uses_of_a_parameter_are_added_up(problem: Problem) -> None:
     torch.testing.assert_close(torch.stack(one, 1), found, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_a_block_between_groups_is_cut_out_of_the_whole(problem: Problem) -> None:
     whole = dense(problem)
     groups = parameter_groups(problem.model, "tensor")

@@ -312,6 +312,7 @@ def test_a_norm_across_heads_is_refused() -> None:
         hb.exact_last_block(model, {"input_ids": tokens(2)})
 
 
+@pytest.mark.slow
 def test_a_head_norm_without_parameters() -> None:
     model = lifted(made("qwen3"))
     model.model.layers[0].self_attn.q_norm = nn.Tanh()

@@ -218,6 +218,7 @@ def test_one_draw_of_one_row_is_the_empirical_fisher_of_a_class_as_often_as_it_i
         assert abs(count - seeds * share) <= 4 * (seeds * share * (1 - share)) ** 0.5
 
 
+@pytest.mark.slow
 def test_more_samples_are_a_mean_of_fewer() -> None:
     problem = solved("classification")[0].problem
     ratio = forms(problem).var(0) / forms(problem, samples=16).var(0)

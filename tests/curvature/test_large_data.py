@@ -86,6 +86,7 @@ def test_what_fits_is_read_once() -> None:
     assert (loader.read, problem.plan.hold) == (1, True)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_data() -> None:
     """Four times the batches in the same memory, which is less than theirs."""
     model = network()

@@ -436,6 +436,7 @@ def test_a_callable_that_counts_ignored_labels_is_refused(moved: bool) -> None:
     Problem(case.model, {"input_ids": ids, "labels": last}, valid_losses).value()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.PrecisionWarning")
 def test_small_shares_of_many_passes_are_not_lost_in_bfloat16() -> None:
     model = stir(Classifier(outputs=2)).bfloat16()

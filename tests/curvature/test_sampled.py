@@ -269,6 +269,7 @@ def test_signs_are_balanced_and_uncorrelated() -> None:
     assert float(gram.abs().max()) < 5 / 4001**0.5
 
 
+@pytest.mark.slow
 def test_samples_that_do_not_fit_together_are_taken_in_batches() -> None:
     case, truth = solved("gpt2")
     groups = parameter_groups(case.model)

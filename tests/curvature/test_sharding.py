@@ -94,6 +94,7 @@ def test_sampled_gradients_of_a_sharded_model_use_its_own_kernels(found: Found) 
     assert kernels["sharded"] == pytest.approx(kernels["alone"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_weights_that_an_optimiser_changes_are_noticed(found: Found) -> None:
     assert found["changed"] < 1e-12
 
@@ -124,6 +125,7 @@ def test_what_cannot_be_shared_is_one_sentence(found: Found, case: str, said: st
     assert said in found["refusals"][case]
 
 
+@pytest.mark.slow
 def test_no_process_waits_for_one_whose_loss_is_not_finite(found: Found) -> None:
     own, other = found["failures"]
     assert "the loss of batch 0" in own

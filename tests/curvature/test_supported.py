@@ -226,6 +226,7 @@ def test_batches_of_other_types_are_one_sentence(batch: Any, words: str) -> None
         hb.exact_last_block(made("llama"), batch)
 
 
+@pytest.mark.slow
 def test_a_cache_that_is_asked_for_is_not_used_and_labels_may_be_short() -> None:
     model = lifted(made("llama"))
     expected = hb.exact_last_block(model, {**IDS, "labels": IDS["input_ids"]}).dense()

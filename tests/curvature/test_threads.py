@@ -17,6 +17,7 @@ import hessblocks as hb
 from hessblocks.curvature.closed import Shared, watching
 from hessblocks.curvature.closed.watch import note_derivative
 from hessblocks.curvature.products.forward import differentiable
+from tests.breadth import everyday
 from tests.curvature.cases import stir
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).double()
@@ -62,7 +63,7 @@ def in_threads(work: Callable[[int], Any], count: int) -> None:
         raise failed[0]
 
 
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("own", everyday([True, False], False))
 def test_threads_find_what_one_finds(own: bool) -> None:
     models = [network() for _ in range(3)] if own else [network()] * 3
     expected = [asked(model) for model in models]

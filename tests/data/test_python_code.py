@@ -51,6 +51,7 @@ def test_tests_are_a_domain_of_their_own_and_packages_are_left_out() -> None:
     assert not set(source.splits["train"]) & set(source.splits["validation"])
 
 
+@pytest.mark.slow
 def test_the_corpus_is_code(sample: Corpus) -> None:
     text = sample.tokenizer.decode(sample.splits["train"][:200_000].tolist())
     assert "\ndef " in text

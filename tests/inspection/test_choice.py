@@ -78,6 +78,7 @@ def test_what_fits_the_budget_is_measured_by_probes_with_three_eigenvalues(
     assert "; 3 eigenvalues of H: 120 products at most; in all about" in line
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_sampled_with_its_map(
     model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
 ) -> None:
@@ -162,6 +163,7 @@ def test_only_a_budget_of_the_users_own_is_refused(
         measured(model, tmp_path / "given", budget=6.0)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_what_it_chose(
     model: torch.nn.Module,
     tmp_path: Path,

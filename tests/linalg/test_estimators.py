@@ -192,6 +192,7 @@ def test_the_same_probes_give_curvlinops_the_same_numbers(monkeypatch: pytest.Mo
     )
 
 
+@pytest.mark.slow
 def test_xtrace_agrees_with_curvlinops_over_many_seeds() -> None:
     """Theirs leaves the probes' lengths as they are; both are unbiased."""
     from curvlinops.trace.epperly2024xtrace import xtrace

@@ -170,7 +170,7 @@ ONE_GRAPH = ("pre-ln",)
             pytest.param(name, None, marks=[] if name in ONE_GRAPH else [pytest.mark.slow])
             for name in hb.PRESETS
         ),
-        ("sas-p", PADDED),
+        pytest.param("sas-p", PADDED, marks=pytest.mark.slow),
     ],
 )
 def test_a_model_is_one_graph(name: str, mask: Tensor | None) -> None:

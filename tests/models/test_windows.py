@@ -140,6 +140,7 @@ def test_layers_may_have_windows_of_their_own() -> None:
     assert reached.tolist() == [False] * 7 + [True] * 5
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_the_same_window() -> None:
     model, tokens = windowed("sas-p"), ids(2, TOKENS)
     torch.compiler.reset()

@@ -12,6 +12,7 @@ import hessblocks as hb
 from hessblocks.simplify import Plan, heal, measure_removals
 from hessblocks.simplify.passes import Held
 from hessblocks.storage import POINTS, mended_store
+from tests.breadth import everyday
 from tests.simplify.test_candidates import entries, ids, model_of
 
 KINDS = ["layer", "mlp units", "heads"]
@@ -73,7 +74,7 @@ def untorn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, tuple[Any, .
     return whole, given, (folder / POINTS).read_bytes().splitlines(keepends=True)
 
 
-@pytest.mark.parametrize("done", [1, 4])
+@pytest.mark.parametrize("done", everyday([1, 4], 4))
 def test_a_plan_that_was_torn_ends_as_if_it_had_not_been(
     untorn: tuple[Plan, tuple[Any, ...], list[bytes]], tmp_path: Path, done: int
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_plan_that_was_torn_ends_as_if_it_had_not_been(
     assert (tmp_path / POINTS).read_bytes() == b"".join(lines)
 
 
+@pytest.mark.slow
 def test_more_than_can_go_is_refused_with_what_can() -> None:
     model, text, held_out = model_of("gpt2"), ids(20), ids(6, seed=1)
     table = measure_removals(model, text, held_out, kinds=["heads"], samples=0)
@@ -106,7 +108,7 @@ def test_text_that_tells_no_candidates_apart_is_refused() -> None:
     Plan(model, text, held_out, [*unclear, *rows[: len(unclear)]])
 
 
-@pytest.mark.parametrize("teacher", [True, False])
+@pytest.mark.parametrize("teacher", everyday([True, False], True))
 def test_healing_lowers_the_divergence_and_touches_what_it_says_alone(teacher: bool) -> None:
     model, plan = planned()
     before, original = copy.deepcopy(plan.model.state_dict()), copy.deepcopy(model.state_dict())

@@ -114,6 +114,7 @@ def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: 
             pass
 
 
+@pytest.mark.slow
 def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
     config = config_of(UNMAPPED, "compare", corpus)
     run = UNMAPPED.runs()[0]

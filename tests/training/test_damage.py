@@ -52,6 +52,7 @@ def test_damaged_metrics_of_a_finished_run_leave_the_gathered_ones_alone(
     assert {name: (finished / name).read_bytes() for name in gathered} == gathered
 
 
+@pytest.mark.slow
 def test_the_remedy_for_damaged_metrics_works(
     corpus: Corpus, undisturbed: Path, finished: Path
 ) -> None:

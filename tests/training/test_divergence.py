@@ -197,6 +197,7 @@ def test_the_update_of_a_diverged_step_is_not_made(
     assert seen == [True] * 4
 
 
+@pytest.mark.slow
 def test_the_other_presets_go_on(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

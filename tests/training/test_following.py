@@ -81,6 +81,7 @@ def test_curvature_along_a_training_is_what_is_measured_by_hand(tmp_path: Path) 
     assert repr(callback) == f"CurvatureCallback: {4 * len(first)} values, last at step {STEPS}"
 
 
+@pytest.mark.slow
 def test_callbacks_leave_no_trace_in_the_training(tmp_path: Path) -> None:
     plain, watched = gpt2(), gpt2()
     trainer(plain, tmp_path / "plain").train()
@@ -94,6 +95,7 @@ def test_callbacks_leave_no_trace_in_the_training(tmp_path: Path) -> None:
     assert all(callback.rows for callback in callbacks)  # also where they are not attached
 
 
+@pytest.mark.slow
 def test_sharpness_along_a_training_starts_from_the_last_and_is_that_of_the_optimiser(
     tmp_path: Path,
 ) -> None:

@@ -19,6 +19,7 @@ from hessblocks.settings.run_settings import ComparisonSettings
 from hessblocks.storage import check_folder, load_results
 from hessblocks.training import CheckpointWarning, DamageWarning
 from hessblocks.training.comparison import compare
+from tests.breadth import everyday
 from tests.training.helpers import ALONE, COMPARISON, complete, files, numbers, unsealed, with_seals
 
 ONE, OTHER = "pre-ln-seed0", "sas-p-seed0"
@@ -116,7 +117,11 @@ def plant_a_file(checkpoints: Path) -> None:
     ("spoil", "words"),
     [
         (rename, "checkpoint-11 was checkpoint-8 when it was written; it is set aside"),
-        (plant_an_old_one, "checkpoint-2 was checkpoint-8 when it was written; it is set aside"),
+        pytest.param(
+            plant_an_old_one,
+            "checkpoint-2 was checkpoint-8 when it was written; it is set aside",
+            marks=pytest.mark.slow,
+        ),
         (plant_a_file, "checkpoint-8 holds scaler.pt, which is not of it; it is set aside"),
     ],
 )
@@ -252,7 +257,7 @@ def test_a_resumed_run_has_the_bytes_of_an_undisturbed_one_but_for_clocks(
             assert one == other, name
 
 
-@pytest.mark.parametrize("older", [with_seals, unsealed])
+@pytest.mark.parametrize("older", everyday([with_seals, unsealed], with_seals))
 def test_folders_of_older_versions_are_read_and_gone_on_with(
     corpus: Corpus,
     begun: Path,

@@ -96,6 +96,7 @@ def test_every_step_hides_other_tokens(
     assert len(set(hidden)) == len(hidden) >= TRAINING.steps
 
 
+@pytest.mark.slow
 def test_masks_of_a_killed_run_are_those_of_a_whole_one(spoken: Corpus, tmp_path: Path) -> None:
     go(spoken, tmp_path / "whole")
     out = tmp_path / "killed"

@@ -124,6 +124,7 @@ def test_equal_time_is_counted_from_the_measured_pace(
     assert rates(out, "sas-p")[-1] < 1e-4 < twelfth  # the schedule ends at its own last step
 
 
+@pytest.mark.slow
 def test_a_resumed_comparison_uses_the_recorded_pace(
     corpus: Corpus, tmp_path: Path, pace: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_further_preset_is_measured_beside_the_first_and_trained_alone(
         complete(corpus, out, replace(MATCHED, presets=("skipless", "pre-ln", "parallel", "sas-p")))
 
 
+@pytest.mark.slow
 def test_a_damaged_budget_is_named(corpus: Corpus, tmp_path: Path, pace: list[str]) -> None:
     complete(corpus, tmp_path / "out", MATCHED)
     (tmp_path / "out" / "budget.json").write_text("{")
@@ -170,6 +172,7 @@ def test_a_damaged_budget_is_named(corpus: Corpus, tmp_path: Path, pace: list[st
         complete(corpus, tmp_path / "out", MATCHED)
 
 
+@pytest.mark.slow
 def test_the_pace_is_really_measured(corpus: Corpus, tmp_path: Path) -> None:
     complete(corpus, tmp_path / "out", replace(MATCHED, presets=("sas-p",)))
     budget = json.loads((tmp_path / "out" / "budget.json").read_text())

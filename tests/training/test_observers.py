@@ -150,6 +150,7 @@ def interrupted(corpus: Corpus, out: Path) -> None:
     assert (out / "checkpoints" / "checkpoint-8" / "seal.json").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_no_line_and_doubles_none(
     corpus: Corpus, observed: Path, tmp_path: Path
 ) -> None:
@@ -184,6 +185,7 @@ def test_damaged_lines_of_a_finished_run_are_named(
         go(corpus, out, settings())
 
 
+@pytest.mark.slow
 def test_a_block_without_gains_has_none_to_observe(corpus: Corpus, tmp_path: Path) -> None:
     gains = ObservationSettings(gains_every=5)
     compared = ComparisonSettings(

@@ -91,13 +91,13 @@ CASES = {
 }
 
 
-TOGETHER = {"muon", "width", "momentum"}
+SELDOM = {"muon", "width", "momentum", "bf16"}
 """Every day the first two are tried as one, `muon by width`, and `sgd` has a momentum."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, marks=[pytest.mark.slow] if one in TOGETHER else []) for one in CASES],
+    [pytest.param(one, marks=[pytest.mark.slow] if one in SELDOM else []) for one in CASES],
 )
 def test_training_is_the_loop_written_out(corpus: Corpus, tmp_path: Path, case: str) -> None:
     options, tolerance = CASES[case]

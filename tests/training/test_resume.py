@@ -19,6 +19,7 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import CheckpointWarning
+from tests.breadth import everyday
 from tests.training.helpers import (
     ALONE,
     complete,
@@ -29,11 +30,7 @@ from tests.training.helpers import (
     numbers,
 )
 
-MOMENTS = [
-    58,
-    117,
-    *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 200, 2, 23, 40, 77, 96, 140, 170)),
-]
+MOMENTS = everyday([58, 117, 9, 200, 2, 23, 40, 77, 96, 140, 170], 117)
 """Each is most of a comparison; the first falls on results, the second into a checkpoint."""
 RUN = Path("runs", "pre-ln-seed0")
 WEIGHTS = RUN / "model" / "model.safetensors"
@@ -148,7 +145,8 @@ def plant_pickle(checkpoint: Path) -> None:
 
 
 DAMAGES = (flip_weights, truncate_weights, lose_optimizer, garble_manifest, plant_pickle)
-"""Of both checkpoints the first damage is tried every day: each is a training anew."""
+TRIED = {("last", flip_weights), ("last", garble_manifest), ("both", flip_weights)}
+"""What is tried every day: damage of both checkpoints is a training anew."""
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ DAMAGES = (flip_weights, truncate_weights, lose_optimizer, garble_manifest, plan
             which,
             damage,
             id=f"{which}-{damage.__name__}",
-            marks=[pytest.mark.slow] if which == "both" and damage is not DAMAGES[0] else [],
+            marks=[] if (which, damage) in TRIED else [pytest.mark.slow],
         )
         for which in ("last", "both")
         for damage in DAMAGES

@@ -20,6 +20,7 @@ from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import ShuffledPasses, spread
+from tests.breadth import everyday
 from tests.training.helpers import MODEL, SIZES, TRAINING
 
 
@@ -86,7 +87,7 @@ def by_hand(corpus: Corpus, chosen: RunSettings) -> tuple[torch.nn.Module, list[
     return model, losses
 
 
-@pytest.mark.parametrize("preset", ["pre-ln", "sas", "sas-p-no-norm"])
+@pytest.mark.parametrize("preset", everyday(["pre-ln", "sas", "sas-p-no-norm"], "sas"))
 def test_training_is_the_published_loop(corpus: Corpus, tmp_path: Path, preset: str) -> None:
     chosen = settings(preset, steps=20, log_every=4, evaluate_every=20, checkpoint_every=20)
     folder, _ = run(corpus, tmp_path / "out", chosen)
