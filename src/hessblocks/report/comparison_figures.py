@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
-from hessblocks.report.captions import seeds_and_error
+from hessblocks.report.captions import ratio_text, seeds_and_error
 from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, Metric, ResultRow
@@ -202,6 +202,7 @@ def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
         y=tuple(one.ratio.value for one in places.values()),
         error=tuple(above for _, above in reach),
         below=tuple(below for below, _ in reach),
+        numbers=tuple(ratio_text(one).split()[0] for one in places.values()),  # as in the table
     )
 
 
