@@ -105,10 +105,13 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
             )
             drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
             axis.set(xlabel="", ylabel="")
+            for one in (axis.xaxis, axis.yaxis):
+                one.set_label_coords(0, 0)  # an empty label need not find its place
             axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    drawn.draw_without_rendering()  # settles the places beside which names stand
+    if any(panel.named for panel in figure.plots):
+        drawn.draw_without_rendering()  # settles the places beside which names stand
     for axis, panel in zip(axes.flat, panels, strict=False):
         if isinstance(panel, figures.Panel) and panel.named:
             _name_series(axis, panel)
@@ -163,7 +166,7 @@ def _draw_panel(
     axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
 ) -> None:
     title = textwrap.fill(panel.title, int(width * LETTERS * 0.7))
-    axis.set_title(title, loc="left", fontsize=10.5)
+    axis.set_title(title, loc="left", fontsize=10.5, y=1)  # a place that need not be found
     if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
