@@ -222,7 +222,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     window = max(math.ceil(len(one.means) / MOST_POINTS) for one in losses)
     limits = _limits(found.results.metrics)
     notes = {row.preset: _note(row) for row in found.rows}
-    words, label = AXES[against]
+    words, label = _axis(found, against)
     series = {
         title: [
             _thinned(replace(_series(one, against), note=notes[one.preset]), window)
@@ -247,6 +247,13 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
         shares="both",
         marked=found.presets,
     )
+
+
+def _axis(found: Comparison, against: str) -> tuple[str, str]:
+    """Name an abscissa in words and with its unit; an old run does not say by which clock."""
+    words, label = AXES[against]
+    on_cpu = found.results.settings.values.get("device") == "cpu"
+    return words, label.replace("(seconds)", "(processor seconds)") if on_cpu else label
 
 
 def _thinned(curve: Series, window: int) -> Series:
@@ -357,7 +364,7 @@ def _figure(
     values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
-    words, label = AXES[axis]
+    words, label = _axis(found, axis)
     by = f"Curvature along training, by {'step' if axis == 'steps' else words}"
     if against == "loss":
         about += " The loss is that on the same batch; training goes from right to left."
