@@ -52,6 +52,16 @@ def test_a_slot_that_the_drawing_does_not_know_is_named() -> None:
     assert draw_blocks({"one": own}) != draw_blocks({"one": plain})
 
 
+def test_a_drawing_goes_on_in_the_next_row() -> None:
+    import hessblocks as hb
+    from hessblocks.models import draw_blocks
+
+    drawn = draw_blocks({name: hb.preset(name) for name in ("pre-ln", "sas", "sas-p")}, columns=2)
+    assert 'width="352" height="744"' in drawn
+    names = re.findall(r'class="name" x="(\d+)" y="(\d+)"[^>]*>([a-z].*?)<', drawn)
+    assert names == [("88", "18", "pre-ln"), ("264", "18", "sas"), ("88", "390", "sas-p")]
+
+
 def test_a_drawing_names_what_a_block_has() -> None:
     import hessblocks as hb
     from hessblocks.models import draw_blocks

@@ -78,8 +78,9 @@ def test_the_folder_holds_the_report_and_its_figures(compared: Path) -> None:
     }
     assert {path.suffix for path in (compared / "figures").iterdir()} == {".png", ".svg"}
     presets = json.loads((compared / "config.json").read_text())["presets"]
-    drawn = (compared / "blocks.svg").read_text()
-    assert re.findall(r'class="name"[^>]*>([a-z-]+)<', drawn) == presets
+    for file in ("blocks.svg", "blocks-narrow.svg"):
+        drawn = (compared / file).read_text()
+        assert re.findall(r'class="name"[^>]*>([a-z-]+)<', drawn) == presets
 
 
 def test_no_bar_and_no_colour_outside_a_terminal(shell: Shell, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import hessblocks as hb
+from hessblocks.models import draw_blocks
 from hessblocks.report import write_curvature_report
 from hessblocks.report.page import write_report
 from tests.report.browser import chromium, open_page, screenshot
@@ -173,6 +174,23 @@ def test_the_skip_link_is_first_and_its_focus_is_seen(view) -> None:
     assert state == ["skip", "solid", True]
     view.driver.switch_to.active_element.send_keys(Keys.ENTER)
     assert view.run("return document.activeElement.id") == "main"
+
+
+@pytest.mark.usefixtures("blank")
+def test_all_blocks_are_seen_on_a_phone(browser, tmp_path) -> None:
+    folder = Folder(presets=("pre-ln",), layers=1).write(tmp_path)
+    blocks = {name: hb.preset(name) for name in ("pre-ln", "sas", "sas-p")}
+    for name, columns in (("blocks.svg", 6), ("blocks-narrow.svg", 2)):
+        (folder / name).write_text(draw_blocks(blocks, columns))
+        open_page(browser, write_report(folder), 390)
+        wide, shown, inside, over = browser.execute_script(
+            """const img = document.querySelector('.card img'), card = img.closest('.card');
+            return [img.naturalWidth, img.width / img.naturalWidth, card.clientWidth - img.width,
+                    card.scrollWidth - card.clientWidth]"""
+        )
+        assert (wide, over) == (176 * min(3, columns), 0)
+        assert inside >= 0
+    assert shown >= SHRUNK
 
 
 NAMES_OF_TICKS = """const frame = document.documentElement.getBoundingClientRect(), faults = [];

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Drawn
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from hessblocks.drawing import draw, page_picture, static, write_picture
-from hessblocks.figures.figure import Figure, Panel, Series, log_axis
+from hessblocks.drawing.pictures import SHEET
+from hessblocks.figures.figure import Figure, Heatmap, Panel, Series, log_axis
 from hessblocks.figures.style import MARKS
 
 X, Y, ERROR = (0.0, 1.0), (1.5, 30.0), (2.0, 3.0)
@@ -96,6 +99,40 @@ def test_a_picture_of_a_page_has_neither_title_nor_caption_and_no_date(tmp_path:
         assert words not in shown
     assert "<dc:date>" not in shown
     assert height(shown) < height(filed) - 40, "their room is gone too"
+
+
+def test_a_figure_is_settled_once_and_a_picture_without_words_is_that_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[type] = []
+    for one, name in ((ConstrainedLayoutEngine, "execute"), (Drawn, "draw")):
+        real = getattr(one, name)
+        monkeypatch.setattr(one, name, lambda *a, one=one, real=real: done.append(one) or real(*a))
+    drawn = draw(figure())
+    write_picture(drawn, tmp_path, "one")
+    shown = page_picture(drawn)
+    assert done == [Drawn, ConstrainedLayoutEngine, Drawn, Drawn], "a png, a svg, the page's"
+    pictures = (shown, (tmp_path / "one.svg").read_bytes())
+    assert len({re.sub(SHEET, b"", picture, count=1) for picture in pictures}) == 1
+    phone = draw(figure().for_phone(), 0)
+    page_picture(phone)
+    assert done[4:] == [ConstrainedLayoutEngine, Drawn]
+
+
+def test_a_map_is_as_fine_on_a_page_as_in_its_file(tmp_path: Path) -> None:
+    drawn = draw(Figure(title="", caption="", panels=(Heatmap(title="", label="", values=(X, Y)),)))
+    write_picture(drawn, tmp_path, "one")
+    pictures = (page_picture(drawn), (tmp_path / "one.svg").read_bytes())
+    on_page, filed = (re.findall(rb'base64,([^"]+)"', picture) for picture in pictures)
+    assert on_page == filed != []
+
+
+def test_numbers_stand_above_bars_where_there_is_room_for_them() -> None:
+    (panel,) = bars().plots
+    named = tuple(replace(one, numbers=("10,000", "2")) for one in panel.series)
+    shown = replace(bars(), panels=(replace(panel, series=named),))
+    assert [text.get_text() for text in draw(shown).axes[0].texts] == ["10,000", "2"] * 3
+    assert not draw(shown.for_phone(), 0).axes[0].texts
 
 
 def height(svg: str) -> float:

@@ -37,6 +37,7 @@ def test_over_several_seeds_it_is_the_error_of_the_mean(tmp_path) -> None:
     results = compare_results(load_results(made.write(tmp_path)))
     assert " ± " in comparison_cells(comparison_rows(results)[0])[-2]
     bars = heterogeneity_figure(results).plots[0].series[0]
+    assert comparison_cells(comparison_rows(results)[0])[-2].startswith(f"{bars.numbers[0]} ± ")
     assert bars.below == bars.error != (0.0,)
 
 
@@ -48,6 +49,7 @@ def test_the_bars_of_the_figure_reach_to_its_ends(results) -> None:
         value = panel.series[1].y[place]
         assert value - below[place] == pytest.approx(row.after.low)
         assert value + above[place] == pytest.approx(row.after.high)
+        assert comparison_cells(row)[-1].startswith(f"{panel.series[1].numbers[place]} [")
     assert "the bar is the 95 % interval of the estimate" in figure.caption
 
 

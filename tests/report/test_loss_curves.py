@@ -28,6 +28,22 @@ def test_a_mean_curve_ends_where_a_seed_diverged(tmp_path: Path) -> None:
     assert "sas diverged (seed 1); its curve ends there" in drawing.caption
 
 
+@pytest.mark.parametrize(
+    ("device", "unit"), [("cpu", "processor seconds"), ("cuda", "seconds"), (None, "seconds")]
+)
+def test_training_time_has_the_clock_of_the_run(
+    tmp_path: Path, device: str | None, unit: str
+) -> None:
+    """That of the table's tokens a second; a run of before devices were recorded has none."""
+    made = Folder(presets=("sas",), layers=1)
+    made.config |= {} if device is None else {"device": device}
+    drawing = loss_figure(compare_results(load_results(made.write(tmp_path))), "seconds")
+    assert drawing is not None
+    assert {panel.x_label.partition("$ ")[2] for panel in drawing.plots} == {f"({unit})"}
+    times = {one["step"]: one["seconds"] for one in made.metrics}
+    assert drawing.plots[0].series[0].x == pytest.approx(tuple(times.values()))
+
+
 def test_the_error_of_a_window_is_the_root_mean_square_of_its_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,5 +1,6 @@
 """Write figures as png and svg, the same bytes for the same numbers."""
 
+import re
 from io import BytesIO
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from hessblocks.conventions import AnyPath
@@ -21,6 +23,10 @@ OF_MAPS, OF_LINES = Image.Quantize.MEDIANCUT, Image.Quantize.FASTOCTREE
 """How they are chosen: finest where many pixels are, or alike everywhere for small marks."""
 WHITE = 252
 """Parts of a colour from here on are those of white paper, which the page goes on with."""
+MARGIN = 0.1
+"""Inches of paper around a picture on a page."""
+SHEET = rb'width="[^"]+" height="[^"]+" viewBox="[^"]+"'
+"""Size of a svg."""
 UNDATED = {"Date": None, "Creator": None}
 """Metadata of a svg: nothing that differs from one day to the next."""
 
@@ -52,8 +58,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
             few.save(temporary, dpi=(RESOLUTION, RESOLUTION), optimize=True)
         _settle(figure)
         with atomic_path(path.with_suffix(".svg")) as temporary:
-            FigureCanvasSVG(figure)
-            figure.savefig(temporary, metadata=UNDATED)
+            FigureCanvasSVG(figure).print_svg(temporary, metadata=UNDATED)
     return path
 
 
@@ -73,7 +78,14 @@ def page_picture(figure: Figure) -> bytes:
         text.set_visible(text.get_gid() not in OF_FILES)
     svg = BytesIO()
     with mpl.rc_context(dict(MATPLOTLIB)):
-        figure.draw_without_rendering()
-        _settle(figure)
-        figure.savefig(svg, format="svg", bbox_inches="tight", metadata=UNDATED)
-    return svg.getvalue()
+        figure.set_dpi(RESOLUTION)  # a svg leaves its own
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
+            engine.execute(figure)
+            _settle(figure)
+        box = figure.get_tightbbox(renderer).padded(MARGIN)
+        FigureCanvasSVG(figure).print_svg(svg, metadata=UNDATED)
+    inches = box.x0, figure.get_figheight() - box.y1, box.width, box.height
+    left, top, width, height = (f"{72 * one:.2f}" for one in inches)
+    view = f'width="{width}pt" height="{height}pt" viewBox="{left} {top} {width} {height}"'
+    return re.sub(SHEET, view.encode(), svg.getvalue(), count=1)

@@ -44,7 +44,7 @@ MANY = 60
 NUMBERS = 7
 """Ticks that fit on a panel where they count something."""
 LETTER = 0.085
-"""Width of a letter beside a tick, in inches."""
+"""Width of a letter beside a tick or above a bar, in inches."""
 NAMES_AT = tuple(
     (side * out, up)
     for out, up in (
@@ -56,8 +56,6 @@ NAMES_AT = tuple(
 """Where the name of a point may stand beside it, in points, the best first."""
 FAR = 15.0
 """Points between a name and its point from which on a thin line joins them."""
-NUMBER = 0.27
-"""Least width of a bar with a number above it, in inches."""
 APART = 11.5
 """Points between names at the ends of lines."""
 GREY = "#666666"
@@ -107,10 +105,13 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
             )
             drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
             axis.set(xlabel="", ylabel="")
+            for one in (axis.xaxis, axis.yaxis):
+                one.set_label_coords(0, 0)  # an empty label need not find its place
             axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    drawn.draw_without_rendering()  # settles the places beside which names stand
+    if any(panel.named for panel in figure.plots):
+        drawn.draw_without_rendering()  # settles the places beside which names stand
     for axis, panel in zip(axes.flat, panels, strict=False):
         if isinstance(panel, figures.Panel) and panel.named:
             _name_series(axis, panel)
@@ -165,7 +166,7 @@ def _draw_panel(
     axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
 ) -> None:
     title = textwrap.fill(panel.title, int(width * LETTERS * 0.7))
-    axis.set_title(title, loc="left", fontsize=10.5)
+    axis.set_title(title, loc="left", fontsize=10.5, y=1)  # a place that need not be found
     if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
@@ -363,8 +364,9 @@ def _draw_bars(
         capsize=2,
         **_bar(panel, series),
     )
-    if panel.by_tick and axis.bbox.width > NUMBER * len(panel.ticks) * together * axis.figure.dpi:
-        axis.bar_label(bars, [figures.number(y) for y in series.y], padding=0.6, fontsize=10)
+    room = axis.bbox.width / axis.figure.dpi / len(panel.ticks) / together
+    if series.numbers and room > LETTER * max(map(len, series.numbers)):
+        axis.bar_label(bars, series.numbers, padding=0.6, fontsize=10)
 
 
 def _lengths(series: figures.Series) -> list[list[float]] | None:

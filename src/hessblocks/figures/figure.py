@@ -18,7 +18,7 @@ Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog has a place for zero below its first decade."""
 Shares = Literal["none", "labels", "x", "both"]
 """What the panels of a figure have in common."""
-OF_PAGES = ("note", "across", "below", "band", "by_tick", "rows", "columns")
+OF_PAGES = ("note", "across", "below", "numbers", "band", "by_tick", "rows", "columns")
 """Fields of series, panels and maps that figure.json does not hold."""
 NAMED_ROW = 0.16
 """Least height of a named row of a map, in inches; its other names take up to `UNDER`."""
@@ -43,6 +43,8 @@ class Series:
     """Length of each error bar downwards, where `error` is that upwards; empty where both agree."""
     across: tuple[float, ...] = ()
     """Half length of each error bar of the abscissa."""
+    numbers: tuple[str, ...] = ()
+    """Text above each bar where there is room; empty for none."""
     published: bool = False
     """Whether these are the paper's numbers, drawn hollow."""
     line: bool = True
@@ -92,7 +94,7 @@ class Panel:
     named: bool = False
     """Whether the name of a series stands at its last point, and not in the legend."""
     by_tick: bool = False
-    """Whether bars have the colours of their ticks, and their values above them."""
+    """Whether bars have the colours of their ticks."""
 
     @property
     def shown(self) -> tuple[Series, ...]:

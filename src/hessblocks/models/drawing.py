@@ -24,7 +24,7 @@ GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
 """Longest name that fits above its block."""
-_PER_ROW, _COLUMN, _ROW, _STEP = 6, 176, 372, 32
+_COLUMN, _ROW, _STEP = 176, 372, 32
 _STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
 .name { font-weight: 600; font-size: 14px; }
@@ -37,21 +37,22 @@ svg { background: #ffffff; font: 12px system-ui, sans-serif; fill: #1b1f24; }
 """
 
 
-def draw_blocks(blocks: Mapping[str, BlockConfig]) -> str:
+def draw_blocks(blocks: Mapping[str, BlockConfig], columns: int = 6) -> str:
     """Draw blocks side by side, from the input x at the bottom to the output at the top.
 
     Args:
         blocks: name → block.
+        columns: most blocks in a row.
 
     Returns:
         SVG, without scripts or links; names are escaped.
     """
-    rows = -(-len(blocks) // _PER_ROW)
-    width, height = min(len(blocks), _PER_ROW) * _COLUMN, rows * _ROW
+    rows = -(-len(blocks) // columns)
+    width, height = min(len(blocks), columns) * _COLUMN, rows * _ROW
     elements = [
         element
         for place, (name, block) in enumerate(blocks.items())
-        for element in _column(name, block, place % _PER_ROW * _COLUMN, place // _PER_ROW * _ROW)
+        for element in _column(name, block, place % columns * _COLUMN, place // columns * _ROW)
     ]
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '

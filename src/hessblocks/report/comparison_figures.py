@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from hessblocks.figures import Figure, Panel, Series, log_axis, plain_math
-from hessblocks.report.captions import seeds_and_error
+from hessblocks.report.captions import ratio_text, seeds_and_error
 from hessblocks.report.comparison import MOMENTS, SIGNAL, Comparison, ComparisonRow, Curve
 from hessblocks.statistics import Average, Heterogeneity
 from hessblocks.storage import NORM, Metric, ResultRow
@@ -202,6 +202,7 @@ def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
         y=tuple(one.ratio.value for one in places.values()),
         error=tuple(above for _, above in reach),
         below=tuple(below for below, _ in reach),
+        numbers=tuple(ratio_text(one).split()[0] for one in places.values()),  # as in the table
     )
 
 
@@ -221,7 +222,7 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
     window = max(math.ceil(len(one.means) / MOST_POINTS) for one in losses)
     limits = _limits(found.results.metrics)
     notes = {row.preset: _note(row) for row in found.rows}
-    words, label = AXES[against]
+    words, label = _axis(found, against)
     series = {
         title: [
             _thinned(replace(_series(one, against), note=notes[one.preset]), window)
@@ -246,6 +247,13 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
         shares="both",
         marked=found.presets,
     )
+
+
+def _axis(found: Comparison, against: str) -> tuple[str, str]:
+    """Name an abscissa in words and with its unit; an old run does not say by which clock."""
+    words, label = AXES[against]
+    on_cpu = found.results.settings.values.get("device") == "cpu"
+    return words, label.replace("(seconds)", "(processor seconds)") if on_cpu else label
 
 
 def _thinned(curve: Series, window: int) -> Series:
@@ -356,7 +364,7 @@ def _figure(
     values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
-    words, label = AXES[axis]
+    words, label = _axis(found, axis)
     by = f"Curvature along training, by {'step' if axis == 'steps' else words}"
     if against == "loss":
         about += " The loss is that on the same batch; training goes from right to left."

@@ -56,7 +56,7 @@ def write_report(folder: AnyPath) -> Path:
     rows = [*map(comparison_cells, found.rows), *_table_of_pairs(found)]
     command = command_line(results.settings)
     told, figures = sentences(found), all_figures(found)
-    blocks = folder / "blocks.svg"
+    blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
     shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
@@ -69,7 +69,7 @@ def write_report(folder: AnyPath) -> Path:
         rows=rows,
         rates=found.rate_words,
         zero_groups=found.zero_groups,
-        blocks=[templates.inlined(blocks.read_bytes())] if blocks.is_file() else [],
+        blocks=[templates.inlined(one.read_bytes()) for one in blocks if one.is_file()],
         figures=[templates.shown_figure(figure, folder) for figure in figures],
         command=command,
         settings=list(templates.setting_rows(shown)),

@@ -89,6 +89,7 @@ def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_siz
         several = len(own) > 1
         blocks |= {f"{k} of {name}" if several else name: one for k, one in enumerate(own, start=1)}
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
+    storage.write_text(out / "blocks-narrow.svg", draw_blocks(blocks, columns=2))  # of a phone
 
 
 def _write_reference(out: Path, settings: SharedSettings, corpus: Corpus) -> None:

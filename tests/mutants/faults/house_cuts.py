@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("a figure of a page keeps its title and caption",
           "text.set_visible($a) => text.set_visible(True)", "test_drawn.py"),
-    fault("a figure of a page keeps the room of its caption", "bbox_inches = 'tight' => bbox_inches = None",
+    fault("a figure of a page keeps the room of its caption", "figure.get_tightbbox($a) => figure.bbox_inches",
           "test_drawn.py", within="page_picture"),
     fault("a figure of a page is dated", "{'Date': None, 'Creator': None} => {'Creator': None}",
           "test_drawn.py"),
