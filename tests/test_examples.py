@@ -69,8 +69,14 @@ def test_every_example_is_known() -> None:
     assert {path.stem for path in EXAMPLES} == PROMISED.keys()
 
 
-LONG = {"classify_a_table", "curvature_of_gpt2", "ewc_penalty", "follow_a_finetuning"}
-"""Take more than 8 s; the others, and the doctests, call the same functions every day."""
+LONG = {
+    "classify_a_table",
+    "curvature_of_gpt2",
+    "ewc_penalty",
+    "follow_a_finetuning",
+    "sas_in_a_trainer",
+}
+"""Take more than 4 s; the others, and the doctests, call the same functions every day."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Workers keep the memory that each step frees and asks for again."""
 
+import pytest
+
 from experiments.tests import toy
 from hessblocks.storage.tables import Row
 from hessblocks_studies.engine.workers import LocalProcesses
@@ -12,6 +14,7 @@ def measure(settings: toy.ToySettings) -> list[Row]:
     return [{"then": faults()}]
 
 
+@pytest.mark.slow
 def test_a_worker_keeps_them() -> None:
     crew = LocalProcesses(1)
     (outcome,) = crew.outcomes(measure, [toy.point(toy.ToySettings(number=0))])

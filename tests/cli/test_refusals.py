@@ -88,6 +88,7 @@ def test_a_mistake_is_answered_by_a_sentence(
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_full_standard_output_is_said() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")

@@ -124,7 +124,7 @@ STEPS = {
 @pytest.mark.parametrize(
     ("command", "number"),
     [
-        ("train", signal.SIGTERM),
+        pytest.param("train", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("curvature", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("compare", signal.SIGTERM, marks=pytest.mark.slow),
         *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),

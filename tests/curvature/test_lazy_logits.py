@@ -117,7 +117,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("part", OPERATORS)
-@pytest.mark.parametrize("name", everyday(MODELS, "tied", "with bias"))
+@pytest.mark.parametrize("name", everyday(MODELS, "tied"))
 @pytest.mark.usefixtures("_small_pieces")
 def test_all_blocks_are_those_of_dense_autodiff(name: str, part: str) -> None:
     """All parameters, then groups with and without the head: between them, one vector and many."""

@@ -20,8 +20,8 @@ from tests.house.test_rooms import crowded
 
 TOP = ROOT.parents[1]
 PAGE = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
-LONG = {"study", "figure"}
-"""Their proofs run a whole study and write a whole page."""
+LONG = {"study", "figure", "preset", "part", "architecture"}
+"""Their proofs load models, run a whole study or write a whole page."""
 RUN = """
 import importlib.util, json, os, sys, tempfile, traceback
 import torch

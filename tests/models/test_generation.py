@@ -33,8 +33,8 @@ def generate(model: PreTrainedModel, prompt: Tensor, **settings: Any) -> Tensor:
     )
 
 
-SEARCHED = ("pre-ln", "sas-p")
-"""Presets that sample and search with beams every day; every preset is greedy."""
+SEARCHED = ("sas-p",)
+"""The preset that samples and searches with beams every day; every preset is greedy."""
 DECODED = [
     pytest.param(
         *(DECODING[decoding], CACHES[cache], name),

@@ -2,6 +2,8 @@
 
 import ast
 import builtins
+import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,14 @@ from tests.mutants.named_tests import found_test
 from tests.mutants.pattern import MANY, ONE, parsed
 from tests.mutants.planting import place_of, planted
 from tests.mutants.sources import PACKAGES, TOP, sources
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_collections() -> Iterator[None]:
+    """Half a million nodes of syntax trees would be searched again and again for garbage."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

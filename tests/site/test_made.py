@@ -33,6 +33,7 @@ def made(maker: ModuleType) -> dict[str, str]:
     return dict(maker.made())
 
 
+@pytest.mark.slow
 def test_each_example_is_there_as_it_is_as_a_notebook_and_as_a_page(made: dict[str, str]) -> None:
     for script in (ROOT / "examples").glob("*.py"):
         cells = json.loads(made[f"examples/{script.stem}.ipynb"])["cells"]
