@@ -4,6 +4,7 @@ exist."""
 import contextlib
 import io
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -102,3 +103,11 @@ def test_the_citation_is_of_this_version_and_of_both_papers() -> None:
 def test_every_name_of_the_library_exists() -> None:
     for name in set(re.findall(r"\bhb\.(\w+)", README)):
         assert getattr(hb, name) is not None
+
+
+def test_what_is_cut_out_of_the_packaged_readme_is_there() -> None:
+    """A package whose cuts are not found cannot be built."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    hooks = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    cuts = [text for one in hooks["fragments"] for key, text in one.items() if key != "path"]
+    assert [README.count(text) for text in cuts] == [1, 1]
