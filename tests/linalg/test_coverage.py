@@ -76,11 +76,6 @@ def test_the_error_bars_of_the_diagonal_hold_over_its_entries(name: str) -> None
     )
 
 
-LONG = ("block_hollow", "decaying", "flat", "diagonal", "pairs", "rank_one")
-"""Matrices whose 200 spectra take 3 to 15 s each; the shorter ones have the same estimator."""
-SPECTRA = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in MATRICES]
-
-
 @functools.cache
 def spectra(name: str) -> list[Spectrum]:
     """200 spectra of ten probes each, cut from one run of 2000."""
@@ -95,7 +90,7 @@ def spectra(name: str) -> list[Spectrum]:
     ]
 
 
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", MATRICES)
 def test_the_error_bars_of_a_spectrum_hold(name: str) -> None:
     eigenvalues = torch.linalg.eigvalsh(MATRICES[name])
     runs = spectra(name)
@@ -108,7 +103,7 @@ def test_the_error_bars_of_a_spectrum_hold(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", MATRICES)
 def test_the_error_band_of_a_density_holds_over_its_points(name: str) -> None:
     eigenvalues = torch.linalg.eigvalsh(MATRICES[name])
     reach = float(eigenvalues[-1] - eigenvalues[0]) or 1.0

@@ -53,6 +53,53 @@ def test_a_long_quadrature_has_no_ghosts(name: str) -> None:
     torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64))
 
 
+def one_by_one(matrix: torch.Tensor, probe: torch.Tensor, steps: int) -> torch.Tensor:
+    """T of a single chain, each vector made orthogonal twice to all before; shorter if it ends."""
+    basis, diagonal, beside = [probe / probe.norm()], [], []
+    for _ in range(steps):
+        new = matrix @ basis[-1]
+        diagonal.append(basis[-1] @ new)
+        for v in 2 * basis:
+            new = new - (v @ new) * v
+        beside.append(new.norm())
+        if beside[-1] < 1e-12 * matrix.norm():
+            break
+        basis.append(new / beside[-1])
+    off = torch.stack(beside)[: len(diagonal) - 1]
+    return torch.stack(diagonal).diag() + off.diag(1) + off.diag(-1)
+
+
+@pytest.mark.parametrize("together", [1, 2, 5])
+@pytest.mark.parametrize("scale", [1.0, 1e-200])
+def test_chains_together_are_single_chains_also_where_some_end(together: int, scale: float) -> None:
+    """Beside random probes one is an eigenvector and one has two of them: these end early."""
+    matrix, vectors = torch.linspace(-1, 3, 80).double().diag(), torch.eye(80).double()
+    probes = Probes(DenseOperator(matrix, symmetric=True), seed=3).draw(5)
+    probes[:, 1], probes[:, 3] = 7 * vectors[:, 5], vectors[:, 20] - 2 * vectors[:, 60]
+    op = DenseOperator(scale * matrix, symmetric=True)
+    runs = [lanczos_quadrature(op, some, 12) for some in probes.split(together, dim=1)]
+    nodes, weights = (torch.cat(both) for both in zip(*runs, strict=True))
+    assert torch.equal(lanczos_quadrature(op, probes[:, :together], 12)[0], runs[0][0])
+    for probe, found, shares in zip(probes.T, nodes, weights, strict=True):
+        expected, rotations = torch.linalg.eigh(one_by_one(matrix, probe, 12))
+        weighted = shares > 1e-20
+        torch.testing.assert_close(found[weighted] / scale, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(shares[weighted], rotations[0].square(), rtol=0, atol=1e-12)
+
+
+def test_chains_that_lose_their_orthogonality_apart_stay_single_chains() -> None:
+    """One probe holds an outlier, whose loss of orthogonality the other does not share."""
+    values = torch.cat([torch.linspace(-1, 1, 299), torch.tensor([1e3])]).double()
+    op = DenseOperator(values.diag(), symmetric=True)
+    probes = Probes(op, seed=0).draw(2)
+    probes[-1, 1] = 0
+    nodes, weights = lanczos_quadrature(op, probes, 25)
+    for probe, found, shares in zip(probes.T, nodes, weights, strict=True):
+        expected, rotations = torch.linalg.eigh(one_by_one(values.diag(), probe, 25))
+        torch.testing.assert_close(found / 1e3, expected / 1e3, rtol=0, atol=1e-12)
+        torch.testing.assert_close(shares, rotations[0].square(), rtol=0, atol=1e-12)
+
+
 def test_few_rows_are_diagonalised_and_said_to_be_exact() -> None:
     spectrum = spectral_density(operator("flat"), steps=60)
     assert (spectrum.method, spectrum.probes) == ("exact", 0)

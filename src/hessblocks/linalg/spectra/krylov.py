@@ -34,51 +34,52 @@ MOST_PASSES = 4
 
 def _pieces(*tensors: Float[Tensor, "... N"], size: int = PIECE) -> Iterator[tuple[Tensor, ...]]:
     """Cut all tensors along the last axis into the same pieces, one after the other."""
+    if tensors[0].shape[-1] <= size:
+        return iter([tensors])
     return zip(*(tensor.split(size, dim=-1) for tensor in tensors), strict=True)
 
 
 def orthogonalise(
-    vector: Float[Tensor, " N"],
-    stacks: Sequence[Float[Tensor, "rows N"]],
+    vectors: Float[Tensor, "chains N"],
+    stacks: Sequence[Float[Tensor, "chains rows N"]],
     near: int,
     *,
     tolerance: float = 0.0,
-) -> tuple[Float[Tensor, " k"], float]:
-    """Orthogonalise a vector against orthonormal rows, in place, by repeated Gram-Schmidt.
+) -> tuple[Float[Tensor, "chains k"], Float[Tensor, " chains"]]:
+    """Orthogonalise vectors against orthonormal rows, in place, by repeated Gram-Schmidt.
 
-    The first pass is over the rows that the vector is expected to overlap with. The second is over
-    all rows and removes what rounding has left. Another follows wherever a pass has more than
-    halved the length.
+    Each vector has rows of its own. The first pass is over the rows that it is expected to overlap
+    with. The second is over all rows and removes what rounding has left. Another follows wherever a
+    pass has more than halved the length of one vector.
 
     Args:
-        vector: is changed.
-        stacks: the k rows, in one or several tensors.
-        near: index of the first row that `vector` is expected to overlap with.
+        vectors: are changed.
+        stacks: the k rows of each, in one or several tensors.
+        near: index of the first row that a vector is expected to overlap with.
         tolerance: largest coefficient that may stay, relative to the length of the vector.
 
     Returns:
-        The coefficients (float64, on the CPU) and the length of what remains.
+        The coefficients and the lengths of what remains, float64 on the CPU.
 
     Cost: reads all rows twice, or once where what is left is tolerated, and those from `near` on.
 
     Source: Daniel, Gragg, Kaufman and Stewart (1976); Parlett (1998), section 6.9.
     """
-    coefficients = torch.zeros(sum(len(stack) for stack in stacks), dtype=torch.float64)
-    coefficients[near:] += _project_out(vector, _rows_from(stacks, near))
-    before = length(vector)
+    coefficients = F.pad(_project_out(vectors, _rows_from(stacks, near)), (near, 0))
+    before = row_lengths(vectors)
     for _ in range(MOST_PASSES):
-        coefficients += _project_out(vector, stacks, tolerance * before)
-        after = length(vector)
-        if 2 * after >= before:
+        coefficients += _project_out(vectors, stacks, tolerance * before[:, None])
+        after = row_lengths(vectors)
+        if (2 * after >= before).all():
             break
         before = after
     return coefficients, after
 
 
-def length(vector: Float[Tensor, " N"]) -> float:
-    """Compute the Euclidean length; pieces are summed in float64."""
-    squares = [piece @ piece for (piece,) in _pieces(vector)]
-    return math.sqrt(float(torch.stack(squares).sum(dtype=torch.float64)))
+def row_lengths(vectors: Float[Tensor, "chains N"]) -> Float[Tensor, " chains"]:
+    """Compute Euclidean lengths, float64 on the CPU; pieces are summed in float64."""
+    parts = [torch.linalg.vector_norm(piece, dim=1) for (piece,) in _pieces(vectors)]
+    return torch.stack(parts).double().square().sum(0).sqrt().cpu()
 
 
 def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k kept"]) -> None:
@@ -100,29 +101,33 @@ def _rows_from(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
     """Return the rows from index `start` on, as views."""
     found = []
     for stack in stacks:
-        found.append(stack[min(start, len(stack)) :])
-        start = max(start - len(stack), 0)
+        found.append(stack[:, min(start, stack.shape[1]) :])
+        start = max(start - stack.shape[1], 0)
     return found
 
 
-def _project_out(vector: Tensor, stacks: Sequence[Tensor], tolerated: float = 0.0) -> Tensor:
-    """Subtract the vector's projection on the rows, in place (one pass of classical Gram-Schmidt).
+def _project_out(
+    vectors: Tensor, stacks: Sequence[Tensor], tolerated: Float[Tensor, "chains 1"] | float = 0.0
+) -> Tensor:
+    """Subtract each vector's projection on its rows, in place (a pass of classical Gram-Schmidt).
 
     Returns:
         The coefficients, float64 on the CPU; zeros, and the vector unchanged, where none exceeds
         `tolerated`.
     """
-    sizes = [len(stack) for stack in stacks]
-    total = torch.zeros(sum(sizes), dtype=torch.float64, device=vector.device)
-    for piece, *some in _pieces(vector, *stacks):
-        total += torch.cat([rows @ piece for rows in some])
-    if tolerated and float(total.abs().max()) <= tolerated:
-        return torch.zeros(len(total), dtype=torch.float64)
-    factors = total.to(vector.dtype).split(sizes)
-    for piece, *some in _pieces(vector, *stacks):
-        for rows, factor in zip(some, factors, strict=True):
-            piece.addmv_(rows.T, factor, alpha=-1)
-    return total.cpu()
+    columns = vectors[:, None]
+    parts = [
+        torch.cat([torch.bmm(piece, rows.mT) for rows in some], dim=2)
+        for piece, *some in _pieces(columns, *stacks)
+    ]
+    total = torch.cat(parts, dim=1).sum(1, dtype=torch.float64).cpu()
+    total.masked_fill_((total.abs() <= tolerated).all(1, keepdim=True), 0)
+    if total.any():
+        factors = total[:, None].to(vectors).split([rows.shape[1] for rows in stacks], dim=2)
+        for piece, *some in _pieces(columns, *stacks):
+            for rows, factor in zip(some, factors, strict=True):
+                piece.baddbmm_(factor, rows, alpha=-1)
+    return total
 
 
 NOISE = 0.01
@@ -229,7 +234,7 @@ class KrylovBasis:
         # A v overlaps with v and what it is coupled to; after a restart these are all Ritz vectors
         coupled = self.coupling.nonzero()
         near = int(coupled[0]) if len(coupled) else self.size - 1
-        inner, left = orthogonalise(row, self._filled(), near)
+        inner, left = self._orthogonalised(row, near)
         self._grow(inner)
         noise = NEGLIGIBLE * self._eps * float(self.projection.abs().max())
         ended = left <= noise or self.complete
@@ -302,11 +307,12 @@ class KrylovBasis:
         if start is not None:
             row *= NOISE / self.length**0.5
             row += start
-        for _ in range(
-            0 if self.complete else 2
-        ):  # beside a complete basis there is rounding alone
-            _, left = orthogonalise(row, self._filled(), 0)
-            row /= left
+        for _ in range(0 if self.complete else 2):  # a complete basis leaves rounding alone
+            row /= self._orthogonalised(row, 0)[1]
+
+    def _orthogonalised(self, row: Float[Tensor, " N"], near: int) -> tuple[Tensor, float]:
+        inner, left = orthogonalise(row[None], [rows[None] for rows in self._filled()], near)
+        return inner[0], float(left)
 
     def _filled(self) -> list[Tensor]:
         head, tail = self._stacks

@@ -11,7 +11,7 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Probes, assemble, check_probes, check_square, multiply
 from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, unit_of, working_dtype
-from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, length, orthogonalise
+from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, orthogonalise, row_lengths
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 
@@ -101,13 +101,12 @@ def lanczos_quadrature(
         Nodes and weights, float64 on the CPU.
     """
     dtype = working_dtype(op.dtype)
-    count = probes.shape[1]
+    count, eps = probes.shape[1], torch.finfo(dtype).eps
     bases = torch.zeros(count, steps, op.shape[0], dtype=dtype, device=op.device)
     diagonal = torch.zeros(count, steps, dtype=torch.float64)
     beside = torch.zeros(count, steps, dtype=torch.float64)
     bases[:, 0] = probes.T
-    for basis in bases:
-        basis[0] /= length(basis[0])
+    bases[:, 0] /= row_lengths(bases[:, 0]).to(bases)[:, None]
     unit = 0.0  # of the coefficients, so that squares of products stay in the range of any dtype
     for step in range(steps):
         products = multiply(op, bases[:, step].T.to(op.dtype)).to(dtype).T.contiguous()
@@ -116,17 +115,15 @@ def lanczos_quadrature(
             beside *= unit / larger
             unit = larger
         products /= unit or 1.0
-        for probe, (basis, row) in enumerate(zip(bases, products, strict=True)):
-            found, left = orthogonalise(
-                row, [basis[: step + 1]], max(step - 1, 0), tolerance=torch.finfo(dtype).eps ** 0.5
-            )
-            diagonal[probe, step] = found[-1]
-            scale = float((diagonal[probe].abs() + beside[probe]).max())
-            if left > NEGLIGIBLE * torch.finfo(dtype).eps * scale and step + 1 < steps:
-                beside[probe, step] = left
-                torch.div(row, left, out=basis[step + 1])
-        if not beside[:, step].any():  # every probe's Krylov space has ended
+        held = bases[:, : step + 1]
+        found, left = orthogonalise(products, [held], max(step - 1, 0), tolerance=eps**0.5)
+        diagonal[:, step] = found[:, -1]
+        going = left > NEGLIGIBLE * eps * (diagonal.abs() + beside).amax(1)
+        if step + 1 == steps or not going.any():  # every probe's Krylov space has ended
             break
+        beside[:, step] = left.where(going, 0)
+        lengths = left.where(going, torch.inf).to(products)  # a space that has ended goes on as 0
+        torch.div(products, lengths[:, None], out=bases[:, step + 1])
     tridiagonal = torch.diag_embed(diagonal)
     tridiagonal += torch.diag_embed(beside[:, :-1], 1) + torch.diag_embed(beside[:, :-1], -1)
     nodes, rotations = torch.linalg.eigh(tridiagonal)
