@@ -21,6 +21,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.inspection import curvature_run
 from hessblocks.storage import load_curvature, read_results, write_results
 from hessblocks.storage.store import POINTS
+from tests.breadth import everyday
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.report.few_pictures import draw_no_curvature
 from tests.training.helpers import files
@@ -144,14 +145,14 @@ def lose_a_group(out: Path) -> None:
     (out / POINTS).write_bytes(b"".join(lines[1:]))
 
 
-@pytest.mark.parametrize("parts", ["outer", "full"])
+@pytest.mark.parametrize("parts", everyday(["outer", "full"], "outer"))
 def test_a_budget_chooses_the_number_and_a_folder_keeps_it(
     shell: Shell, tmp_path: Path, parts: str
 ) -> None:
-    out, words = tmp_path / "out", ["--groups", "layers.1.*", "--parts", parts, "--budget", "0.05"]
+    out, words = tmp_path / "out", ["--groups", "layers.1.*", "--parts", parts, "--budget", "0.1"]
     assert preset(shell, out, *words).status == 0
     asked = json.loads((out / "config.json").read_text())["curvature"]
-    assert asked["budget"] == 0.05
+    assert asked["budget"] == 0.1
     assert asked.get("samples", asked["probes"]) >= 4
     rows = table(out / "results.csv")
     lose_a_group(out)

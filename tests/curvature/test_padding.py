@@ -170,7 +170,7 @@ def quiet() -> Any:
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("kind", everyday([*LEARNED, *COUNTED], "gpt2", "bert", "llama", "opt"))
+@pytest.mark.parametrize("kind", everyday([*LEARNED, *COUNTED], "gpt2", "bert", "llama", "roberta"))
 def test_texts_padded_on_the_left_are_those_texts(kind: str) -> None:
     model = transformer(kind, {**LEARNED, **COUNTED}[kind])
     expected = product(model, alone())

@@ -65,6 +65,7 @@ def test_no_process_holds_the_model_or_a_vector(found: Found) -> None:
     assert own["left"] == 0
 
 
+@pytest.mark.slow
 def test_a_product_sends_few_messages_and_only_sums_that_are_read(found: Found) -> None:
     """Four a layer of twelve parameters: for weights twice, directions once, sums twice; else 309
     and 306."""

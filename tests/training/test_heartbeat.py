@@ -26,7 +26,6 @@ from tests.cli.helpers import SIZES, use_the_terminal
 from tests.data.helpers import write_code
 
 EVERY, PATIENCE, MEETING = 0.2, 4.0, 4
-FIRST = [0, pytest.param(1, marks=pytest.mark.slow)]
 SECOND = [pytest.param(0, marks=pytest.mark.slow), 1]
 """Each case is a command in two processes: one of the two ranks is tried every day, both in slow
 runs."""
@@ -195,7 +194,8 @@ def trains(folder: Path) -> None:
     time.sleep(1)  # a few beats
 
 
-@pytest.mark.parametrize("stopped", FIRST)
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
 def test_a_stopped_process_ends_all_with_one_sentence(tmp_path: Path, stopped: int) -> None:
     both = two(tmp_path, steps=100_000)
     trains(tmp_path)
