@@ -28,13 +28,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_old_is_searched() -> None:
-    """What earlier files of tests have left is not searched either."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _one_commit() -> Iterator[None]:
     """A file that is edited while the tests run makes no other environment."""

@@ -121,13 +121,14 @@ STEPS = {
 """What each command does several times."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "number"),
     [
-        pytest.param("train", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("curvature", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("compare", signal.SIGTERM, marks=pytest.mark.slow),
-        *(pytest.param("train", number, marks=pytest.mark.slow) for number in NUMBERS),
+        ("train", signal.SIGTERM),
+        ("curvature", signal.SIGTERM),
+        ("compare", signal.SIGTERM),
+        *(("train", number) for number in NUMBERS),
     ],
     ids=str,
 )

@@ -133,6 +133,16 @@ def test_numbers_stand_above_bars_where_there_is_room_for_them() -> None:
     shown = replace(bars(), panels=(replace(panel, series=named),))
     assert [text.get_text() for text in draw(shown).axes[0].texts] == ["10,000", "2"] * 3
     assert not draw(shown.for_phone(), 0).axes[0].texts
+    short = tuple(replace(one, numbers=("1", "2")) for one in named[1:])  # would fit alone
+    shown = replace(bars(), panels=(replace(panel, series=(named[0], *short)),))
+    assert not draw(shown.for_phone(), 0).axes[0].texts
+
+
+def test_a_label_that_is_set_on_a_drawn_figure_stands_below_its_axis() -> None:
+    axis = draw(replace(bars(), shares="both")).axes[0]
+    axis.set_xlabel("my own")
+    axis.figure.draw_without_rendering()
+    assert axis.xaxis.label.get_window_extent().y1 < axis.bbox.y0
 
 
 def height(svg: str) -> float:

@@ -134,8 +134,8 @@ def test_what_is_saved_is_what_the_cache_and_the_operations_lose(name: str) -> N
         assert one.operations >= 0 or one.kind == "value and projection = identity"
 
 
-# up to nine seconds each, and the preparation of all is one
-@pytest.mark.parametrize("name", everyday(["llama", "gpt2", "gpt_neox", "qwen3"]))
+@pytest.mark.slow  # up to nine seconds each, and the preparation of all is one
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3"])
 def test_changed_models_are_saved_generate_and_train(name: str, tmp_path) -> None:
     model, text = model_of(name).float(), ids(10)
     for number, one in enumerate(candidates(model, Pass(model, text), layers=[1])):

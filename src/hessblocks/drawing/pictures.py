@@ -48,6 +48,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
     path = Path(folder, f"{name}.png")
     with mpl.rc_context(dict(MATPLOTLIB)):
         figure.set_dpi(RESOLUTION)
+        _hold_empty_labels(figure)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -60,6 +61,14 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
         with atomic_path(path.with_suffix(".svg")) as temporary:
             FigureCanvasSVG(figure).print_svg(temporary, metadata=UNDATED)
     return path
+
+
+def _hold_empty_labels(figure: Figure) -> None:
+    """Give labels without text a fixed place, which matplotlib would search in each pass."""
+    for axis in figure.axes:
+        for one in (axis.xaxis, axis.yaxis):
+            if not one.get_label_text():
+                one.set_label_coords(0, 0)
 
 
 def _settle(figure: Figure) -> None:
@@ -79,6 +88,7 @@ def page_picture(figure: Figure) -> bytes:
     svg = BytesIO()
     with mpl.rc_context(dict(MATPLOTLIB)):
         figure.set_dpi(RESOLUTION)  # a svg leaves its own
+        _hold_empty_labels(figure)
         renderer = FigureCanvasAgg(figure).get_renderer()
         if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
             engine.execute(figure)

@@ -105,8 +105,6 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
             )
             drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
             axis.set(xlabel="", ylabel="")
-            for one in (axis.xaxis, axis.yaxis):
-                one.set_label_coords(0, 0)  # an empty label need not find its place
             axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
@@ -365,7 +363,8 @@ def _draw_bars(
         **_bar(panel, series),
     )
     room = axis.bbox.width / axis.figure.dpi / len(panel.ticks) / together
-    if series.numbers and room > LETTER * max(map(len, series.numbers)):
+    longest = max((len(text) for one in panel.shown for text in one.numbers), default=0)
+    if series.numbers and room > LETTER * longest:  # those of all series or of none
         axis.bar_label(bars, series.numbers, padding=0.6, fontsize=10)
 
 
