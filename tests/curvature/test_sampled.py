@@ -166,7 +166,8 @@ def factors(name: str) -> list[Tensor]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(one_pass, "signs", units)
         whole = merge("all", list(groups.values()))
-        found = grams._samples(problem, whole, sampling, 0, 0, None)
+        vectors = torch.empty(sampling.size, whole.size, dtype=grams._dtype(problem))
+        found = grams._samples(problem, whole, sampling, 0, 0, None, vectors)
     return list(found.split([group.size for group in groups.values()], dim=1))
 
 

@@ -58,11 +58,14 @@ FAULTS = (
           "$found.clamp(max=$ends.shape[-1] - 1) => ($found - 1).clamp(min=0)", "test_fisher.py"),
     fault("targets are drawn with variance one", "math.sqrt(2) => 2", "test_fisher.py",
           within="_distribution"),
-    fault("two batches of samples are held together", "del $vectors =>",
+    fault("two batches of samples are held together",
+          "_inner_products($samples, $sizes) => _inner_products($samples.clone(), $sizes)",
           "test_one_batch_of_samples_is_held_at_a_time", within="_of_piece"),
+    fault("a batch of samples is added to the one before", "$vectors.zero_() =>",
+          "test_sampled.py", within="_samples"),
     fault("a second piece of the groups draws other signs",
-          "_samples($problem, $whole, $sampling, $batch, $seed, $told) => "
-          "_samples($problem, $whole, $sampling, $batch, $seed + len(sizes), $told)",
+          "_samples($problem, $whole, $sampling, $batch, $seed, $told, $vectors) => "
+          "_samples($problem, $whole, $sampling, $batch, $seed + len(sizes), $told, $vectors)",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces"),
     fault("a piece of the groups may have one more than fits", "$size > $left => $left <= 0",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces", within="_pieces"),

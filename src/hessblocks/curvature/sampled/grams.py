@@ -1,10 +1,10 @@
 """Sample the Gauss-Newton matrix H_o, and take inner products of samples group by group.
 
-Letters: G groups, B batches of samples, S samples of a batch. With L Lᵀ the loss's curvature and ε
-random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one ordinary backward pass. The
-samples of a batch are held together, in the dtype of the parameters or float32; what remains of
-them are S × S inner products per group. Where even a small batch does not fit the memory, the same
-samples are drawn again for one piece of the groups after the other.
+Letters: G groups, B batches of samples, S samples of a batch, N entries of several groups. With
+L Lᵀ the loss's curvature and ε random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one
+ordinary backward pass. The samples of a batch are held together, in the dtype of the parameters or
+float32; what remains of them are S × S inner products per group. Where even a small batch does not
+fit the memory, the same samples are drawn again for one piece of the groups after the other.
 """
 
 import functools
@@ -27,9 +27,8 @@ from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
 
 AT_ONCE = 1 << 18
 """Entries multiplied before their inner products are added up in float64."""
-MILD = (1e-9, 1e9)
-"""Sizes of samples between which products are in the range of float32 as they are, and no scaled
-copy is made."""
+MILD = (1e-12, 1e24)
+"""Squared lengths between which products are in the range of float32 as they are."""
 Step = Callable[[int], object]
 """Called with the number of samples drawn."""
 
@@ -198,11 +197,15 @@ def _of_piece(
     sizes = [group.size for group in groups]
     found = []
     told = None if step is None else lambda count: step(drawn + count)
+    shape = sampling.size, whole.size
+    with (
+        readable_errors()
+    ):  # one tensor for all batches: clearing fresh pages takes a sample's time
+        vectors = torch.empty(shape, dtype=_dtype(problem), device=problem.device)
     for batch in range(sampling.batches):
         with exclusive(problem.model), readable_errors():
-            vectors = _samples(problem, whole, sampling, batch, seed, told)
-            inner = _inner_products(vectors, sizes)
-            del vectors  # or the next batch of samples would stand beside this one
+            samples = _samples(problem, whole, sampling, batch, seed, told, vectors)
+            inner = _inner_products(samples, sizes)
             found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
     return torch.stack(found, dim=1)
 
@@ -214,10 +217,10 @@ def _samples(
     batch: int,
     seed: int,
     step: Step | None,
-) -> Tensor:
-    """Draw one batch of samples, (S, entries of all groups)."""
-    shape = sampling.size, whole.size
-    vectors = torch.zeros(shape, dtype=_dtype(problem), device=problem.device)
+    vectors: Float[Tensor, "S N"],
+) -> Float[Tensor, "S N"]:
+    """Draw one batch of samples into `vectors`; N entries of all groups."""
+    vectors.zero_()
     own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
     try:
         for number, rows in enumerate(sampling.plan.passes):
@@ -251,19 +254,25 @@ def _add_pass(
             step(before + sample + 1)
 
 
-def _inner_products(vectors: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Compute inner products (groups, S, S) in float64 from (S, entries of all groups)."""
+def _inner_products(vectors: Float[Tensor, "S N"], sizes: Sequence[int]) -> Float[Tensor, "G S S"]:
+    """Compute inner products of each group's entries, in float64."""
     found = []
     for piece in vectors.split(list(sizes), dim=1):
-        total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
-        unit = unit_of(piece)
-        # squares of float32 leave its range outside of this; inside, a division would cost a copy
-        unit = 1.0 if MILD[0] < unit < MILD[1] else unit
-        for some in piece.split(AT_ONCE, dim=1):
-            scaled = some if unit == 1.0 else some / unit
-            total += scaled @ scaled.mT
-        found.append(total * unit**2)
+        products = _products(piece, 1.0)
+        squares = products.diagonal()
+        if not ((squares > MILD[0]) & (squares < MILD[1])).all():
+            products = _products(piece, unit_of(piece))
+        found.append(products)
     return torch.stack(found)
+
+
+def _products(vectors: Float[Tensor, "S N"], unit: float) -> Float[Tensor, "S S"]:
+    """Compute inner products of rows divided by a unit, times its square."""
+    total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
+    for some in vectors.split(AT_ONCE, dim=1):
+        scaled = some if unit == 1.0 else some / unit
+        total += scaled @ scaled.mT
+    return total * unit**2
 
 
 def _dtype(problem: Problem) -> torch.dtype:
