@@ -3,14 +3,18 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import hessblocks as hb
 from hessblocks.cli.app import main
 from hessblocks.models import to_family
+from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import run as running
+from hessblocks.storage import mended_store
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_price import LETTERS, llama, rows
 
@@ -63,6 +67,24 @@ def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) ->
     assert "Measured on text that nothing was chosen by" in first
     assert "the sum is" in page
     assert (place / "out" / "figures" / "removals.png").stat().st_size > 5000
+
+
+def test_the_cost_is_told_from_the_passes_that_are_left(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds in two layers, the second of which is done; passes of 3 and 1 seconds."""
+    seconds = iter([3.0, 1.0] * 2)
+    monkeypatch.setattr(running, "_seconds", lambda _: next(seconds))
+    model, store = hb.from_pretrained_blocks(place / "model"), mended_store(tmp_path)
+    store.add("layer 1", [])
+    asked = SimplifySettings(kinds=("layer", "mlp"), tokens=8, batch=4, steps=6)
+    told = running._cost(model, torch.zeros(6, 8, dtype=torch.long), asked, store)
+    assert told.startswith("2 removals at most: 4 s, ")
+    assert told.endswith("healing: about 48 s")  # 6 x 4 windows are 4 times the held-out 6
+    alone = running._cost(
+        model, torch.zeros(6, 8, dtype=torch.long), replace(asked, save=0.0), store
+    )
+    assert "healing" not in alone
 
 
 @pytest.mark.slow

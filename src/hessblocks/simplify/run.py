@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
+from hessblocks.curvature import duration
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.healing import heal
+from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Held
 from hessblocks.simplify.place import saved_between
 from hessblocks.simplify.plan import Plan
@@ -32,6 +35,9 @@ FREE = ("save", "samples", "steps", "towards", "learning_rate", "batch")
 """Settings that later calls in the same folder may change: no measured removal depends on them."""
 PARTS = (0.8, 0.9)
 """Shares of the text at which the part for fitting and healing, and that for choosing, ends."""
+
+PASSES = 4
+"""Forward passes that an update of the healing costs: its own, the original's, and two back."""
 
 
 def simplify_model(
@@ -99,6 +105,7 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE):
         store = storage.mended_store(folder)
+        progress.note(_cost(original, chosen, settings, store))
         with progress.stage("removals", total=original.config.depth):
             table = measure_removals(
                 original,
@@ -161,6 +168,33 @@ def text_parts(
         first.drawn(len(first), seed),
     ]
     return tuple(one.to(model.device) for one in drawn)
+
+
+def _cost(
+    model: models.HessblocksForCausalLM,
+    chosen: Int[Tensor, "H T"],
+    settings: SimplifySettings,
+    store: storage.Store,
+) -> str:
+    """Estimate the minutes of table and healing, from passes through all layers and the last."""
+    held, layers = Held(model, chosen), list(model.model.layers)
+    left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
+    count = left * len(settings.kinds or KINDS)
+    held.cost(layers, 0)  # the first takes longer
+    whole, last = (_seconds(partial(held.cost, layers[n:], n)) for n in (0, len(layers) - 1))
+    table = duration(count * (whole + last) / 2)
+    told = f"{count} removals at most: {table}, besides refits and forecasts"
+    if not settings.save:
+        return told
+    updates = settings.steps * settings.batch * settings.tokens / chosen.numel()
+    healing = duration(updates * whole * PASSES)
+    return f"{told}; the cheapest are measured again after each step; healing: about {healing}"
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 def _fingerprint(parts: Sequence[Tensor]) -> str:

@@ -25,6 +25,8 @@ FAULTS = (
     fault("heads are those of the first layer",
           "$block = config.pattern[layer % len(config.pattern)] => $block = config.pattern[0]",
           "test_heads_are_told_apart_in_layers_that_differ", within="heads_of"),
+    fault("simplify: the cost counts layers that are done", "$store.get($name) is None => True",
+          "test_the_cost_is_told_from_the_passes_that_are_left", within="_cost"),
     fault("simplify: the ridge pulls to zero", "$start = old.double() => $start = 0 * old.double()",
           "test_the_ridge_pulls_towards_the_old_weights_where_the_text_says_nothing", within="solve"),
     fault("simplify: a refit is tried on the tokens it was fitted to",
