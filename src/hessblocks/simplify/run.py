@@ -172,7 +172,7 @@ def text_parts(
 
 def _cost(
     model: models.HessblocksForCausalLM,
-    chosen: Int[Tensor, "H T"],
+    chosen: Tensor,
     settings: SimplifySettings,
     store: storage.Store,
 ) -> str:
