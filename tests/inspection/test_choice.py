@@ -119,6 +119,21 @@ def test_eigenvalues_come_before_more_samples_and_are_fewer_where_time_is_short(
     assert product * taken <= 60 * spending.MINUTES
 
 
+@pytest.mark.parametrize(
+    ("left", "fewest", "found"),
+    [(100, 1, (3, 30)), (22.5, 1, (2, 16)), (1, 1, (1, 8)), (-50, 1, (1, 8)), (1, 3, (3, 24))],
+)
+def test_a_machine_that_slows_down_finds_fewer(
+    left: float, fewest: int, found: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3 eigenvalues by 30 products were chosen; a product takes a second now, a step 1.4."""
+    monkeypatch.setattr(spending.time, "perf_counter", lambda: 1000.0)
+    chosen = spending.Spending(
+        parts=("outer",), map=True, probes=16, samples=64, eigenvalues=3, products=30
+    )
+    assert spending.in_time(chosen, 1000.0 + left, 1.0, fewest=fewest) == found
+
+
 def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
     model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
 ) -> None:

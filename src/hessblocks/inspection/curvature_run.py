@@ -14,7 +14,7 @@ from hessblocks import curvature, linalg
 from hessblocks.conventions import Part
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
-from hessblocks.inspection.spending import Spending, Subjects
+from hessblocks.inspection.spending import Spending, Subjects, in_time
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import group_key, identity_in, mended_store
@@ -52,6 +52,8 @@ class CurvatureRun:
     """Numbers of probes, samples and products to spend."""
     folder: Path
     """Prepared run folder."""
+    end: float = math.inf
+    """When the page is due, as `perf_counter` counts."""
 
     def complete(self, progress: Progress) -> None:
         """Measure the groups that are not recorded yet, and write the tables after each one.
@@ -209,13 +211,18 @@ class CurvatureRun:
 
     def _eigenvalues(self, group: curvature.ParameterGroup) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
+        count, products = self.spending.eigenvalues, self.spending.products
+        if self._has_whole:
+            seconds = curvature.product_seconds(self.subjects.products, group)
+            fewest = self.settings.eigenvalues or 1
+            count, products = in_time(self.spending, self.end, seconds, fewest=fewest)
         with warnings.catch_warnings():  # the residuals say which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
             found = linalg.extreme_eigenvalues(
                 curvature.Hessian(self.subjects.products, group),
-                self.spending.eigenvalues,
+                count,
                 "largest",
-                max_products=self.spending.products,
+                max_products=products,
                 memory_limit=self.subjects.limit,
                 seed=self.settings.seed,
             )

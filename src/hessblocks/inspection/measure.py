@@ -16,7 +16,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection import opening
 from hessblocks.inspection.curvature_run import CurvatureRun
-from hessblocks.inspection.spending import Subjects, chosen, free_memory
+from hessblocks.inspection.spending import Subjects, chosen, end_of, free_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -103,6 +103,7 @@ def measure_curvature(
         selected = curvature.select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
+    end = end_of(settings, len(selected))
     # refuses a limit or a budget that is too low before the folder is made
     spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
@@ -120,7 +121,7 @@ def measure_curvature(
         "device": device,
     }
     with claimed(folder, config):
-        CurvatureRun(subject.name, subjects, settings, spending, folder).complete(progress)
+        CurvatureRun(subject.name, subjects, settings, spending, folder, end).complete(progress)
         if finish:
             finish(folder)
     return storage.load_curvature(folder)
@@ -135,7 +136,7 @@ def _subjects(
 ) -> Subjects:
     """Make two problems of one model: norms use all of the memory limit, single products half."""
     own = settings.memory_limit  # by default the whole process, model and all, stays within half
-    limit = int(1e9 * own) if own else 2 * free_memory(device) // 5
+    limit = int(1e9 * own) if own else 9 * free_memory(device) // 20
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     return Subjects(
         problem=problem(memory_limit=limit),

@@ -130,7 +130,7 @@ class _Purse:
     def __init__(self, settings: CurvatureInspection, of: Subjects) -> None:
         self.settings, self.of = settings, of
         self.units = len(of.units)
-        self.page = PAGE[0] + PAGE[1] * len(of.groups)
+        self.page = _page(len(of.groups))
         self.end = time.perf_counter() + 60 * (settings.budget or MINUTES) - self.page
         self.product = 0.0
         self.spectra = 0.0
@@ -224,6 +224,39 @@ class _Purse:
         vectors = min(64, self.of.vectors()) * self.of.largest.size * 4
         peak = max(cost.bytes, self.of.products.plan.peak + vectors if texts else 0)
         return "".join(texts) + f"; in all about {duration(seconds)}, {in_units(peak)}"
+
+
+def end_of(settings: CurvatureInspection, groups: int) -> float:
+    """Compute the time, as `perf_counter` counts it, at which a page of so many groups is due.
+
+    Returns:
+        Infinity where eigenvalues were asked for without a budget.
+    """
+    if settings.budget is None and settings.eigenvalues is not None:
+        return math.inf
+    return time.perf_counter() + 60 * (settings.budget or MINUTES) - _page(groups)
+
+
+def _page(groups: int) -> float:
+    return PAGE[0] + PAGE[1] * groups
+
+
+def in_time(spending: Spending, end: float, seconds: float, *, fewest: int = 1) -> tuple[int, int]:
+    """Count eigenvalues and products that still fit where the machine has slowed down since.
+
+    Args:
+        spending: what was chosen by the time that a product took then.
+        end: when the page is due.
+        seconds: of a product now.
+        fewest: eigenvalues that are found in any case.
+
+    Returns:
+        Eigenvalues and products, no more than were chosen.
+    """
+    left = (end - time.perf_counter()) / (STEP * seconds)
+    most = spending.products if left >= spending.products else int(left)
+    products = max(FEWEST_PRODUCTS * fewest, most)
+    return max(fewest, min(spending.eigenvalues, products // FEWEST_PRODUCTS)), products
 
 
 def chosen(

@@ -59,7 +59,7 @@ class CurvatureInspection(InspectionSettings):
     loss: Annotated[str, OneOf(("causal-lm", "masked-lm", "classification"))] = "causal-lm"
     """Loss: causal-lm, masked-lm (of 15 % of the tokens), or, from Python, classification."""
     memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
-    """Gigabytes besides model and data, by default two fifths of what is free; less is slower."""
+    """Gigabytes besides model and data, by default 45 % of what is free; less is slower."""
 
     def __post_init__(self) -> None:
         """Check ranges and parts, and put the parts into their order."""

@@ -39,10 +39,6 @@ graph would save (counted)."""
 LOGITS_SHARE = 4
 """Probabilities and residuals are kept where they fit in 1 / LOGITS_SHARE of the memory."""
 
-SAMPLES_SHARE = 4
-"""Passes for gradients alone get 1 / SAMPLES_SHARE of the rows that fit; sampled gradients are kept
-beside them."""
-
 VECTORS_HELD = 4
 """Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
 
@@ -120,7 +116,12 @@ class RowCost:
 
 
 def make_plan(
-    problem: Any, *, twice: bool = True, spare: int = 0, most_rows: int | None = None
+    problem: Any,
+    *,
+    twice: bool = True,
+    spare: int = 0,
+    most_rows: int | None = None,
+    share: int = 1,
 ) -> Plan:
     """Choose how many rows a pass has, and how many vectors are multiplied at once.
 
@@ -130,6 +131,7 @@ def make_plan(
         twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
         spare: bytes that the caller needs beside the passes.
         most_rows: rows per pass at most, where batches can be cut.
+        share: a pass has one in so many of the rows that fit, and leaves the rest of the memory.
 
     Returns:
         The passes of this process, and what is held while they run.
@@ -153,8 +155,7 @@ def make_plan(
             f"{in_units(fixed + cost.peak)}, the limit is "
             f"{in_units(fixed + rest)}; raise the limit or shorten the sequences"
         )
-    if not twice:
-        rows = max(1, rows // SAMPLES_SHARE)
+    rows = max(1, rows // share)
     if device.type == "cpu":
         rows = min(rows, max(1, FULL_CPU_WORK // cost.work))
     passes = _cut(problem, min(rows, most_rows or rows), rest // cost.bare, cost, twice=twice)

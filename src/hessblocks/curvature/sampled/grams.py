@@ -20,7 +20,7 @@ from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import Plan, Problem, make_plan, readable_errors, say_precision
-from hessblocks.curvature.sampled.one_pass import SampledPass
+from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
@@ -109,11 +109,11 @@ def plan_samples(
 
 def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
     """Plan the passes beside `count` samples of the first size that fits."""
-    for size in held:
+    for size, share in zip(held, (1, SHARE), strict=True):
         spare = count * size
         try:
             with readable_errors():
-                return make_plan(problem, twice=False, spare=spare), spare
+                return make_plan(problem, twice=False, spare=spare, share=share), spare
         except ArgumentError as error:
             refused = error
     raise ArgumentError(

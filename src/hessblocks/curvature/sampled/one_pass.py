@@ -16,6 +16,9 @@ from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import working_dtype
 
+SHARE = 4
+"""Passes beside which gradients are held, the more the better, have 1 / SHARE of the rows that fit.
+"""
 Gradients = dict[str, Float[Tensor, "..."] | None]
 """By parameter name; None stands for zeros."""
 
@@ -109,7 +112,9 @@ def plan_passes(
         raise ArgumentError("problem: samples are drawn in one process; leave shard out")
     products.say_precision(problem, twice=False)
     with exclusive(problem.model), products.readable_errors():
-        plan = products.make_plan(problem, twice=False, spare=spare, most_rows=most_rows)
+        plan = products.make_plan(
+            problem, twice=False, spare=spare, most_rows=most_rows, share=SHARE
+        )
         if plan.guard:
             plan.guard.check(problem, [*names], twice=False)
     return plan
