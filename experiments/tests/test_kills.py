@@ -12,6 +12,7 @@ from experiments.tests import toy
 from experiments.tests.kills import differences, killed_and_finished, reproduce, stored, unclocked
 from hessblocks_studies.catalogue import names
 from hessblocks_studies.engine import POINTS
+from hessblocks_studies.pretrained.simplify_pretrained import SPEED
 from hessblocks_studies.shared.step_times import STEP_TIME
 
 
@@ -42,11 +43,11 @@ def test_differences_are_seen(tmp_path: Path, spoil, said: list[str]) -> None:
 def test_measured_seconds_are_no_difference_where_all_rows_of_a_point_are_of_them() -> None:
     records = [
         {"common": {"quantity": quantity}, "rows": [{"variant": "sas", "value": value}]}
-        for quantity in (STEP_TIME, "validation_loss")
+        for quantity in (STEP_TIME, SPEED, "validation_loss")
         for value in (1.0, 2.0)
     ]
-    fast, slow, low, high = map(unclocked, records)
-    assert (fast == slow, low == high) == (True, False)
+    found = [unclocked(record) for record in records]
+    assert [found[at] == found[at + 1] for at in (0, 2, 4)] == [True, True, False]
 
 
 @pytest.mark.slow

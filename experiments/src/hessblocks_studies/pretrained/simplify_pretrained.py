@@ -33,6 +33,7 @@ HEALED = 200
 SEEDS = 3
 """Of `random`; the other methods draw nothing."""
 KL, LOSS = "KL", "loss"
+SPEED, RATIO = "tokens a second", "times the original's tokens a second"
 SIZES, NEEDED = 4, 3
 """Sizes that are judged, and at how many of them the plan has to be best."""
 ALONE = "removals alone"
@@ -100,8 +101,8 @@ def measure(settings: SimplifiedSettings) -> list[Row]:
     saved = saved_between(place.original, model, place.text.tokens.shape[1])
     rows = [
         *_costs(place, model, own),
-        shared.measured("tokens a second", after, **own),
-        shared.measured("times the original's tokens a second", after / before, **own),
+        shared.measured(SPEED, after, **own),
+        shared.measured(RATIO, after / before, **own),
         *(shared.measured(f"{name} saved", one, "counted", **own) for name, one in saved.items()),
     ]
     if settings.healed:
