@@ -73,18 +73,19 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two kinds in two layers, the second of which is done; passes of 3 and 1 seconds."""
-    seconds = iter([3.0, 1.0] * 2)
+    seconds = iter([3.0, 1.0] * 3)
     monkeypatch.setattr(running, "_seconds", lambda _: next(seconds))
     model, store = hb.from_pretrained_blocks(place / "model"), mended_store(tmp_path)
     store.add("layer 1", [])
     asked = SimplifySettings(kinds=("layer", "mlp"), tokens=8, batch=4, steps=6)
-    told = running._cost(model, torch.zeros(6, 8, dtype=torch.long), asked, store)
+    held = torch.zeros(6, 8, dtype=torch.long)
+    told = running._cost(model, held, asked, store)
     assert told.startswith("2 removals at most: 4 s, ")
     assert told.endswith("healing: about 48 s")  # 6 x 4 windows are 4 times the held-out 6
-    alone = running._cost(
-        model, torch.zeros(6, 8, dtype=torch.long), replace(asked, save=0.0), store
-    )
-    assert "healing" not in alone
+    store.add("layer 0", [])
+    assert running._cost(model, held, asked, store).startswith("0 removals at most: 0 s, ")
+    told = running._cost(model, held, replace(asked, save=0.0), store)
+    assert told == "every removal is measured already"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from hessblocks.curvature.map import curvature_map
 from hessblocks.curvature.products.graph import BatchGraph
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
+from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.errors import ArgumentError, RunError
 from tests.breadth import everyday
 from tests.curvature.cases import stir
@@ -77,6 +78,21 @@ def test_a_lower_limit_gives_the_same_numbers_and_a_lower_peak(name: str) -> Non
     assert peaks[2] < peaks[1] <= peaks[0]
     for values in found[1:]:
         assert (values - found[0]).abs().max() < 1e-12 * found[0].abs().max()
+
+
+@pytest.mark.parametrize(
+    ("limit", "passes", "pieces"), [(4_000_000, 1, 1), (2_000_000, 2, 1), (600_000, 16, 3)]
+)
+def test_samples_take_all_rows_that_fit_and_stay_within_the_limit(
+    limit: int, passes: int, pieces: int
+) -> None:
+    model, batch = model_and_batch()
+    problem, groups = Problem(model, batch, memory_limit=limit), parameter_groups(model)
+    sampling = plan_samples(problem, groups, 16)
+    assert (len(sampling.plan.passes), len(sampling.pieces)) == (passes, pieces)
+    with LiveBytes() as live:
+        gram_matrices(problem, groups, sampling)
+    assert live.peak < sampling.bytes < limit
 
 
 @pytest.mark.parametrize("limit", ["1GB", -1, 0, 2.5e9, True])

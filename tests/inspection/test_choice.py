@@ -134,6 +134,33 @@ def test_a_machine_that_slows_down_finds_fewer(
     assert spending.in_time(chosen, 1000.0 + left, 1.0, fewest=fewest) == found
 
 
+class SlowsDown(Notes):
+    """Makes products take a thousand times as long once the cost was told."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self.seconds["product"] *= 1000
+
+
+@pytest.mark.parametrize(("asked", "count"), [({}, 1), ({"eigenvalues": 2}, 2)])
+def test_eigenvalues_that_time_took_are_said_and_those_asked_for_are_found(
+    model: torch.nn.Module,
+    tmp_path: Path,
+    seconds: dict[str, float],
+    asked: dict[str, Any],
+    count: int,
+) -> None:
+    seconds["product"], notes = 4.9, SlowsDown(seconds)
+    found = hb.measure_curvature(model, BATCH, out=tmp_path, progress=notes, **asked)
+    (values,) = found.eigenvalues.values()
+    assert len(values) == count
+    assert ("1 of 3 eigenvalues" in notes.lines[-1]) == (not asked)
+
+
 def test_fewer_samples_and_no_eigenvalues_where_even_these_take_too_long(
     model: torch.nn.Module, tmp_path: Path, seconds: dict[str, float]
 ) -> None:

@@ -75,6 +75,12 @@ class CurvatureRun:
                 self._check(records[name], loss)
                 write_tables(self.folder, self.groups, records, loss=loss, **run)
                 progress.step(count, None)
+        found = len(records.get(WHOLE, {}).get("eigenvalues", ()))
+        if self._has_whole and found < self.spending.eigenvalues:
+            progress.note(
+                f"{found} of {self.spending.eigenvalues} eigenvalues: products take longer than "
+                f"before; --eigenvalues {self.spending.eigenvalues} finds all, in another folder"
+            )
 
     @property
     def problem(self) -> curvature.Problem:
@@ -212,7 +218,7 @@ class CurvatureRun:
     def _eigenvalues(self, group: curvature.ParameterGroup) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
         count, products = self.spending.eigenvalues, self.spending.products
-        if self._has_whole:
+        if self._has_whole and math.isfinite(self.end):
             seconds = curvature.product_seconds(self.subjects.products, group)
             fewest = self.settings.eigenvalues or 1
             count, products = in_time(self.spending, self.end, seconds, fewest=fewest)

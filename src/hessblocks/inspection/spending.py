@@ -29,8 +29,8 @@ from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import read_object
 
-MINUTES = 5.0
-"""Budget where nothing else is asked: six, less a sixth for a machine that slows down meanwhile."""
+MINUTES, MOST_MINUTES = 5.0, 6.0
+"""Budget where nothing else is asked, and what a machine that slows down meanwhile may take."""
 EIGENVALUES = 3
 """Largest eigenvalues that are found where nothing else is asked."""
 PRODUCTS = 40
@@ -234,7 +234,7 @@ def end_of(settings: CurvatureInspection, groups: int) -> float:
     """
     if settings.budget is None and settings.eigenvalues is not None:
         return math.inf
-    return time.perf_counter() + 60 * (settings.budget or MINUTES) - _page(groups)
+    return time.perf_counter() + 60 * (settings.budget or MOST_MINUTES) - _page(groups)
 
 
 def _page(groups: int) -> float:

@@ -177,18 +177,21 @@ def _cost(
     store: storage.Store,
 ) -> str:
     """Estimate the minutes of table and healing, from passes through all layers and the last."""
-    held, layers = Held(model, chosen), list(model.model.layers)
+    layers = list(model.model.layers)
     left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
-    count = left * len(settings.kinds or KINDS)
+    if not (left or settings.save):
+        return "every removal is measured already"
+    held = Held(model, chosen)
     held.cost(layers, 0)  # the first takes longer
     whole, last = (_seconds(partial(held.cost, layers[n:], n)) for n in (0, len(layers) - 1))
+    count = left * len(settings.kinds or KINDS)
     table = duration(count * (whole + last) / 2)
-    told = f"{count} removals at most: {table}, besides refits and forecasts"
-    if not settings.save:
-        return told
-    updates = settings.steps * settings.batch * settings.tokens / chosen.numel()
-    healing = duration(updates * whole * PASSES)
-    return f"{told}; the cheapest are measured again after each step; healing: about {healing}"
+    told = [f"{count} removals at most: {table}, besides refits and forecasts"]
+    if settings.save:
+        updates = settings.steps * settings.batch * settings.tokens / chosen.numel()
+        told += ["the cheapest are measured again after each step"]
+        told += [f"healing: about {duration(updates * whole * PASSES)}"]
+    return "; ".join(told)
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -61,6 +61,8 @@ FAULTS = (
     fault("two batches of samples are held together",
           "_inner_products($samples, $sizes) => _inner_products($samples.clone(), $sizes)",
           "test_one_batch_of_samples_is_held_at_a_time", within="_of_piece"),
+    fault("samples pass through a quarter of the rows that fit", "(1, SHARE) => (SHARE, SHARE)",
+          "test_samples_take_all_rows_that_fit_and_stay_within_the_limit", within="_plan"),
     fault("a batch of samples is added to the one before", "$vectors.zero_() =>",
           "test_sampled.py", within="_samples"),
     fault("a second piece of the groups draws other signs",

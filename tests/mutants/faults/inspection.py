@@ -4,6 +4,13 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("a machine that slows down is not looked at",
+          "in_time($$a) => (self.spending.eigenvalues, self.spending.products)",
+          "test_eigenvalues_that_time_took_are_said_and_those_asked_for_are_found",
+          within="_eigenvalues"),
+    fault("eigenvalues that time took are not said", "found < self.spending.eigenvalues => False",
+          "test_eigenvalues_that_time_took_are_said_and_those_asked_for_are_found",
+          within="complete"),
     fault("a sampled run plans second derivatives",
           "self.problem.value(twice=$a) => self.problem.value()",
           "test_a_sampled_run_takes_no_second_derivative"),

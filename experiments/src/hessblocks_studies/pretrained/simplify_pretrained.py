@@ -34,6 +34,7 @@ SEEDS = 3
 """Of `random`; the other methods draw nothing."""
 KL, LOSS = "KL", "loss"
 SPEED, RATIO = "tokens a second", "times the original's tokens a second"
+"""Quantities of clocks, which differ from run to run."""
 SIZES, NEEDED = 4, 3
 """Sizes that are judged, and at how many of them the plan has to be best."""
 ALONE = "removals alone"
