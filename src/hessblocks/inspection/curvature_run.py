@@ -68,17 +68,17 @@ class CurvatureRun:
         loss = self.problem.value(twice=twice)
         names = [*self.groups, *([WHOLE] if self._has_whole else [])]
         with progress.stage("curvature", self.name, len(names)):
-            for count, name in enumerate(names, start=1):
+            for number, name in enumerate(names, start=1):
                 key = group_key(identity, name)
                 found = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
                 (records[name],) = found.rows
                 self._check(records[name], loss)
                 write_tables(self.folder, self.groups, records, loss=loss, **run)
-                progress.step(count, None)
-        found = len(records.get(WHOLE, {}).get("eigenvalues", ()))
-        if self._has_whole and found < self.spending.eigenvalues:
+                progress.step(number, None)
+        count = len(records.get(WHOLE, {}).get("eigenvalues", ()))
+        if self._has_whole and count < self.spending.eigenvalues:
             progress.note(
-                f"{found} of {self.spending.eigenvalues} eigenvalues: products take longer than "
+                f"{count} of {self.spending.eigenvalues} eigenvalues: products take longer than "
                 f"before; --eigenvalues {self.spending.eigenvalues} finds all, in another folder"
             )
 

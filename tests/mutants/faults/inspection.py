@@ -8,7 +8,7 @@ FAULTS = (
           "in_time($$a) => (self.spending.eigenvalues, self.spending.products)",
           "test_eigenvalues_that_time_took_are_said_and_those_asked_for_are_found",
           within="_eigenvalues"),
-    fault("eigenvalues that time took are not said", "found < self.spending.eigenvalues => False",
+    fault("eigenvalues that time took are not said", "count < self.spending.eigenvalues => False",
           "test_eigenvalues_that_time_took_are_said_and_those_asked_for_are_found",
           within="complete"),
     fault("a sampled run plans second derivatives",
