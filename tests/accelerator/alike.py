@@ -1,7 +1,12 @@
-"""The same measurement on the CPU and on the device of `device.py`, number for number."""
+"""The same measurement on the CPU and on an accelerator, number for number.
+
+The accelerator is `ACCELERATOR` of the environment: cuda, or the device of `device.py`, which any
+machine has.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.accelerator.device import NAME
 from tests.curvature.cases import CASES, Case
+
+NAME = os.environ.get("ACCELERATOR", "slab")
+if NAME == "slab":
+    import tests.accelerator.device  # noqa: F401
 
 
 def case_on(name: str, device: str) -> Case:

@@ -18,13 +18,15 @@ from hessblocks.linalg import DenseOperator, Probes, condition_number, diagonal
 from hessblocks.linalg.estimators import assemble
 from hessblocks.theory.verification.cases import CASES as CLOSED_FORMS
 from hessblocks.theory.verification.cases import arguments
-from tests.accelerator.alike import assert_alike, case_on
-from tests.accelerator.device import NAME, Elsewhere
+from tests.accelerator.alike import NAME, assert_alike, case_on
 from tests.curvature.cases import CASES
 from tests.curvature.test_last_block import CASES as EXACT
 from tests.linalg.matrices import MATRICES
 
-pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # autograd's threads, harmless
+]
 OPERATORS = (hb.Hessian, hb.OuterProduct, hb.Functional)
 ESTIMATORS: dict[str, Callable[[hb.LinearOperator], Any]] = {
     "norm": lambda op: hb.frobenius_norm(op, probes=16).value,
@@ -54,9 +56,9 @@ SHORT = (
 
 def test_what_lies_on_the_cpu_is_refused() -> None:
     here, there = torch.ones(2), torch.ones(2, device=NAME)
-    assert isinstance(there, Elsewhere)
+    assert there.device.type == NAME
     assert (there * torch.tensor(2.0)).tolist() == [2.0, 2.0]  # a single number may lie anywhere
-    with pytest.raises(RuntimeError, match=f"expected all tensors on {NAME}"):
+    with pytest.raises(RuntimeError, match="(?i)expected all tensors"):
         there + here
 
 

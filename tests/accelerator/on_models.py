@@ -20,8 +20,7 @@ from hessblocks.settings.run_settings import CurvatureSettings, ObservationSetti
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import config_of
 from hessblocks.training.run import Run
-from tests.accelerator.alike import assert_alike, case_on
-from tests.accelerator.device import NAME
+from tests.accelerator.alike import NAME, assert_alike, case_on
 from tests.data.helpers import write_code
 from tests.training.helpers import MODEL, TIMINGS, TRAINING
 

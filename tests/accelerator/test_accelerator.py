@@ -1,4 +1,5 @@
-"""Everything on a device that is not the CPU, in a process of its own (see `device.py`)."""
+"""Everything on a device that is not the CPU, in a process of its own (see `device.py`); on CUDA
+where it is."""
 
 import os
 import subprocess
@@ -6,18 +7,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FILES = sorted(path.name for path in Path(__file__).parent.glob("on_*.py"))
 
 
-def run(marks: str) -> subprocess.CompletedProcess[str]:
+DEVICES = ["slab"] + ["cuda"] * torch.cuda.is_available()
+
+
+def run(marks: str, device: str) -> subprocess.CompletedProcess[str]:
     """All files in one process, which names the tests that passed and those that did not."""
     here = Path(__file__).parent
     options = ("-q", "-p", "no:cacheprovider", "--tb=short", "-rpfE", "-m", marks)
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, *(str(here / name) for name in FILES)],
         cwd=here.parents[1],
-        env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
+        env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        | {"ACCELERATOR": device},
         capture_output=True,
         text=True,
         check=False,
@@ -33,9 +39,9 @@ def check(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert not {"FAILED", "ERROR"} & set(ends), said
 
 
-@pytest.fixture(scope="module")
-def done() -> subprocess.CompletedProcess[str]:
-    return run("not slow")
+@pytest.fixture(scope="module", params=DEVICES)
+def done(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
+    return run("not slow", request.param)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -46,8 +52,9 @@ def test_the_numbers_are_those_of_the_cpu(
 
 
 @pytest.mark.slow
-def test_so_are_those_that_take_long() -> None:
-    done = run("slow")
+@pytest.mark.parametrize("device", DEVICES)
+def test_so_are_those_that_take_long(device: str) -> None:
+    done = run("slow", device)
     for name in FILES:
         check(done, name)
     assert done.returncode == 0

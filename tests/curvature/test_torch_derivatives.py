@@ -19,8 +19,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessblocks.curvature.closed.corrected import CORRECTED
-from hessblocks.curvature.closed.swap import ClosedForms
-from hessblocks.curvature.closed.watch import Watch
+from hessblocks.curvature.closed.swap import spelled
+from hessblocks.curvature.last_layer.norms import head_norms
+from hessblocks.curvature.last_layer.supported import undisturbed
 
 STEP, BOUND = 2e-4, 1e-6
 Operation = tuple[Callable[..., Any], list[Tensor]]
@@ -311,9 +312,11 @@ def test_a_derivative_of_torch(name: str, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", [2, 3])
-@pytest.mark.parametrize("name", [*THIRD, *WEIGHT_NORMS, "weight norm, whole", "hardsigmoid"])
+@pytest.mark.parametrize(
+    "name", [*THIRD, *WEIGHT_NORMS, "weight norm, whole", "hardsigmoid", "RMS norm"]
+)
 def test_what_is_wrong_in_torch_is_right_in_single_steps(name: str, order: int) -> None:
-    with ClosedForms(Watch(), swap=False):
+    with spelled():
         assert error(OPERATIONS[name], order) < BOUND
 
 
@@ -325,23 +328,38 @@ def test_cross_entropy_in_chunks_has_no_second_derivative_but_ours() -> None:
         ),
         inputs,
     )
-    with ClosedForms(Watch(), swap=False):
+    with spelled():
         assert error(chunked, 2) < BOUND
     assert error(chunked, 2) > 0.1
 
 
+class Calls(torch.overrides.TorchFunctionMode):
+    """Notes which functions of torch are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[Any] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
 def test_every_corrected_function_stands_in_a_test() -> None:
-    called = set()
-
-    class Note(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            called.add(func)
-            return func(*args, **(kwargs or {}))
-
-    with Note():
+    with Calls() as calls:
         for function, inputs in OPERATIONS.values():
             function(*inputs)
     tested_elsewhere = {torch._grouped_mm}  # tests/curvature/test_composition.py
-    assert set(CORRECTED) - called == tested_elsewhere
+    assert set(CORRECTED) - calls.seen == tested_elsewhere
+
+
+def test_closed_forms_meet_no_kernel_of_rms_norm() -> None:
+    """That of CUDA has no batching rule: vmap warns, and takes vector by vector."""
+    model, x = nn.RMSNorm(4), torch.ones(2, 4)
+    norm = head_norms(x, query=model)["query_norm"]
+    with Calls() as calls:
+        with undisturbed(model):
+            model(x)
+        norm.slope(x)
+    assert F.rms_norm not in calls.seen
+    assert torch.Tensor.rsqrt in calls.seen

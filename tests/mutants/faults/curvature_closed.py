@@ -31,7 +31,7 @@ FAULTS = (
           "test_a_closed_form_is_its_function_in_small_steps", within="backward"),
     fault("the causal mask of the plain softmax is made on the CPU, a dropped device",
           "torch.ones($$a, device=$scores.device) => torch.ones($$a)",
-          "test_the_numbers_are_those_of_the_cpu[on_curvature.py]", within="attention"),
+          "test_the_numbers_are_those_of_the_cpu[slab-on_curvature.py]", within="attention"),
     fault("attention in plain form warns in short contexts",
           "$key.shape[-2] < closed_softmax.LONG => not $key.shape[-2]",
           "test_plain_attention_is_said_where_its_memory_can_be_helped"),

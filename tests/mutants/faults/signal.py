@@ -21,7 +21,7 @@ FAULTS = (
           "1 - $second / $first.clamp($$a) => $second / $first.clamp($$a)",
           "test_entropy_and_gap_of_known_matrices"),
     fault("the signal's batch stays on the CPU, a dropped device",
-          "$tensor.to($device) => $tensor", "test_the_numbers_are_those_of_the_cpu[on_models.py]",
+          "$tensor.to($device) => $tensor", "test_the_numbers_are_those_of_the_cpu[slab-on_models.py]",
           within="propagate"),
     fault("a token is similar to itself", "together - own => together",
           "test_token_quantities_are_what_they_are_called"),

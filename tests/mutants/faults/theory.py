@@ -32,7 +32,7 @@ FAULTS = (
           "test_every_block_equals_autodiff", within="of_queries"),
     fault("the rotation's quarter turn is indexed from the CPU, a dropped device",
           "torch.arange($$a, device=$cosines.device) => torch.arange($$a)",
-          "test_the_numbers_are_those_of_the_cpu[on_curvature.py]", within="of_halves"),
+          "test_the_numbers_are_those_of_the_cpu[slab-on_curvature.py]", within="of_halves"),
     fault("hidden tokens are attended to with weight e⁰", "-torch.inf => 0.0",
           "test_every_block_equals_autodiff", within="AttentionLayer.attention"),
     fault("the gain of the centre has the wrong sign", "-$head.uniform_mean => $head.uniform_mean",

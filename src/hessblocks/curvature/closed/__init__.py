@@ -2,5 +2,10 @@
 
 from hessblocks.curvature.closed.accumulate import Sum, adding, sum_of, wanted
 from hessblocks.curvature.closed.process_wide import Shared, differentiable_checkpoints, swap_eager
-from hessblocks.curvature.closed.swap import ClosedForms, spell_weight_norms, swap_activations
+from hessblocks.curvature.closed.swap import (
+    ClosedForms,
+    spell_weight_norms,
+    spelled,
+    swap_activations,
+)
 from hessblocks.curvature.closed.watch import Watch, watching

@@ -24,6 +24,19 @@ def layer_norm(
     return _normalised(x, range(-len(shape), 0), weight, bias, eps)
 
 
+def rms_norm(
+    x: Float[Tensor, "*shape"],
+    shape: Sequence[int],
+    weight: Float[Tensor, "..."] | None = None,
+    eps: float | None = None,
+) -> Float[Tensor, "*shape"]:
+    """Compute RMS norm in single steps: under vmap CUDA's own goes vector by vector and warns."""
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    axes = tuple(range(-len(shape), 0))
+    y = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
+    return y if weight is None else y * weight
+
+
 def weight_norm(
     direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
 ) -> Float[Tensor, "*shape"]:
@@ -100,9 +113,10 @@ CORRECTED: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.instance_norm: _instance_norm,
     F.hardsigmoid: lambda x, inplace=False: F.relu6(x + 3) / 6,
-    F.linear_cross_entropy: lambda *args, options=None, **kw: F.linear_cross_entropy(*args, **kw),
 }
-"""By function of torch; what returns NotImplemented leaves the call to torch.
-
-linear_cross_entropy has no second derivative in chunks, which are what its `options` ask for.
-"""
+"""By function of torch; what returns NotImplemented leaves the call to torch."""
+if hasattr(F, "linear_cross_entropy"):  # torch before 2.13 has none
+    # In chunks, which are what its `options` ask for, it has no second derivative.
+    CORRECTED[F.linear_cross_entropy] = lambda *args, options=None, **kw: F.linear_cross_entropy(
+        *args, **kw
+    )

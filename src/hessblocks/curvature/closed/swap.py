@@ -44,8 +44,11 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 CHOOSING = (F.scaled_dot_product_attention, F.embedding, F.linear, torch.addmm)
 """Those that look for themselves at what they are given."""
 
-SPELLED: dict[Any, Callable[..., Any]] = {F.layer_norm: corrected.layer_norm}
-"""In their place where a third derivative is taken."""
+SPELLED: dict[Any, Callable[..., Any]] = {
+    F.layer_norm: corrected.layer_norm,
+    F.rms_norm: corrected.rms_norm,
+}
+"""In their place where a third derivative is taken, and in transforms of `torch.func`."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {
     "GELUActivation": closed_pointwise.Gelu(),
@@ -106,6 +109,11 @@ class ClosedForms(TorchFunctionMode):
         if closed is None or not (func in CHOOSING or _fits(args, kwargs)):
             return NotImplemented
         return closed(*args, **kwargs)
+
+
+def spelled() -> ClosedForms:
+    """Call single steps instead of kernels that `torch.func` or a third derivative cannot pass."""
+    return ClosedForms(Watch(), swap=False)
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

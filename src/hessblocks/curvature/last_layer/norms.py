@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hessblocks.curvature.closed import spelled
 from hessblocks.curvature.last_layer.forward_pass import Seen
 from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.errors import ArgumentError
@@ -49,7 +50,8 @@ def _normed(held: nn.Module, vector: Tensor, parameters: Tensor) -> Tensor:
     trained = _trained(held)
     pieces = parameters.split([p.numel() for p in trained.values()])
     shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
-    found: Tensor = functional_call(held, dict(zip(trained, shaped, strict=True)), (vector,))
+    with spelled():
+        found: Tensor = functional_call(held, dict(zip(trained, shaped, strict=True)), (vector,))
     return found
 
 

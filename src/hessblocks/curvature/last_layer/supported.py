@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.closed import Watch, swap_activations
+from hessblocks.curvature.closed import Watch, spelled, swap_activations
 from hessblocks.curvature.model_state import check_contexts, evaluation_mode, exclusive
 from hessblocks.curvature.products import uncompiled
 from hessblocks.errors import ArgumentError
@@ -113,6 +113,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         torch.autocast(device, enabled=False),
         evaluation_mode(model),
         uncompiled(),
+        spelled(),
     ):
         swap_activations(model, Watch())
         yield

@@ -14,7 +14,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.closed import ClosedForms, Watch
+from hessblocks.curvature.closed import spelled
 from hessblocks.curvature.losses.batches import Batch
 from hessblocks.errors import ArgumentError
 
@@ -106,7 +106,7 @@ class Differentiated(BatchLoss):
         Raises:
             ArgumentError: the loss depends on the parameters by another way than the logits.
         """
-        with torch.enable_grad(), ClosedForms(Watch(), swap=False):
+        with torch.enable_grad(), spelled():
             if self.losses(logits.detach()).requires_grad:
                 raise ArgumentError(
                     "loss: expected a function of the logits and the batch; it has a derivative by "
