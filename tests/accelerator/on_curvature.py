@@ -58,7 +58,7 @@ def test_what_lies_on_the_cpu_is_refused() -> None:
     here, there = torch.ones(2), torch.ones(2, device=NAME)
     assert there.device.type == NAME
     assert (there * torch.tensor(2.0)).tolist() == [2.0, 2.0]  # a single number may lie anywhere
-    with pytest.raises(RuntimeError, match="(?i)expected all tensors"):
+    with pytest.raises(RuntimeError, match=r"(?i)expected all tensors"):
         there + here
 
 
