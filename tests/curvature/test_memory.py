@@ -1,5 +1,7 @@
 """`memory_limit=` is kept to and changes no number; a full memory and a wide vocabulary are met."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sampled.grams import gram_matrices, plan_samples
 from hessblocks.errors import ArgumentError, RunError
 from tests.breadth import everyday
-from tests.curvature.cases import stir
+from tests.curvature.cases import CASES, stir
 from tests.curvature.live_bytes import LiveBytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -156,6 +158,26 @@ def test_a_product_at_a_wide_vocabulary_keeps_to_its_limit() -> None:
     with LiveBytes() as live:
         _ = OuterProduct(problem, group) @ torch.ones(group.size)
     assert live.peak < 110_000_000
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "classification", "callable"])
+def test_a_dropped_problem_gives_its_graphs_back_at_once(name: str) -> None:
+    """In a circle they would stay until Python's next garbage collection, 1 GB for SmolLM2."""
+    case = CASES[name]()
+    problem = case.problem
+    gc.collect()
+    gc.disable()
+    try:
+        for kind in (Hessian, OuterProduct, Functional):
+            operator = kind(problem)
+            operator @ torch.ones(operator.shape[1], dtype=torch.float64)
+        assert problem.held is not None
+        graphs = [weakref.ref(graph) for graph in problem.held[1]]
+        del case, problem, operator
+        assert graphs
+        assert not any(graph() for graph in graphs)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

@@ -349,9 +349,13 @@ class Problem(Operand):
             loss = losses.callable_loss(self.loss, batch, outputs, logits)
         return losses.readout_of(logits), loss
 
-    def backward(self) -> AbstractContextManager[object]:
-        """Differentiate a graph of `forward` inside; recomputed parts meet the same state."""
-        return self._run.backward()
+    @property
+    def backward(self) -> Callable[[], AbstractContextManager[object]]:
+        """Context to differentiate a graph of `forward` in; recomputed parts meet the same state.
+
+        Not of the problem: a graph that it holds keeps this, and would keep it alive.
+        """
+        return self._run.backward
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
         """Require a finite loss; if processes wait for each other, on all of them.
