@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,6 +213,24 @@ def test_a_configuration_that_forward_reads_is_noticed() -> None:
     assert fingerprint_of(model) != before
     problem.follow()
     assert "plan" not in vars(problem)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_globals_of_an_installed_package_are_no_part_of_a_model(
+    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed by `pip install --target` too, into a folder that holds one's own files as well."""
+    name, folder = f"counting_{installed}", tmp_path / "counting-1.0.dist-info"
+    (tmp_path / f"{name}.py").write_text("CALLS = [0]\ndef scaled(x):\n    return x * len(CALLS)\n")
+    folder.mkdir()
+    (folder / "RECORD").write_text(f"{name}.py,," if installed else "another.py,,")
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module(name)
+    model = Tempered()
+    model.curve = package.scaled
+    before = fingerprint_of(model)
+    package.CALLS[0] += 1
+    assert (fingerprint_of(model) == before) is installed
 
 
 def test_versions_see_what_checksums_round_away() -> None:

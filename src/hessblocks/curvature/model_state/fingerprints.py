@@ -259,8 +259,19 @@ def _is_library(name: str | None) -> bool:
         return True
     if root == "__main__":
         return False
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    file = Path(getattr(sys.modules.get(root), "__file__", None) or "")
+    if {"site-packages", "dist-packages"} & set(file.parts):
+        return True
+    # `pip install --target FOLDER` lists a package's files in FOLDER, an editable install does not
+    own = (f"{root}/", f"{root}.py,")
+    records = (
+        record for folder in file.parents[:2] for record in folder.glob("*.dist-info/RECORD")
+    )
+    return any(
+        line.startswith(own)
+        for record in records
+        for line in record.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
