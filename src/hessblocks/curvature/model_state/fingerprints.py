@@ -263,15 +263,13 @@ def _is_library(name: str | None) -> bool:
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
     # `pip install --target FOLDER` lists a package's files in FOLDER, an editable install does not
-    own = (f"{root}/", f"{root}.py,")
-    records = (
-        record for folder in file.parents[:2] for record in folder.glob("*.dist-info/RECORD")
-    )
-    return any(
-        line.startswith(own)
-        for record in records
+    lines = (
+        line
+        for folder in file.parents[:2]
+        for record in folder.glob("*.dist-info/RECORD")
         for line in record.read_text(encoding="utf-8").splitlines()
     )
+    return any(line.startswith((f"{root}/", f"{root}.py,")) for line in lines)
 
 
 def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
