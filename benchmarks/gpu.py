@@ -73,10 +73,10 @@ def measured(
     """
     found = {
         "steps": parts.steps(clock.share(0.3), published, rounds),
+        "compiled steps": parts.compiled(clock.share(0.3), published, rounds, compiler),
         "products": parts.products(clock.share(0.25), small, contexts, tokens),
         "kernels": parts.kernels(clock.share(0.1), contexts, heads=4, width=64),
         "map": parts.full_map(clock.share(0.4), gpt2),
-        "decoding": parts.decoding(clock.share(0.5), decoded),
-        "compiled steps": parts.compiled(clock.share(1), published, rounds, compiler),
+        "decoding": parts.decoding(clock.share(1), decoded),
     }
     return {**found, "left out": clock.left_out, "failed": clock.failed}
