@@ -78,9 +78,14 @@ def shape_attention(
     Returns:
         The mixed values, as `values` in shape.
     """
+    if values.shape[2] == 1:  # decoding: few numbers, so that each step counts
+        alpha, beta, gamma = gains
+        shaped = torch.addcmul(alpha * values, beta, attended)
+        return shaped if middle is None else torch.addcmul(shaped, gamma, middle, value=-1)
     alpha, beta, gamma = _wide(gains, values)
     shaped = torch.addcmul(alpha * _flat(values), beta, _flat(attended))
-    shaped = shaped if middle is None else torch.addcmul(shaped, -gamma, _flat(middle))
+    if middle is not None:
+        shaped = torch.addcmul(shaped, gamma, _flat(middle), value=-1)
     return _heads(shaped, values)
 
 
@@ -104,7 +109,8 @@ def mix_causally(
     x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
     sums = _sums(x_BTD, counting)
-    return _heads(torch.addcmul(shaped, gamma / -counting.counts, sums).to(shaped.dtype), values)
+    shaped = torch.addcmul(shaped, gamma / counting.counts, sums, value=-1).to(shaped.dtype)
+    return _heads(shaped, values)
 
 
 def centre(
