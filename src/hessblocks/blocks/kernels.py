@@ -1,4 +1,4 @@
-"""Attention kernels: functions that compute A V, and their masks and positions.
+"""Attention kernels: functions that compute A V, and the context that a forward pass gives them.
 
 Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head width, V value width.
 """
@@ -17,10 +17,9 @@ from hessblocks.blocks.shaped import Counting
 from hessblocks.errors import ArgumentError
 
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
-"""Attention kernel: computes A V, by whatever way, from the arguments of `fused_kernel`.
+"""Attention kernel: a function that computes A V from the arguments of `fused_kernel`.
 
-Without a mask and with `causal`, query number i attends to keys 0 to i. Where attention has them,
-it also takes `softcap` and `sinks`, as `matrix_kernel` does.
+A kernel for attention with softcaps or sinks takes these too, as `matrix_kernel` does.
 """
 
 
@@ -37,7 +36,15 @@ def fused_kernel(
 ) -> Float[Tensor, "B H T V"]:
     """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
 
-    That knows neither softcaps nor sinks: with one of them it is `matrix_kernel`.
+    Args:
+        module: attention module; not used.
+        query: queries of the new tokens.
+        key: keys of all tokens.
+        value: values of all tokens.
+        mask: booleans (True: may attend), or numbers added to the scores; None: no mask.
+        scale: factor of the scores.
+        causal: whether, without a mask, query number i attends to keys 0 to i only.
+        **more: softcap or sinks, which torch's function lacks; `matrix_kernel` then computes A V.
 
     Returns:
         A V of each head.
@@ -49,7 +56,7 @@ def fused_kernel(
         key,
         value,
         attn_mask=mask,
-        is_causal=causal and mask is None,  # torch refuses both, and a mask says it all
+        is_causal=causal and mask is None,  # torch refuses both; a mask is causal by itself
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -67,18 +74,18 @@ def matrix_kernel(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute softmax attention that builds A; every derivative of it exists.
+    """Compute softmax attention from the whole matrix A, so that all its derivatives exist.
 
     Args:
-        module: unused.
-        query: of the new tokens.
-        key: of all tokens.
-        value: of all tokens.
-        mask: booleans (True: may attend), or numbers added to the scores.
-        scale: of the scores.
-        causal: whether, without a mask, query number i attends to keys 0 to i.
-        softcap: c; the scores are c tanh(score / c), before the mask.
-        sinks: score of a further key of each head whose value is zero.
+        module: attention module; not used.
+        query: queries of the new tokens.
+        key: keys of all tokens.
+        value: values of all tokens.
+        mask: booleans (True: may attend), or numbers added to the scores; None: no mask.
+        scale: factor of the scores.
+        causal: whether, without a mask, query number i attends to keys 0 to i only.
+        softcap: c of the scores c tanh(score / c), before the mask; None: plain scores.
+        sinks: score of each head's sink, a further key whose value is zero; None: no sink.
 
     Returns:
         A V of each head.
@@ -95,8 +102,8 @@ def matrix_kernel(
     elif mask is not None:
         scores = scores + mask
     if sinks is not None:
-        beside = sinks[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, beside], dim=-1)
+        columns = sinks[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, columns], dim=-1)
     attention = scores.softmax(dim=-1)[..., : key.shape[2]]
     return attention @ value.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
@@ -118,13 +125,23 @@ def linear_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute linear attention: A holds the scores themselves, and 0 if attention is not permitted.
+    """Compute linear attention: A is the matrix of scores, with 0 where the mask forbids attention.
+
+    Args:
+        module: attention module; not used.
+        query: queries of the new tokens.
+        key: keys of all tokens.
+        value: values of all tokens.
+        mask: 4-dimensional mask, booleans (True: may attend) or numbers that are 0 where a query
+            may attend; None: no mask.
+        scale: factor of the scores.
+        causal: whether, without a mask, query number i attends to keys 0 to i only.
 
     Returns:
         A V of each head.
 
     Raises:
-        ArgumentError: the mask is in a form of a kernel for softmax attention.
+        ArgumentError: the mask has another form, as a fused kernel for softmax attention takes.
     """
     scores = _scores(query, key, scale)
     permitted = causal_mask(query, key) if mask is None and causal else _permitted(mask)
@@ -133,11 +150,13 @@ def linear_kernel(
 
 
 def _scores(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Compute scaled scores; each key head serves a group of query heads."""
     groups = query.shape[1] // key.shape[1]
     return scale * query @ key.repeat_interleave(groups, dim=1).transpose(-1, -2)
 
 
 def _permitted(mask: object) -> Tensor | None:
+    """Convert a mask to booleans, True where a query may attend."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.ndim != 4:
@@ -145,46 +164,50 @@ def _permitted(mask: object) -> Tensor | None:
             "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or "
             "eager"
         )
-    # an additive mask has 0 where attention is permitted, and −∞ or nearly so elsewhere
+    # an additive mask is 0 where a query may attend, and −∞ or nearly so elsewhere
     return mask if mask.dtype == torch.bool else mask == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Context of one forward pass, the same for every layer."""
+    """Context of one forward pass, which all layers share."""
 
     causal: bool = True
-    """Whether a token attends to itself and what stands before it only."""
+    """Whether each token attends only to itself and to earlier tokens."""
     mask: Any = None
-    """Mask in the form that the kernel understands; None means `causal` says all."""
+    """Mask in the form that the kernel takes; None: `causal` alone decides."""
     windows: Mapping[int, Any] = field(default_factory=dict)
-    """Masks of layers with a window, by the number of its tokens."""
+    """Masks of layers with a sliding window, by its length in tokens."""
     allowed: Bool[Tensor, "B S"] | None = None
-    """False marks padding keys; None means no padding."""
+    """False marks padding keys; None: no padding."""
     aligned: bool = True
-    """Whether `causal` and `allowed` say all that the mask does; False for a bias or own mask."""
+    """True if `causal` and `allowed` describe the mask; False for a bias or a mask of the user."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
     bias: Float[Tensor, "#B H T keys"] | None = None
-    """What positions add to the scores; the masks hold it already."""
+    """Positional bias of the scores, which the masks include already."""
     kernel: Kernel = fused_kernel
-    """Computes A V of softmax attention."""
+    """Kernel of softmax attention."""
     _counting: list[Counting] = field(default_factory=list)
+    """Cache of `counting`, in a list since the class is frozen."""
 
     def counting(self, values: Float[Tensor, "B H T V"]) -> Counting:
-        """Return what running means of values like these are made of, made once a pass."""
+        """Return what running means of values of this size need, computed once a pass."""
         if not self._counting:
             self._counting.append(Counting.of(values, self.allowed))
         return self._counting[0]
 
     def mask_of(self, window: int | None) -> Any:
-        """Return the mask of a layer with this window; None if the layer attends to all tokens.
+        """Return the mask of a layer.
+
+        Args:
+            window: length of the layer's sliding window in tokens; None: no window.
 
         Returns:
-            It, in the form that the kernel understands.
+            The mask in the form that the kernel takes; None: `causal` alone decides.
 
         Raises:
-            ArgumentError: there is none of that window.
+            ArgumentError: the context has no mask for a window of this length.
         """
         if window is None:
             return self.mask

@@ -1,7 +1,10 @@
-"""Plan removals greedily: the cheapest for what it saves, measured anew after each step.
+"""Plan which parts of a model to remove, by lazy greedy search.
 
-A price that was measured before a step is a guess after it. The guess with the lowest price is
-measured again, until one that was just measured is the lowest (Minoux, 1978, lazy greedy).
+The price of a removal is the KL divergence that it adds, in nats per parameter saved. Each step
+makes the removal of the lowest price. It changes the prices of all others, so they are only guesses
+afterwards. The lowest guess is measured again, until the lowest is a price of the model as it is.
+
+Source: Minoux (1978), lazy greedy search.
 
 Letters: S sequences to fit on, H held-out sequences, T tokens.
 """
@@ -22,9 +25,9 @@ from hessblocks.simplify.table import Row, candidates, check_removals
 from hessblocks.storage import Store
 
 Key = tuple[str, int]
-"""Kind, and number of the layer in the model at the start."""
-Fresh = dict[Key, tuple[Candidate, Cost]]
-"""What was measured since the last step."""
+"""Name of a removal: its kind, and the number of its layer in the original model."""
+Costs = dict[Key, tuple[Candidate, Cost]]
+"""Candidates that were measured since the last step, each with its cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,21 +35,22 @@ class Step:
     """Removal that was made."""
 
     kind: str
-    """What was taken."""
+    """Kind of the removal, a name of `KINDS`."""
     layer: int
-    """Number of its layer in the model at the start."""
+    """Number of its layer in the original model."""
     kl: float
-    """KL divergence from the model at the start after it, nats per token."""
+    """KL divergence from the original model after this step, nats per token."""
     kl_error: float
-    """Its standard error over text."""
+    """Standard error of `kl` over held-out sequences."""
     alone: float
-    """What it cost alone, in the table; of a part that goes in several steps, its first."""
+    """KL divergence that the table has for this removal alone. Heads and MLP units go in several
+    steps, which all have the number of the first."""
     share: float
-    """Share of the parameters saved so far."""
+    """Share of the parameters saved by all steps so far."""
 
 
 class Plan:
-    """Model on its way, with its layers' numbers at the start."""
+    """Plan of removals: the steps so far, and the model after them."""
 
     def __init__(
         self,
@@ -55,17 +59,17 @@ class Plan:
         held_out: Int[Tensor, "H T"],
         rows: Iterable[Row],
     ) -> None:
-        """Begin at a model.
+        """Begin at the original model.
 
         Args:
-            model: of blocks; it stays as it is.
-            text: to refit weights on.
-            held_out: to measure on.
-            rows: the table of `measure_removals`, whose prices are the first guesses.
+            model: original model, made of blocks; it stays as it is.
+            text: sequences to refit weights on.
+            held_out: other sequences, to measure KL divergence on.
+            rows: rows of the table of `measure_removals`, whose prices are the first guesses.
 
         Raises:
-            ArgumentError: see `measure_removals`, or fewer than half of the removals cost more than
-                two errors over text, so that there is nothing to choose by.
+            ArgumentError: an argument that `measure_removals` refuses, or a table with too much
+                noise to choose by: most removals cost less than two standard errors.
         """
         check_removals(model, text, held_out)
         rows = list(rows)
@@ -76,12 +80,14 @@ class Plan:
                 f"too few to choose by; give more than {len(held_out)} sequences, or longer ones"
             )
         self.model = model
+        """Model after the steps so far."""
         self.steps: list[Step] = []
         self.numbers = list(range(model.config.depth))
-        self._text, self._held = Pass(model, text), Held(model, held_out)
-        self._total = self._size()
+        """For each layer that is left, its number in the original model."""
+        self._text, self._held_out = Pass(model, text), Held(model, held_out)
+        self._original_size = self._size()
         self._alone: dict[Key, float] = {(r["kind"], r["layer"]): r["kl"] for r in rows}
-        self._guesses: dict[Key, float] = {  # nats a parameter
+        self._guesses: dict[Key, float] = {
             (row["kind"], row["layer"]): row["kl"] / row["parameters"]
             for row in rows
             if row["parameters"] > 0
@@ -89,100 +95,109 @@ class Plan:
 
     @property
     def saved(self) -> float:
-        """Share of the parameters that is gone."""
-        return 1 - self._size() / self._total
+        """Share of the original parameters that is removed."""
+        return 1 - self._size() / self._original_size
 
     @property
     def touched(self) -> list[int]:
-        """Numbers of the layers, in the model as it is, that changed or stand beside a gap."""
+        """Indices in `model` of layers to heal: changed ones, and neighbours of removed ones."""
         changed = {step.layer for step in self.steps}
-        gone = changed - {*self.numbers}
-        beside = {max((n for n in self.numbers if n < one), default=-1) for one in gone}
-        beside |= {min((n for n in self.numbers if n > one), default=-1) for one in gone}
-        return [at for at, n in enumerate(self.numbers) if n in changed | beside]
+        removed = changed - {*self.numbers}
+        before = {max((n for n in self.numbers if n < gap), default=-1) for gap in removed}
+        after = {min((n for n in self.numbers if n > gap), default=-1) for gap in removed}
+        return [i for i, n in enumerate(self.numbers) if n in changed | before | after]
 
     def take(self, key: Key, guesses: Iterable[Row] = ()) -> Step:
-        """Make a removal, as it was chosen in an earlier call.
+        """Make a removal that an earlier call chose.
 
         Args:
-            key: kind, and number of the layer at the start.
-            guesses: prices that were measured before it was chosen, in nats a parameter.
+            key: kind of the removal, and number of its layer in the original model.
+            guesses: prices that the earlier call measured before this choice, as rows of kind,
+                layer and price.
 
         Returns:
             The step.
 
         Raises:
-            ArgumentError: there is nothing of that kind any more.
+            ArgumentError: nothing of that kind is left in the layer, or the layer is gone.
         """
-        found = self._measured(key)
-        if found is None:
+        measured = self._measure(key)
+        if measured is None:
             raise ArgumentError(f"plan: {key[0]} of layer {key[1]} cannot be taken any more")
         self._guesses |= {(row["kind"], row["layer"]): row["price"] for row in guesses}
-        return self._taken(key, *found)
+        return self._remove(key, *measured)
 
     def run(self, save: float, store: Store | None = None) -> None:
-        """Take what is cheapest until so much is saved.
+        """Make removals, the lowest price first, until a share of the parameters is saved.
 
         Args:
-            save: share of the parameters.
-            store: of an earlier call with the same arguments, to go on from.
+            save: share of the original parameters to save.
+            store: store of an earlier call with the same arguments, to resume from.
 
         Raises:
-            ArgumentError: no share, or so much cannot go; it says how much can.
+            ArgumentError: `save` is not between 0 and 1, or more than can be removed; the message
+                says how much can.
         """
         if not 0 < save < 1:
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
+            # prices depend on what is missing, so that another `save` has other steps
             name = f"step {len(self.steps) + 1} to {save:g}"
             if store is not None and (record := store.get(name)) is not None:
                 step, *guesses = record.rows
                 self.take((str(step["kind"]), int(step["layer"])), map(dict, guesses))
                 continue
-            if (best := self._cheapest(missing * self._total)) is None:
+            if (cheapest := self._cheapest(missing * self._original_size)) is None:
                 raise ArgumentError(
                     f"save: {save:.1%} of the parameters are more than can go; with the kinds that "
                     f"were asked for it is {self.saved:.1%}"
                 )
-            key, fresh = best
-            made = asdict(self._taken(key, *fresh[key]))
+            key, costs = cheapest
+            row = asdict(self._remove(key, *costs[key]))
             if store is not None:
-                prices = [{"kind": k, "layer": n, "price": self._guesses[k, n]} for k, n in fresh]
-                store.add(name, [made, *prices])
+                prices = [{"kind": k, "layer": n, "price": self._guesses[k, n]} for k, n in costs]
+                store.add(name, [row, *prices])
 
-    def _cheapest(self, missing: float) -> tuple[Key, Fresh] | None:
-        """Measure guesses again, the lowest first, until one that was measured is the lowest."""
+    def _cheapest(self, missing: float) -> tuple[Key, Costs] | None:
+        """Find the removal of the lowest price, where `missing` parameters are still to be saved.
+
+        Returns:
+            The removal, and all costs that were measured to find it; None if no removal is left.
+        """
         before = self.steps[-1].kl if self.steps else 0.0
-        fresh: Fresh = {}
+        costs: Costs = {}
         while self._guesses:
-            key = min(self._guesses, key=lambda one: self._guesses[one])
-            if key in fresh:
-                return key, fresh
-            found = self._measured(key)
-            if found is None or found[0].parameters <= 0:
+            key = min(self._guesses, key=lambda removal: self._guesses[removal])
+            if key in costs:
+                return key, costs
+            measured = self._measure(key)
+            if measured is None or measured[0].parameters <= 0:
                 del self._guesses[key]
                 continue
-            fresh[key] = found
-            one, cost = found
-            self._guesses[key] = (cost.kl.value - before) / min(one.parameters, missing)
+            costs[key] = measured
+            candidate, cost = measured
+            # parameters beyond the goal are worth nothing
+            self._guesses[key] = (cost.kl.value - before) / min(candidate.parameters, missing)
         return None
 
-    def _measured(self, key: Key) -> tuple[Candidate, Cost] | None:
+    def _measure(self, key: Key) -> tuple[Candidate, Cost] | None:
+        """Build and measure a removal from the model as it is; None if it is not possible."""
         kind, number = key
         if number not in self.numbers:
             return None
-        at = self.numbers.index(number)
-        found = next(candidates(self.model, self._text, [kind], [at]), None)
-        if found is None:
+        index = self.numbers.index(number)
+        candidate = next(candidates(self.model, self._text, [kind], [index]), None)
+        if candidate is None:
             return None
-        rest = list(self.model.model.layers[at + 1 :])
-        return found, self._held.cost([*found.modules, *rest], at)
+        rest = list(self.model.model.layers[index + 1 :])
+        return candidate, self._held_out.cost([*candidate.modules, *rest], index)
 
-    def _taken(self, key: Key, one: Candidate, cost: Cost) -> Step:
-        self.model = edited(self.model, one)
-        for seen in (self._text, self._held):
-            seen.follow(self.model, one.layer)
-        if one.block is None:
-            del self.numbers[one.layer]
+    def _remove(self, key: Key, candidate: Candidate, cost: Cost) -> Step:
+        self.model = edited(self.model, candidate)
+        for states in (self._text, self._held_out):
+            states.follow(self.model, candidate.layer)
+        if candidate.block is None:  # the whole layer is gone
+            del self.numbers[candidate.layer]
         step = Step(
             kind=key[0],
             layer=key[1],

@@ -1,4 +1,4 @@
-"""Measure what every removal costs and saves, beside what curvature forecasts.
+"""Build the table of removals: measured KL divergence, what is saved, and a forecast by curvature.
 
 Letters: S sequences to fit on, H held-out sequences, T tokens.
 """
@@ -24,25 +24,27 @@ from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
 LEAST_SAVED = 1e-4
-"""Share of the parameters below which nats for a percent say nothing."""
+"""Smallest saved share of the parameters for which nats per percent are computed."""
+FEWEST_SEQUENCES = 4
+"""Fewest held-out sequences for a standard error."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Removals(Tabular):
-    """What each removal costs and saves, alone."""
+    """Table of removals, each made alone in the original model."""
 
     rows_alone = True
     rows: tuple[Row, ...]
-    """A row for each."""
+    """Measurements, one row per removal."""
 
     def to_rows(self) -> list[Row]:
         """List the rows: kind, layer, KL and loss with errors, what is saved, the forecast."""
         return [dict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        """Say how many there are, the cheapest, and how far forecasts are trusted."""
+        """Count the removals and the trusted forecasts, and name the cheapest removal."""
         priced = [row for row in self.rows if row["forecast"] is not None]
-        inside = [row for row in priced if not row["outside"]]
+        trusted = [row for row in priced if not row["outside"]]
         saving = [row for row in self.rows if row["nats_per_percent"] is not None]
         text = f"{len(self.rows)} removals"
         if saving:
@@ -52,7 +54,7 @@ class Removals(Tabular):
                 f"{best['kl']:.3g} ± {best['kl_error']:.1g} nats for {best['share']:.2%}"
             )
         if priced:
-            text += f"; {len(inside)} of {len(priced)} forecasts within what a quadratic can tell"
+            text += f"; {len(trusted)} of {len(priced)} forecasts within what a quadratic can tell"
         if unclear := sum(row["kl"] < 2 * row["kl_error"] for row in self.rows):
             text += f"; {unclear} cost less than two errors over text"
         return text
@@ -64,32 +66,32 @@ def candidates(
     kinds: Collection[str] = (),
     layers: Collection[int] = (),
 ) -> Iterator[Candidate]:
-    """Make what can be taken away, layer by layer.
+    """Build all candidates for removal, layer by layer.
 
     Args:
-        model: of blocks.
-        text: its states on the text that weights are refitted on.
-        kinds: names of `KINDS`; empty: all.
-        layers: their numbers; empty: all.
+        model: model made of blocks.
+        text: hidden states of this model on the text that weights are refitted to.
+        kinds: kinds of removal, names of `KINDS`; empty: all.
+        layers: numbers of the layers; empty: all.
 
     Yields:
-        Each candidate; none for the first layer where others use its weights.
+        Each candidate; none for the first layer if other layers use its weights.
     """
     for index in layers or range(model.config.depth):
         place = Place(model=model, index=index, text=text)
-        if index == 0 and shares(model):
+        if index == 0 and first_layer_is_shared(model):
             continue
         for kind in kinds or KINDS:
             try:
-                found = KINDS[kind](place)
-            except UnfitPartsError:  # the layer would be none
+                candidate = KINDS[kind](place)
+            except UnfitPartsError:  # the parts that are left make no valid block
                 continue
-            if found is not None:
-                yield found
+            if candidate is not None:
+                yield candidate
 
 
-def shares(model: HessblocksForCausalLM) -> bool:
-    """Tell whether a layer uses the first one's weights."""
+def first_layer_is_shared(model: HessblocksForCausalLM) -> bool:
+    """Tell whether any layer uses weights of the first."""
     parts = (block.attention for block in model.config.blocks)
     return any(isinstance(w, Shared) for part in parts for w in (part.query, part.key, part.value))
 
@@ -105,41 +107,46 @@ def measure_removals(
     store: Store | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> Removals:
-    """Measure what each removal costs alone, and forecast those that are changes of weights.
+    """Measure what each removal costs alone, and forecast it by curvature where possible.
+
+    A forecast needs a removal that is the same as new weights of the original model.
 
     Args:
-        model: of blocks, such as `hb.from_pretrained_blocks` makes; it stays as it is.
-        text: tokens that scales and weights are fitted to, and that forecasts are made of; more
-            tokens than the model is wide.
-        held_out: other tokens, at least 4 sequences, of the same length, to measure on.
-        kinds: names of `KINDS`; empty: all.
-        samples: of the forecast by `hb.price`; 0: no forecast.
-        seed: of the samples.
-        store: of an earlier call with the same arguments, to go on from; `samples` may differ.
-        done: told of each layer that is done, and how many there are.
+        model: model made of blocks, such as `hb.from_pretrained_blocks` returns; it stays as it is.
+        text: token ids that scales and weights are fitted to and forecasts computed on; more tokens
+            than the model is wide.
+        held_out: token ids of other text to measure on, at least 4 sequences, as long as those of
+            `text`.
+        kinds: kinds of removal, names of `KINDS`; empty: all.
+        samples: number of sampled gradients for the forecast by `hb.price`; 0: no forecast.
+        seed: seed of the samples.
+        store: store of an earlier call with the same arguments, to resume from; `samples` may
+            differ.
+        done: called after each layer with the number of finished layers and of all layers.
 
     Returns:
-        The table.
+        The table, one row per removal.
 
     Raises:
-        ArgumentError: a model that is none of blocks, an unknown kind, one sample, or texts that
-            are no token ids or too short.
+        ArgumentError: the model is not made of blocks, a layer depends on its place, a kind is
+            unknown, `samples` is 1 or below 0, or a text is too short or has no token ids.
 
-    Cost: for each removal a pass over the held-out text from its layer on; for each layer one of
-        the attention for each replaced weight, and the solution of its normal equations.
+    Cost: for each removal, a forward pass over the held-out text from its layer on. For each
+        replaced weight, a pass of its layer's attention over `text` and a least-squares solution.
     """
     check_removals(model, text, held_out, kinds)
     if samples < 2 and samples:
         raise ArgumentError(f"samples: expected 0, or at least 2 for an error bar, got {samples}")
-    measuring = _Measuring(model, text, held_out, kinds)
+    measurer = _Measurer(model, text, held_out, kinds)
     depth, rows = model.config.depth, list[Mapping[str, Any]]()
     for layer in range(depth):
-        rows += kept(store, f"layer {layer}", partial(measuring.rows, layer))
+        rows += cached(store, f"layer {layer}", partial(measurer.measure, layer))
         if done is not None:
             done(layer + 1, depth)
     priced: Sequence[Mapping[str, Any]] = []
     if samples:
-        priced = kept(store, f"forecasts of {samples}", partial(measuring.forecasts, samples, seed))
+        forecast = partial(measurer.forecast, samples, seed)
+        priced = cached(store, f"forecasts of {samples}", forecast)
     forecasts = {(row["kind"], row["layer"]): row for row in priced}
     unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
     return Removals(
@@ -147,82 +154,87 @@ def measure_removals(
     )
 
 
-def kept(
-    store: Store | None, key: str, make: Callable[[], Sequence[Row]]
+def cached(
+    store: Store | None, key: str, compute: Callable[[], Sequence[Row]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Look rows up in a store, or make and store them.
+    """Look rows up in a store, or compute and store them.
+
+    Args:
+        store: store; None: compute the rows.
+        key: key of the rows in the store.
+        compute: function that returns the rows.
 
     Returns:
         The rows.
     """
     if store is None:
-        return make()
-    record = store.get(key) or store.add(key, make())
-    return record.rows
+        return compute()
+    return (store.get(key) or store.add(key, compute())).rows
 
 
-class _Measuring:
-    """Removals of a model, layer by layer, and the changes of weights that some of them are."""
+class _Measurer:
+    """Measurer of the removals at each layer, which then forecasts all of them together."""
 
     def __init__(
         self, model: HessblocksForCausalLM, text: Tensor, held_out: Tensor, kinds: Collection[str]
     ) -> None:
         self.model, self.kinds = model, kinds
-        self._text, self._held = Pass(model, text), Held(model, held_out)
+        self._text, self._held_out = Pass(model, text), Held(model, held_out)
         self._total = sum(parameter.numel() for parameter in model.parameters())
         self._changes: dict[int, dict[str, Mapping[str, Any]]] = {}
 
-    def rows(self, layer: int) -> list[Row]:
-        """Measure all of a layer."""
+    def measure(self, layer: int) -> list[Row]:
+        """Measure all removals at a layer."""
         rest, rows = list(self.model.model.layers[layer + 1 :]), list[Row]()
-        for one in self._candidates(layer):
-            cost = self._held.cost([*one.modules, *rest], layer)
-            rows.append(_row(one, cost, self._total))
+        for candidate in self._candidates(layer):
+            cost = self._held_out.cost([*candidate.modules, *rest], layer)
+            rows.append(_row(candidate, cost, self._total))
         return rows
 
-    def forecasts(self, samples: int, seed: int) -> list[Row]:
-        """Forecast those that are changes of weights, all with the same gradients."""
+    def forecast(self, samples: int, seed: int) -> list[Row]:
+        """Forecast all removals that are changes of weights, from the same sampled gradients."""
         changes: dict[str, Mapping[str, Any]] = {}
         for layer in range(self.model.config.depth):
-            if layer not in self._changes:  # measured in an earlier call
+            if layer not in self._changes:  # an earlier call measured it, and did not store changes
                 list(self._candidates(layer))
             changes |= self._changes[layer]
         if not changes:
             return []
-        trained = edited(self.model)  # whose parameters are, also where the model's are frozen
-        bill = price(Problem(trained, {"input_ids": self._text.tokens}), changes, samples, seed)
+        trainable = edited(self.model)  # a copy, since the model may be frozen
+        bill = price(Problem(trainable, {"input_ids": self._text.tokens}), changes, samples, seed)
         return [
             {
                 "kind": name.rpartition(", ")[0],
                 "layer": int(name.rpartition(", ")[2]),
-                "forecast": one.forecast.value,
-                "forecast_error": one.forecast.standard_error,
-                "outside": one.outside,
+                "forecast": item.forecast.value,
+                "forecast_error": item.forecast.standard_error,
+                "outside": item.outside,
             }
-            for name, one in bill.items()
+            for name, item in bill.items()
         ]
 
     def _candidates(self, layer: int) -> Iterator[Candidate]:
-        own = self._changes.setdefault(layer, {})
-        for one in candidates(self.model, self._text, self.kinds, [layer]):
-            if one.change:
-                own[f"{one.kind}, {layer}"] = one.change
-            yield one
+        """Build the candidates of a layer, and remember their changes of weights."""
+        changes = self._changes.setdefault(layer, {})
+        for candidate in candidates(self.model, self._text, self.kinds, [layer]):
+            if candidate.change:
+                changes[f"{candidate.kind}, {layer}"] = candidate.change
+            yield candidate
 
 
-def _row(one: Candidate, cost: Cost, total: int) -> Row:
-    share = one.parameters / total
+def _row(candidate: Candidate, cost: Cost, total: int) -> Row:
+    share = candidate.parameters / total
     return {
-        "kind": one.kind,
-        "layer": one.layer,
+        "kind": candidate.kind,
+        "layer": candidate.layer,
         "kl": cost.kl.value,
         "kl_error": cost.kl.standard_error,
         "loss": cost.loss.value,
         "loss_error": cost.loss.standard_error,
-        "parameters": one.parameters,
+        "parameters": candidate.parameters,
         "share": share,
-        "operations": one.operations,
-        "cache": one.cache,
+        "operations": candidate.operations,
+        "cache": candidate.cache,
         "nats_per_percent": cost.kl.value / (100 * share) if share > LEAST_SAVED else None,
     }
 
@@ -231,7 +243,7 @@ def check_kinds(kinds: Collection[str]) -> None:
     """Refuse an unknown kind.
 
     Raises:
-        ArgumentError: the known ones are listed.
+        ArgumentError: a kind is unknown; the message lists the known ones.
     """
     for kind in kinds:
         check_name("kind", kind, KINDS)
@@ -240,30 +252,33 @@ def check_kinds(kinds: Collection[str]) -> None:
 def check_removals(
     model: Any, text: Int[Tensor, "S T"], held_out: Int[Tensor, "H T"], kinds: Collection[str] = ()
 ) -> None:
-    """Refuse what cannot be measured.
+    """Refuse a model, texts or kinds that cannot be measured.
+
+    Args:
+        model: model to remove parts of.
+        text: token ids that weights are fitted to.
+        held_out: token ids that removals are measured on.
+        kinds: kinds of removal, by name.
 
     Raises:
-        ArgumentError: see `measure_removals`.
+        ArgumentError: the model is not made of blocks, a layer depends on its place, a kind is
+            unknown, or a text is too short or has no token ids.
     """
     check_layers(model)
     check_kinds(kinds)
     for name, tokens in (("text", text), ("held_out", held_out)):
         if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.shape[1] < 2:
-            said = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
+            shape = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
             raise ArgumentError(
                 f"{name}: expected token ids of shape (sequences, tokens), 2 tokens or more, got "
-                f"{said}"
+                f"{shape}"
             )
     if text.numel() <= (width := model.config.hidden_size):
         raise ArgumentError(
             f"text: {text.numel()} tokens are too few to fit weights of {width} inputs; give more"
         )
-    if len(held_out) < FEWEST:
+    if len(held_out) < FEWEST_SEQUENCES:
         raise ArgumentError(
             f"held_out: {len(held_out)} sequences are too few for an error over text; give at "
-            f"least {FEWEST}"
+            f"least {FEWEST_SEQUENCES}"
         )
-
-
-FEWEST = 4
-"""Sequences of which there is an error over text."""

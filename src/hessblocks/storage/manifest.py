@@ -1,6 +1,6 @@
-"""List the SHA-256 of every file of a model or checkpoint, and check a folder against that list.
+"""Write and check the manifest of a model or checkpoint: `seal.json`, the SHA-256 of every file.
 
-The list is written last, so that a folder with one is whole; `seal.json` is its name.
+It is written after all other files. So a folder that has one was written to the end.
 """
 
 import hashlib
@@ -16,45 +16,44 @@ from hessblocks.storage.files import read_object, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
-"""File beside a model that people edit; no manifest covers it."""
-
-
+"""Model card, which people may edit; no manifest covers it."""
 FORMAT = 1
-"""Raised whenever files of equal configurations are written differently."""
+"""Version of the files of a run, a part of its identity; to be raised when equal configurations
+give other files."""
 State = Literal["whole", "foreign", "edited", "missing"]
 
 
 class DamageWarning(UserWarning):
-    """Files are not what was written, or some of them are lost."""
+    """Warning of files that were changed or lost after they were written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """State of a file, or of a folder with a manifest."""
+    """Result of a check of a file, or of a folder with a manifest."""
 
     path: Path
-    """Place of the file, present or not."""
+    """Path of the file or folder, present or not."""
     state: State
-    """whole, foreign, edited or missing."""
+    """State found: whole, foreign, edited or missing."""
     words: str = "is whole"
-    """The end of a sentence that begins with its name."""
+    """Sentence about the state, without its subject, the path."""
 
     @property
     def usable(self) -> bool:
-        """Tell whether the check found no fault."""
+        """True if the check found no fault."""
         return self.state == "whole"
 
     @property
     def sentence(self) -> str:
-        """Join name and words, without a full stop."""
+        """Sentence about the state, without a full stop."""
         return f"{self.path}{':' if self.words.startswith('its') else ''} {self.words}"
 
 
 def identity_of(config: Mapping[str, Any]) -> str:
-    """Digest a configuration: preset, seed, data, sizes and every other setting.
+    """Compute the identity of a run: a digest of its configuration.
 
     Args:
-        config: JSON values; the order of names does not count.
+        config: all settings as JSON values; their order does not count.
 
     Returns:
         The first 16 hexadecimal digits of a SHA-256.
@@ -64,10 +63,13 @@ def identity_of(config: Mapping[str, Any]) -> str:
 
 
 def identity_in(folder: Path) -> str:
-    """Digest the config.json of a run folder.
+    """Compute the identity of the run in a folder, from its config.json.
+
+    Args:
+        folder: folder of the run.
 
     Returns:
-        Sixteen digits.
+        The identity, as `identity_of` computes it.
 
     Raises:
         RunError: config.json is absent or damaged.
@@ -82,13 +84,13 @@ def sha256(path: Path) -> str:
 
 
 def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -> None:
-    """Mark a folder as whole, once every file of it is on the disk.
+    """Write the manifest of a folder, once all its files are on the disk.
 
     Args:
-        folder: with every file in its place.
+        folder: model or checkpoint, with all other files written.
         of: identity of the run.
-        name: that the folder has, or will have.
-        progress: what to remember beside the files, as JSON values.
+        name: name that the folder has, or will have.
+        progress: JSON values to store in the manifest, which `remembered_in` reads.
 
     Raises:
         RunError: the manifest cannot be written.
@@ -98,90 +100,97 @@ def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -
         if path.name not in (MANIFEST, CARD):
             sync(path)
             files[path.name] = sha256(path)
-    said = {"of": of, "name": name, "files": files, "progress": progress}
-    write_json(folder / MANIFEST, said)
+    manifest = {"of": of, "name": name, "files": files, "progress": progress}
+    write_json(folder / MANIFEST, manifest)
     sync(folder.parent)
 
 
 def remembered_in(folder: Path) -> dict[str, Any]:
-    """Read the values that were stored in the manifest of a folder; empty without a manifest.
+    """Read the values that `write_manifest` stored as `progress`.
+
+    Args:
+        folder: model or checkpoint.
 
     Returns:
-        JSON values.
+        JSON values; none if the manifest is absent or damaged.
     """
     try:
         progress: dict[str, Any] = dict(read_object(folder / MANIFEST)["progress"])
     except (RunError, KeyError, TypeError, ValueError):
         return {}
     numbers = (progress.get(name, 0) for name in ("step", "seconds", "peak_memory"))
-    known = all(isinstance(number, int | float) for number in numbers)
-    return progress if known and isinstance(progress.get("lines", {}), dict) else {}
+    sound = all(isinstance(number, int | float) for number in numbers)
+    return progress if sound and isinstance(progress.get("lines", {}), dict) else {}
 
 
 def check_manifest(folder: Path, of: str | None = None, name: str | None = None) -> Finding:
     """Check a checkpoint or a saved model against its manifest.
 
     Args:
-        folder: with a manifest.
-        of: whose it should be; None means anybody's.
-        name: that it should have been written under; None means any.
+        folder: model or checkpoint.
+        of: identity of the run that should have written it; None: any.
+        name: name that the folder should have been written under; None: any.
 
     Returns:
-        Whole where every file but the card is as it was and no other is there, hidden ones aside. A
-        manifest of an early version, which names neither run nor folder, is taken for that of any.
+        The finding. It is whole if all files but the card are as they were written, and no files
+        but hidden ones were added. A manifest of an early version names neither run nor folder and
+        passes for any.
 
     Cost:
         SHA-256 of all files, about a second per gigabyte.
     """
-    fault = partial(Finding, path=folder)
+    finding = partial(Finding, path=folder)
     if not (folder / MANIFEST).exists():
         words = f"has no {MANIFEST}" if folder.is_dir() else "is absent"
-        return fault(state="missing", words=words)
+        return finding(state="missing", words=words)
     try:
-        found = read_object(folder / MANIFEST)
-        files: dict[str, str] = dict(found["files"])
+        manifest = read_object(folder / MANIFEST)
+        files: dict[str, str] = dict(manifest["files"])
         files.pop(CARD, None)
-        there = {path.name for path in folder.iterdir()} - {MANIFEST, CARD}
+        present = {path.name for path in folder.iterdir()} - {MANIFEST, CARD}
         for file, digest in files.items():
-            if file not in there:
-                return fault(state="missing", words=f"lacks its {file}")
+            if file not in present:
+                return finding(state="missing", words=f"lacks its {file}")
             if sha256(folder / file) != digest:
-                return fault(state="edited", words=f"has another {file} than was written")
+                return finding(state="edited", words=f"has another {file} than was written")
     except (OSError, RunError, ValueError, KeyError, TypeError):
-        return fault(state="edited", words=f"has a damaged {MANIFEST}")
-    strange = there - set(files)
-    if planted := sorted(name for name in strange if not name.startswith(".")):
-        return fault(state="foreign", words=f"holds {planted[0]}, which is not of it")
-    if of not in (None, found.get("of", of)):
-        return fault(state="foreign", words="is of another run")
-    if name not in (None, found.get("name", name)):
-        return fault(state="foreign", words=f"was {found['name']} when it was written")
-    return fault(state="whole")
+        return finding(state="edited", words=f"has a damaged {MANIFEST}")
+    unlisted = present - set(files)
+    if added := sorted(file for file in unlisted if not file.startswith(".")):
+        return finding(state="foreign", words=f"holds {added[0]}, which is not of it")
+    if of not in (None, manifest.get("of", of)):
+        return finding(state="foreign", words="is of another run")
+    if name not in (None, manifest.get("name", name)):
+        return finding(state="foreign", words=f"was {manifest['name']} when it was written")
+    return finding(state="whole")
 
 
 def check_in_place(folder: Path) -> Finding:
-    """Check a folder with a manifest, and a model against the run around it, if there is one.
+    """Check a folder against its manifest, and a model against the run folder that it stands in.
+
+    Args:
+        folder: model or checkpoint.
 
     Returns:
-        As `check_manifest`.
+        The finding of `check_manifest`.
 
     Raises:
-        RunError: config.json of that run is damaged.
+        RunError: config.json of the run is damaged.
     """
     run = folder.absolute().parent
-    inside = folder.absolute().name == "model" and (run / "config.json").is_file()
-    return check_manifest(folder, identity_in(run) if inside else None)
+    in_run = folder.absolute().name == "model" and (run / "config.json").is_file()
+    return check_manifest(folder, identity_in(run) if in_run else None)
 
 
 def remedy(found: Finding, run: Path) -> str:
-    """Say what to do about a model of a trained run that is not as it was written.
+    """Advise what to do about the model of a trained run that is not as it was written.
 
     Args:
-        found: what the model is.
+        found: finding about the model.
         run: folder of the run.
 
     Returns:
-        The end of a sentence, without a full stop.
+        Advice that completes an error message, without a full stop.
     """
     if found.words.startswith("holds"):
         return "take it out and run again"

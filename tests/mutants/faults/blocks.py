@@ -45,7 +45,7 @@ FAULTS = (
     fault("an odd head width with rotary positions passes",
           "$position.turned($width) % 2 => $position.turned($width) % 1",
           "test_what_does_not_fit_is_refused_by_name", within="_rotary"),
-    fault("the centre of shaped attention is added", 
+    fault("the centre of shaped attention is added",
           "torch.addcmul($x, gamma, _flat(middle), value=-1) => torch.addcmul($x, gamma, _flat(middle))",
           "test_shaped.py", within="shape_attention"),
     fault("the centre of a decoded token is added",

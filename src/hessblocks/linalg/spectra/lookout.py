@@ -1,14 +1,16 @@
-"""Proof by a random vector that no eigenvalue beyond those found was missed.
+"""Check by a random vector whether Lanczos has missed an eigenvalue beyond those found.
 
-Let u be a unit eigenvector of A that the basis has no part in, with eigenvalue λ: another copy of
-an eigenvalue, say. A random unit vector r, orthogonal to the basis, has a part τ = uᵀr in it. From
-uᵀA v = λ uᵀv follows uᵀv of every vector v of the chain that r begins, as a multiple of τ. It grows
-with each product, the faster the farther λ lies outside of the other eigenvalues. No part of a unit
-vector is above 1. So once the multiple is √N / ε at λ = x, all |τ| with eigenvalues from x on are
-below ε / √N, and that is rare: τ √N is nearly normal, and of size below ε with probability 0.8 ε.
+Lanczos misses an eigenvector that its start vector is orthogonal to, such as that of a second copy
+of an eigenvalue. A new chain therefore starts from a random unit vector r, orthogonal to the basis.
+Let u be a unit eigenvector that was missed, so orthogonal to the basis too, and λ its eigenvalue.
+Let τ = uᵀr. Since uᵀA v = λ uᵀv, the Lanczos recurrence gives uᵀv of each further vector v of the
+chain as τ times a factor, which is known for any λ. The factor grows with each product, the faster
+the farther λ lies outside of the other eigenvalues. But |uᵀv| ≤ 1 for unit vectors. So once the
+factor at λ = x is √N / ε, a missed eigenvalue beyond x would need |τ| ≤ ε / √N. That is improbable:
+τ √N is nearly standard normal, and of size below ε with probability 0.8 ε.
 
-Where the edge is as near to other eigenvalues as the tolerance, that takes long. A chain is also
-over once it has taken as many products as the search before it, and the next pair has converged.
+The factor grows slowly where other eigenvalues lie near x. So the chain also ends after as many
+products as the search before it, if the next Ritz pair has converged by then.
 
 Letters: N rows of the matrix, k vectors of the basis.
 
@@ -28,7 +30,7 @@ UNLIKELY = 1e-3
 
 
 class Lookout:
-    """Chain of a random vector, and the part that a missed eigenvector would have in it."""
+    """Chain from a random vector, in which an eigenvector that was missed would show."""
 
     def __init__(
         self,
@@ -37,47 +39,55 @@ class Lookout:
         edges: Float[Tensor, " sides"],
         values: Float[Tensor, " k"],
     ) -> None:
-        """Begin the chain.
+        """Replace the next vector of the basis by a random one.
 
         Args:
-            basis: holds the eigenvectors found.
-            sides: 1 where no eigenvalue above the edge should be missed, -1 for below.
-            edges: numbers x, in the basis' unit.
-            values: Ritz values found.
+            basis: basis of the Ritz vectors found.
+            sides: 1 to look for missed eigenvalues above the edge, -1 for below.
+            edges: x of each side, in the unit of the basis.
+            values: Ritz values found, in the unit of the basis.
         """
         basis.renew()
         self._sides, self._edges = sides, edges * basis.unit
-        self._known = self._beyond(values * basis.unit)
-        self._within = torch.zeros(basis.size, len(edges), dtype=torch.float64)
+        self._count_found = self._count_beyond(values * basis.unit)
+        self._factors = torch.zeros(basis.size, len(edges), dtype=torch.float64)
+        """For each vector v of the basis uᵀv / τ at λ = x; 0 for vectors from before the chain."""
         self._next = torch.ones(len(edges), dtype=torch.float64)
+        """The factor of the vector that comes next; 1 for r."""
         self._enough = math.sqrt(basis.length) / UNLIKELY
-        self._longer = 2 * basis.products
-        self._missed = self._sure = False
+        self._product_limit = 2 * basis.products
+        self._missed = self._done = False
 
     @property
     def over(self) -> bool:
-        """True if an eigenvalue was missed, or surely none."""
-        return self._missed or self._sure
+        """True if a missed eigenvalue has shown, or the chain is long enough."""
+        return self._missed or self._done
 
     @property
     def clear(self) -> bool:
-        """True if surely no eigenvalue was missed."""
-        return self._sure and not self._missed
+        """True if the chain is long enough, and no missed eigenvalue has shown."""
+        return self._done and not self._missed
 
     def follow(self, basis: KrylovBasis, values: Float[Tensor, " k"], *, settled: bool) -> None:
-        """Follow a step of the basis; `settled`: the next pair has converged too."""
-        self._missed = self._beyond(values * basis.unit) > self._known
-        self._within = torch.cat([self._within, self._next[None]])
-        rest = self._edges / (basis.unit or 1.0) * self._next - basis.projection[-1] @ self._within
-        left = basis.coupling[-1]
-        # a chain that has ended holds all that its first vector has a part in
-        self._next = rest / left if left else torch.full_like(rest, math.inf)
+        """Update the factors after a Lanczos step, and check whether the chain is over.
+
+        Args:
+            basis: basis after the step.
+            values: all its Ritz values, in its unit.
+            settled: whether the wanted Ritz pairs and the next ones have converged.
+        """
+        self._missed = self._count_beyond(values * basis.unit) > self._count_found
+        self._factors = torch.cat([self._factors, self._next[None]])
+        rest = self._edges / (basis.unit or 1.0) * self._next - basis.projection[-1] @ self._factors
+        beta = basis.coupling[-1]
+        # at β = 0 the space is invariant: it holds each eigenvector that r has a part in
+        self._next = rest / beta if beta else torch.full_like(rest, math.inf)
         grown = float(self._next.abs().min()) >= self._enough
-        self._sure = self._sure or grown or (settled and basis.products >= self._longer)
+        self._done = self._done or grown or (settled and basis.products >= self._product_limit)
 
     def restarted(self, rotation: Float[Tensor, "k kept"]) -> None:
-        """Follow a restart of the basis."""
-        self._within = rotation.T @ self._within
+        """Update the factors after a restart with the Ritz vectors V · rotation."""
+        self._factors = rotation.T @ self._factors
 
-    def _beyond(self, values: Float[Tensor, " k"]) -> int:
+    def _count_beyond(self, values: Float[Tensor, " k"]) -> int:
         return int((self._sides * values[:, None] > self._sides * self._edges).sum())

@@ -1,4 +1,6 @@
-"""Search for extreme eigenvalues: which are wanted, when they are settled, what may be missed.
+"""Search for extreme eigenvalues by Lanczos: which are wanted, when they have converged.
+
+Once they have, a random vector checks whether an eigenvalue was missed (`lookout`).
 
 Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
@@ -19,22 +21,25 @@ from hessblocks.linalg.spectra.lookout import Lookout
 
 Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
 SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
-"""scipy's words for ends of a spectrum."""
+"""scipy's names for the ends of a spectrum."""
 
-Allowed = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
+ResidualLimits = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
+"""From values and the largest |θ| to the largest allowed residual of each value."""
 SAFETY = 0.5
-FEW_PRODUCTS, FEW_EACH = 32, 8
-"""Products of a search and of each of its values, which hardly one stays below."""
-DENSE = 6
-"""Matrices held at once, counted, where the operator is assembled."""
+"""Share of the allowed residual that the coupling to the next vector may have. A random vector that
+takes its place leaves this part in the residual, and its own chain adds another."""
+FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
+"""Products, and further products for each value wanted, that hardly any search ends below."""
+DENSE_COPIES = 6
+"""Float64 matrices (N, N) that are in memory at once where the operator is assembled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Eigenvalues that are looked for: how many, at which ends."""
+    """Wanted eigenvalues: how many, at which ends of the spectrum."""
 
     count: int
-    """Eigenvalues at each end named."""
+    """Number of eigenvalues at each end."""
     which: Which
     """`largest`, `smallest`, `both` or `magnitude`."""
 
@@ -45,12 +50,12 @@ class Wanted:
 
     @property
     def sides(self) -> Float[Tensor, " sides"]:
-        """Sides on which eigenvalues can be missed: 1 above, -1 below."""
+        """Sides on which eigenvalues can be missed: 1 above the chosen ones, -1 below."""
         sides = {"largest": [1.0], "smallest": [-1.0]}.get(self.which, [1.0, -1.0])
         return torch.tensor(sides, dtype=torch.float64)
 
     def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
-        """Find the wanted values among rising ones, with up to `more` further ones at each end."""
+        """Find indices of the wanted values, and of `more` at each end, among rising values."""
         size, count = len(values), self.count + more
         if self.which == "magnitude":
             return values.abs().sort(stable=True).indices[-count:].sort().values
@@ -59,21 +64,29 @@ class Wanted:
         return torch.cat([torch.arange(bottom), torch.arange(size - top, size)])
 
     def edges(self, chosen: Float[Tensor, " wanted"], slack: float) -> Float[Tensor, " sides"]:
-        """Find the number on each side beyond which only chosen eigenvalues may lie."""
+        """Compute the number on each side beyond which only the chosen eigenvalues may lie.
+
+        Args:
+            chosen: wanted values found.
+            slack: tolerance of their residuals.
+
+        Returns:
+            The innermost chosen value of each side, moved outwards by the slack.
+        """
         if self.which == "magnitude":
-            inmost = chosen.abs().min().expand(2)
+            innermost = chosen.abs().min().expand(2)
         else:
-            inmost = torch.stack(
+            innermost = torch.stack(
                 [(side * chosen).sort().values[-self.count] for side in self.sides]
             )
-        return self.sides * (inmost + slack)
+        return self.sides * (innermost + slack)
 
 
 def find_extremes(
     op: LinearOperator,
     wanted: Wanted,
     *,
-    allowed: Allowed,
+    allowed: ResidualLimits,
     max_products: int,
     basis_size: int,
     seed: int,
@@ -82,48 +95,49 @@ def find_extremes(
     memory_limit: int | None = None,
     start: Float[Tensor, " N"] | None = None,
 ) -> Eigenvalues:
-    """Run Lanczos until the residuals are small enough; do not warn if they are not.
+    """Run Lanczos until the residuals are within their limits; do not warn if they are not.
 
     Args:
         op: symmetric operator.
         wanted: which eigenvalues.
-        allowed: the largest residual of each value, from the values and the largest |θ|.
+        allowed: function from values and the largest |θ| to the largest residual of each value.
         max_products: products with single vectors after which the search ends.
-        basis_size: vectors held at most.
+        basis_size: largest number of basis vectors in memory.
         seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
-        copies: whether a random vector looks for what was missed, where several are wanted.
+        copies: whether a random vector looks for missed eigenvalues, if several are wanted.
         memory_limit: bytes that vectors may take; None: a quarter of the device's memory.
-        start: vector of length 1 to begin with.
+        start: vector of length 1 to begin with; None: a random one.
 
     Returns:
-        Values in falling order; `converged` says whether the residuals are allowed.
+        Values in falling order. `converged` is true if all residuals are within their limits, and
+        no eigenvalue was missed.
 
     Raises:
-        ArgumentError: the basis or the limit is too small for what is asked, or the operator is
-            declared positive semi-definite and is not.
+        ArgumentError: `basis_size` or `memory_limit` is too small for the wanted eigenvalues, or
+            the operator is declared positive semi-definite and is not.
     """
     size = op.shape[0]
     total = min(wanted.ends * wanted.count, size)
     if memory_limit is not None:
         check_memory_limit(memory_limit)
     limit = memory_limit or default_limit(op.device)
-    small = size <= max(total, min(FEW_PRODUCTS + FEW_EACH * total, max_products))
-    if small and DENSE * size**2 * torch.float64.itemsize <= limit:
+    small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
+    if small and DENSE_COPIES * size**2 * torch.float64.itemsize <= limit:
         return _exact(op, wanted, allowed, probe_chunk)
     room = _room(op, total, basis_size, limit)
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
     search = _Search(basis, wanted, allowed, total=total, most=max_products)
-    found, sure = search.run(look=copies and wanted.count > 1)
-    chosen = found.chosen.flip(0)
-    values, rotation = found.values[chosen], found.rotation[:, chosen]
+    ritz, none_missed = search.run(check=copies and wanted.count > 1)
+    chosen = ritz.chosen.flip(0)
+    values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
-    settled = residuals <= allowed(values, float(found.values.abs().max()))
+    converged = residuals <= allowed(values, float(ritz.values.abs().max()))
     return Eigenvalues(
         values=values * basis.unit,
         residuals=residuals * basis.unit,
         vectors=basis.combine(rotation).to(op.dtype),
-        converged=sure and bool(settled.all()),
+        converged=none_missed and bool(converged.all()),
         products=basis.products,
         basis_size=room,
         restarts=basis.restarts,
@@ -131,26 +145,26 @@ def find_extremes(
 
 
 def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
-    """Count the vectors that fit, and refuse fewer than a search needs."""
-    least = min(total + 2, op.shape[0] + 1)  # one that is new, and one that comes next
+    """Compute how many basis vectors are held; refuse fewer than `total` eigenvalues need."""
+    least = min(total + 2, op.shape[0] + 1)  # a new vector, and the one that comes next
     if basis_size < least:
         raise ArgumentError(
             f"basis_size: expected at least {least} vectors for {total} eigenvalues, got "
             f"{basis_size}"
         )
-    each = op.shape[0] * working_dtype(op.dtype).itemsize
-    if limit < (least + 1) * each:
+    vector_bytes = op.shape[0] * working_dtype(op.dtype).itemsize
+    if limit < (needed := (least + 1) * vector_bytes):
         raise ArgumentError(
-            f"memory_limit: expected at least {in_units((least + 1) * each)}, {least} vectors for "
-            f"{total} eigenvalues and a product, got {in_units(limit)}"
+            f"memory_limit: expected at least {in_units(needed)}, {least} vectors for {total} "
+            f"eigenvalues and a product, got {in_units(limit)}"
         )
-    return min(basis_size, limit // each - 1, op.shape[0] + 1)
+    return min(basis_size, limit // vector_bytes - 1, op.shape[0] + 1)
 
 
 def _exact(
-    op: LinearOperator, wanted: Wanted, allowed: Allowed, probe_chunk: int | None
+    op: LinearOperator, wanted: Wanted, allowed: ResidualLimits, probe_chunk: int | None
 ) -> Eigenvalues:
-    """Assemble the matrix and take its eigenvalues."""
+    """Assemble the matrix and compute its eigenvalues by dense algebra."""
     matrix = assemble(op, probe_chunk).double().cpu()
     unit = unit_of(matrix)
     matrix /= unit
@@ -175,83 +189,95 @@ class _Ritz:
     """Ritz pairs of a basis, in its unit, and which of them are wanted."""
 
     values: Float[Tensor, " k"]
+    """Ritz values θ, rising."""
     rotation: Float[Tensor, "k k"]
+    """Coefficients of the Ritz vectors in the basis, a column each."""
     chosen: Int[Tensor, " wanted"]
-    late: Bool[Tensor, " k"]
-    """Whether they have not converged yet."""
+    """Indices of the wanted pairs."""
+    unconverged: Bool[Tensor, " k"]
+    """Whether each pair has not converged yet."""
     limits: Float[Tensor, " k"]
-    """Residuals that are allowed."""
+    """Largest allowed residual of each pair."""
 
 
 class _Search:
-    """Search that goes on until the wanted values have converged and none can have been missed."""
+    """Search until the wanted values have converged and no random vector shows a missed one."""
 
     def __init__(
-        self, basis: KrylovBasis, wanted: Wanted, allowed: Allowed, *, total: int, most: int
+        self, basis: KrylovBasis, wanted: Wanted, allowed: ResidualLimits, *, total: int, most: int
     ) -> None:
-        """Hold the basis; `most`: products after which the search ends."""
+        """Hold the basis.
+
+        Args:
+            basis: basis without vectors.
+            wanted: which eigenvalues.
+            allowed: see `find_extremes`.
+            total: number of eigenvalues at all ends.
+            most: products after which the search ends.
+        """
         self._basis, self._wanted, self._allowed = basis, wanted, allowed
         self._total, self._most = total, most
         self._lookout: Lookout | None = None
 
-    def run(self, *, look: bool) -> tuple[_Ritz, bool]:
-        """Grow the basis.
+    def run(self, *, check: bool) -> tuple[_Ritz, bool]:
+        """Extend the basis to the end of the search.
 
         Args:
-            look: whether random vectors look for values that were missed.
+            check: whether random vectors look for eigenvalues that were missed.
 
         Returns:
-            The last Ritz pairs, and whether none was missed.
+            The last Ritz pairs, and whether none was missed; true without a check.
         """
-        found = self._converge()
-        while look and not (self._spent or self._clear):
-            self._send_lookout(found)
-            found = self._converge()
-        return found, not look or self._basis.complete or self._clear
+        ritz = self._converge()
+        while check and not (self._ended or self._clear):
+            self._start_lookout(ritz)
+            ritz = self._converge()
+        return ritz, not check or self._basis.complete or self._clear
 
     @property
     def _clear(self) -> bool:
         return self._lookout is not None and self._lookout.clear
 
     @property
-    def _spent(self) -> bool:
+    def _ended(self) -> bool:
+        """True if the basis spans the whole space, or all products are used up."""
         enough = self._basis.size >= self._total
         return self._basis.complete or (enough and self._basis.products >= self._most)
 
     def _converge(self) -> _Ritz:
-        """Extend until the wanted values have converged and the lookout is over."""
+        """Extend the basis until the wanted values have converged and the lookout is over."""
         while True:
-            found = self._extend()
+            ritz = self._extend()
             waiting = self._lookout is not None and not self._lookout.over
-            if self._spent or not (found.late[found.chosen].any() or waiting):
-                return found
+            if self._ended or not (ritz.unconverged[ritz.chosen].any() or waiting):
+                return ritz
             if self._basis.full:
                 more = max((self._basis.size // 2 - self._total) // self._wanted.ends, 0)
-                self._keep(found, self._wanted.among(found.values, more))
+                self._restart(ritz, self._wanted.among(ritz.values, more))
 
     def _extend(self) -> _Ritz:
-        """Extend the basis and find the Ritz pairs."""
+        """Extend the basis by a vector and compute the Ritz pairs."""
         basis = self._basis
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         check_definite(basis.operator, values, basis.unit)
         limits = self._allowed(values, float(values.abs().max()))
-        late = (basis.residuals(rotation) > limits) | (basis.size < self._total)
-        late |= (basis.coupling @ rotation).abs() > SAFETY * limits
+        unconverged = (basis.residuals(rotation) > limits) | (basis.size < self._total)
+        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limits
         if self._lookout:
-            settled = not bool(late[self._wanted.among(values, 1)].any())
+            settled = not bool(unconverged[self._wanted.among(values, 1)].any())
             self._lookout.follow(basis, values, settled=settled)
-        return _Ritz(values, rotation, self._wanted.among(values), late, limits)
+        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limits)
 
-    def _send_lookout(self, found: _Ritz) -> None:
-        """Keep what has converged, and let a random vector search for missed eigenvalues."""
-        self._keep(found, found.chosen)
-        values = found.values[found.chosen]
-        edges = self._wanted.edges(values, float(found.limits.max()))
+    def _start_lookout(self, ritz: _Ritz) -> None:
+        """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
+        self._restart(ritz, ritz.chosen)
+        values = ritz.values[ritz.chosen]
+        edges = self._wanted.edges(values, float(ritz.limits.max()))
         self._lookout = Lookout(self._basis, self._wanted.sides, edges, values)
 
-    def _keep(self, found: _Ritz, kept: Int[Tensor, " kept"]) -> None:
-        """Restart the basis with some of the pairs."""
-        self._basis.restart(found.rotation[:, kept], found.values[kept])
+    def _restart(self, ritz: _Ritz, kept: Int[Tensor, " kept"]) -> None:
+        """Restart the basis with some of the Ritz pairs (thick restart)."""
+        self._basis.restart(ritz.rotation[:, kept], ritz.values[kept])
         if self._lookout:
-            self._lookout.restarted(found.rotation[:, kept])
+            self._lookout.restarted(ritz.rotation[:, kept])
