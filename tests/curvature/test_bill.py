@@ -683,13 +683,49 @@ def test_bits_go_where_other_costs_say() -> None:
     costs = {
         p.name: 4.0 ** -(p.bits or 0) * (1 + 1e6 * (p.place != dearest)) for p in bill.values()
     }
-    own, others = bill.allocate(bits=4), bill.allocate(bits=4, costs=costs)
-    bits = {price.place: price.bits for price in others.choices}
-    assert bits[dearest] == 2 < max(b or 0 for b in bits.values())
+    own, others = bill.allocate(bits=2.5), bill.allocate(bits=2.5, costs=costs)
+    bits = [{price.place: price.bits or 0 for price in found.choices} for found in (own, others)]
+    assert bits[1][dearest] < bits[0][dearest]
     assert own.total.forecast.value < others.total.forecast.value
     assert all(bill[price.name] is price for price in others.choices)
     same = {price.name: price.forecast.value for price in bill.values()}
-    assert bill.allocate(bits=4, costs=same).names == own.names
+    assert bill.allocate(bits=2.5, costs=same).names == own.names
+
+
+@pytest.mark.parametrize("bits", [2.5, 3.0, 4.2, 7.9])
+def test_a_large_matrix_does_not_end_the_allocation(bits: float) -> None:
+    """A step that does not fit is left out; the smaller ones behind it are taken."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(6, 8), nn.Linear(8, 80), nn.Tanh(), nn.Linear(80, 6))
+    problem = hb.Problem(model, torch.randint(6, (8, 5)))
+    edits = [hb.rounded(bits=width, block=8) for width in (2, 3, 4, 8)]
+    bill = hb.price(problem, hb.change_each(model, *edits), samples=16)
+    found = bill.allocate(bits=bits)
+    size = sum(price.size for price in found.choices)
+    for place, chosen in zip((price.place for price in found.choices), found.choices, strict=True):
+        wider = [
+            p for p in bill.values() if p.place == place and (p.bits or 0) > (chosen.bits or 0)
+        ]
+        for price in wider:
+            cheaper = price.forecast.value < chosen.forecast.value
+            more = price.size * ((price.bits or 0) - (chosen.bits or 0)) / size
+            assert not (cheaper and (found.total.bits or 0) + more <= bits)
+
+
+def test_bits_cost_at_most_what_uniform_ones_cost() -> None:
+    """The small matrix' step to 8 bits saves most a bit, and leaves no room for a large one's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(6, 8), nn.Linear(8, 6), nn.Linear(6, 106), nn.Tanh(), nn.Linear(106, 6)
+    )
+    problem = hb.Problem(model, torch.randint(6, (8, 5)))
+    edits = [hb.rounded(bits=width, block=2) for width in (2, 3, 8)]
+    bill = hb.price(problem, hb.change_each(model, *edits), samples=4)
+    at = {"1.weight": (0.4, 0.39, 0.0), "2.weight": (0.8, 0.0, 0.0), "4.weight": (0.8, 0.0, 0.0)}
+    widths = (2, 3, 8)
+    costs = {p.name: at[p.place][widths.index(int(p.bits or 0))] for p in bill.values()}
+    found = bill.allocate(bits=3, costs=costs)
+    assert sum(costs[name] for name in found.names) == pytest.approx(0.39)
 
 
 def test_symmetric_rounding_is_a_change_of_its_own() -> None:

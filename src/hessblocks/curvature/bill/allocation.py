@@ -128,8 +128,9 @@ def allocate(
 
     Every place begins at the fewest bits that were priced for it. Its steps to more bits follow the
     convex hull of its forecasts. The steps of all places are sorted by the nats that they save per
-    bit of storage, the most first. They end before the first step that would exceed `bits`, or
-    after the first that reaches `nats`. So a larger budget of bits adds steps, and drops none.
+    bit of storage, the most first. They end after the first that reaches `nats`. Within `bits`
+    every step that fits is taken. The same is done from each uniform width within `bits`, and the
+    cheapest result is chosen: it costs at most what uniform bits cost.
 
     Args:
         prices: prices of changes that round, several for each place.
@@ -154,26 +155,52 @@ def allocate(
     if not places:
         raise ArgumentError("allocate: expected changes of hb.rounded(bits=), found none")
     hulls = {place: list(_hull(some)) for place, some in places.items()}
-    chosen = {place: hull[0] for place, hull in hulls.items()}
-    size = sum(price.size for price in chosen.values())
-
-    def spent() -> tuple[float, float]:
-        taken = chosen.values()
-        return sum(p.size * (p.bits or 0) for p in taken) / size, sum(map(_cost, taken))
-
-    if bits is not None and spent()[0] > bits:
-        raise ArgumentError(f"bits: the fewest that were priced are {spent()[0]:.3g} on average")
-    steps = [pair for hull in hulls.values() for pair in pairwise(hull)]
-    for before, after in sorted(steps, key=lambda pair: _gain(*pair), reverse=True):
-        if nats is not None and spent()[1] <= nats:
-            break
+    fewest = {place: hull[0] for place, hull in hulls.items()}
+    pairs = [pair for hull in hulls.values() for pair in pairwise(hull)]
+    steps = [after for _, after in sorted(pairs, key=lambda pair: _gain(*pair), reverse=True)]
+    if bits is not None:
+        least = _mean_bits(fewest)
+        if least > bits:
+            raise ArgumentError(f"bits: the fewest that were priced are {least:.3g} on average")
+        filled = (_filled(start, steps, bits) for start in (fewest, *_uniform(places, bits)))
+        return tuple(min(filled, key=_total).values())
+    chosen, missing = dict(fewest), iter(steps)
+    while _total(chosen) > budgets[0]:
+        after = next(missing, None)
+        if after is None:
+            least = _total(chosen)
+            raise ArgumentError(f"nats: the least within reach of the bits priced is {least:.3g}")
         chosen[after.place] = after
-        if bits is not None and spent()[0] > bits:
-            chosen[after.place] = before
-            break
-    if nats is not None and spent()[1] > nats:
-        raise ArgumentError(f"nats: the least within reach of the bits priced is {spent()[1]:.3g}")
     return tuple(chosen.values())
+
+
+def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dict[str, Price]]:
+    """Yield the choices of one width for all places, up to `most` bits."""
+    for width in {price.bits or 0 for some in places.values() for price in some}:
+        alike = {place: [p for p in some if p.bits == width] for place, some in places.items()}
+        if width <= most and all(alike.values()):
+            yield {place: min(some, key=_cost) for place, some in alike.items()}
+
+
+def _filled(start: Mapping[str, Price], steps: Sequence[Price], most: float) -> dict[str, Price]:
+    """Take every step to more bits that fits a mean of `most`, in their order."""
+    chosen, mean = dict(start), _mean_bits(start)
+    entries = sum(price.size for price in start.values())
+    for after in steps:
+        added = ((after.bits or 0) - (chosen[after.place].bits or 0)) * after.size / entries
+        if added > 0 and mean + added <= most:
+            chosen[after.place] = after
+            mean += added
+    return chosen
+
+
+def _mean_bits(chosen: Mapping[str, Price]) -> float:
+    entries = sum(price.size for price in chosen.values())
+    return sum(price.size * (price.bits or 0) for price in chosen.values()) / entries
+
+
+def _total(chosen: Mapping[str, Price]) -> float:
+    return sum(map(_cost, chosen.values()))
 
 
 def _cost(price: Price) -> float:
