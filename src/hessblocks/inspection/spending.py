@@ -303,7 +303,9 @@ def chosen(
 def _norms(
     of: Subjects, settings: CurvatureInspection, purse: _Purse
 ) -> tuple[Cost, Spending, float | None]:
-    """Choose norms and map: as asked, else all parts where they fit, else samples of H_o.
+    """Choose norms and map: as asked, else of all parts where they fit, else samples of H_o.
+
+    The norms of all parts alone are chosen where their map does not fit.
 
     Returns:
         The cost, the choice, and the seconds of all parts where samples were taken instead.
@@ -348,10 +350,11 @@ def _norms(
     needed = purse.product * sum(min(settings.probes, one.size) for one in of.groups.values())
     if needed <= FAR * purse.left():
         with suppress(ArgumentError):  # second derivatives may not fit the memory
-            found = priced(PARTS, False, False)
-            needed = found[0].seconds or 0.0
-            if not given and needed <= purse.left():
-                return *found, None
+            for mapped in (True, False):
+                found = priced(PARTS, mapped, False)
+                needed = found[0].seconds or 0.0
+                if needed <= (purse.for_norms() if given else purse.left()):
+                    return *found, None
             if given and needed * FEWEST_PROBES / settings.probes <= purse.for_norms():
                 return *priced(PARTS, False, True), None
     found = priced(("outer",), True, False, "sampled")
