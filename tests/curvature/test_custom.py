@@ -94,3 +94,13 @@ def test_a_group_of_known_parameters_keeps_role_and_layer(
     assert model.config.n_embd == 4
     group = custom_groups(model, {"mine": texts})["mine"]
     assert (group.role, group.layer) == (role, layer)
+
+
+def test_what_is_no_pattern_on_names_is_refused() -> None:
+    model = CASES["classification"]().model
+    for given in (3, {"mine": 3}, {"mine": ["first.*", 3]}):
+        with pytest.raises(ArgumentError, match=r"groups: expected (a dict|patterns).*got"):
+            custom_groups(model, given)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="model: expected a module, got NoneType"):
+        parameter_groups(None)  # type: ignore[arg-type]
+    assert list(select_groups(parameter_groups(model), "first.*")) == ["first.weight", "first.bias"]

@@ -118,6 +118,15 @@ def test_a_model_that_is_random_in_evaluation_mode_is_refused() -> None:
         curvature(network(Noisy()), [batch()])
 
 
+@pytest.mark.parametrize("dropout", [lambda x: F.dropout(x, 0.5), nn.Dropout(0.5).double()])
+def test_a_loss_that_is_random_is_refused(dropout: Any) -> None:
+    def losses(outputs: Tensor, given: Any) -> Tensor:
+        return F.cross_entropy(dropout(outputs), given[1], reduction="none")
+
+    with pytest.raises(RunError, match=r"two calls of the callable .* differ.*dropout"):
+        Problem(network(), batch(), losses).value()
+
+
 class Trembling(nn.Module):
     """Adds a share of the largest logit on every second pass."""
 

@@ -265,3 +265,65 @@ def test_a_nan_of_one_group_does_not_hide_another() -> None:
     group = hb.parameter_groups(model, "tensor")["first.weight"]
     problem = hb.Problem(model, batch, "classification")
     assert hb.Hessian(problem, group).dense().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"bogus": torch.ones(4, 4).double(), "labels": LABELS}, "TypeError: .*not dict"),
+        ((torch.ones(4, 4), LABELS), "RuntimeError: .*same dtype"),
+        ((torch.ones(4, 3).double(), LABELS), ""),  # tests check shapes before torch does
+        ((torch.ones(4, 4, dtype=torch.uint8), LABELS), ""),
+    ],
+)
+def test_what_a_model_cannot_be_called_with_is_a_sentence(batch: Any, message: str) -> None:
+    problem = hb.Problem(network(), batch, "classification")
+    with pytest.raises(RunError, match=f"forward pass of batch 0.* failed: {message}"):
+        hb.trace(problem)
+
+
+def test_a_batch_that_does_not_fit_is_named() -> None:
+    data = [(torch.ones(4, width).double(), LABELS) for width in (4, 4, 3)]
+    with pytest.raises(RunError, match="forward pass of batch 2"):
+        hb.Problem(network(), data, "classification").value()
+
+
+def test_another_dtype_between_two_products_is_a_sentence() -> None:
+    model = network()
+    operator = hb.Hessian(hb.Problem(model, (torch.ones(4, 4).double(), LABELS), "classification"))
+    vector = torch.ones(operator.shape[1]).double()
+    _ = operator @ vector
+    model.float()
+    with pytest.raises(RunError, match=r"failed: RuntimeError: .*dtype"):
+        _ = operator @ vector
+
+
+class Open(nn.Module):
+    """Takes entries of any name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(6, 4), nn.Linear(4, 6)
+
+    def forward(self, input_ids: Tensor, labels: Any = None, **kwargs: Any) -> Tensor:
+        found: Tensor = self.last(self.embed(input_ids).tanh())
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("label", "; did you mean 'labels'"), ("mystery", "may be ignored$")]
+)
+def test_an_entry_that_a_model_may_ignore_is_named_once(name: str, message: str) -> None:
+    problem = hb.Problem(Open().double(), {"input_ids": IDS, name: IDS})
+    with pytest.warns(UserWarning, match=f"batches: '{name}' is no input.*{message}") as said:
+        value = problem.value()
+    assert len(said) == 1
+    assert problem.value() == value
+
+
+def test_an_entry_for_the_loss_alone_is_no_mistake() -> None:
+    def losses(outputs: Tensor, batch: Any) -> Tensor:
+        return outputs.square().mean((1, 2)) * batch["weights"]
+
+    batch = {"input_ids": IDS, "weights": torch.ones(4), "num_items_in_batch": torch.tensor(4)}
+    assert hb.Problem(Open().double(), batch, losses).value() > 0

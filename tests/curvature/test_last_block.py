@@ -345,3 +345,12 @@ def test_what_is_not_covered_is_refused_by_name(
     with pytest.raises(ArgumentError) as caught:
         exact_attention_curvature(model, data)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_without_a_trained_weight_there_is_no_block() -> None:
+    case = of_preset("pre-ln", depth=1)
+    case.model.model.layers[-1].attention.requires_grad_(False)
+    hessian = exact_attention_curvature(case.model, case.batches[0])
+    for asked in (lambda: hessian.block("value", "value"), hessian.whole):
+        with pytest.raises(ArgumentError, match="none of these weights is trained"):
+            asked()

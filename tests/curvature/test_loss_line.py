@@ -86,7 +86,7 @@ def test_the_weights_stay_bit_for_bit_also_after_an_error() -> None:
     problem = case.problem
     assert hb.loss_along(problem, direction, [0, 0.1]).losses[0] == problem.value(twice=False)
     hook = case.model.transformer.h[1].register_forward_hook(fail)
-    with pytest.raises(KeyError, match="planted"):
+    with pytest.raises(RunError, match="KeyError: 'planted'"):
         hb.loss_along(problem, direction, torch.linspace(-1, 1, 21))
     hook.remove()
     for name, parameter in case.model.named_parameters():

@@ -18,7 +18,7 @@ from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.losses.row_losses import CrossEntropy
 from hessblocks.curvature.products.operators import Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from tests.curvature.cases import CASES, VOCABULARY, Classifier, quartic_loss, stir, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
@@ -187,6 +187,14 @@ def test_the_closed_form_of_cross_entropy_is_autodiffs(monkeypatch: pytest.Monke
         ),
         ([torch.zeros(2, 3), torch.tensor([0, 1])], "classification", "a pair as a tuple"),
         ([np.zeros((2, 3)), np.zeros(2)], "classification", "a pair as a tuple"),
+        (
+            (torch.zeros(2, 3),) * 3,
+            "classification",
+            "name them in a dict",
+        ),
+        ((np.zeros((2, 3)),) * 3, "classification", "3 tensors without names"),
+        ([[torch.zeros(2, 3)] * 3], "classification", "3 tensors without names"),
+        ([torch.zeros(2, 0)], "regression", "inputs of length 0"),
         ([(torch.zeros(2, 3).double(),)], "classification", "needs labels"),
         ([(torch.zeros(2, 3).double(), torch.tensor([0, 3]))], "classification", "0 to 2"),
         ([(torch.zeros(2, 3).double(), torch.tensor([0]))], "classification", "expected shape"),
@@ -200,6 +208,13 @@ def test_unusable_data_is_refused(batches: Any, loss: str, message: str) -> None
     model = stir(Classifier())
     with pytest.raises(ArgumentError, match=message):
         Hessian(Problem(model, batches, loss), parameter_groups(model)["first.bias"]).dense()
+
+
+def test_a_pair_of_arrays_or_lists_is_a_pair() -> None:
+    model, x, labels = stir(Classifier()), torch.randn(4, 3).double(), torch.tensor([0, 2, 1, 1])
+    expected = Problem(model, (x, labels), "classification").value()
+    for pair in ((x.numpy(), labels.numpy()), (x, labels.tolist())):
+        assert Problem(model, pair, "classification").value() == expected
 
 
 class Masked(nn.Module):
@@ -408,6 +423,25 @@ def test_a_callable_that_returns_a_mean_is_refused() -> None:
     )
     with pytest.raises(ArgumentError, match=r"loss: expected one loss .*reduction='none'"):
         Problem(model, [batch], loss=lambda outputs, given: F.mse_loss(outputs, given[1])).value()
+
+
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (lambda outputs: None, "returned NoneType"),
+        (lambda outputs: 1.0, "returned float"),
+        (lambda outputs: outputs.argmax(-1), "returned torch.int64"),
+        (lambda outputs: outputs + 1j, "returned torch.complex128"),
+        (lambda outputs: outputs.detach(), "autograd follows"),
+        (lambda outputs: outputs.pow_(4), "does not write into the logits"),
+        (lambda outputs: outputs.logits, "the callable failed: AttributeError: .*'logits'"),
+    ],
+)
+def test_a_callable_that_returns_no_losses_is_refused(losses: Any, message: str) -> None:
+    batch = torch.ones(3, 3).double(), torch.ones(3).long()
+    problem = Problem(stir(Classifier()), batch, lambda outputs, given: losses(outputs))
+    with pytest.raises(HessblocksError, match=message):
+        _ = Hessian(problem) @ torch.ones(sum(problem.entries.values())).double()
 
 
 @pytest.mark.parametrize("moved", [False, True])

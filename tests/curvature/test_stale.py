@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 import importlib
 import types
@@ -57,6 +58,7 @@ class Tempered(nn.Module):
         self.numbers: list[Any] = [1.0, {"inside": 1.0}]
         self.options = types.SimpleNamespace(deep=Options())
         self.scales, self.array = torch.ones(4).double(), np.ones(4)
+        self.buffer, self.view = array.array("d", [1.0]), memoryview(bytearray(b"\1\0"))
         self.curve: Callable[[Tensor], Tensor] = torch.sin
         self.partial = functools.partial(torch.mul, 1.0)
         held = {"factor": 1.0}
@@ -67,6 +69,7 @@ class Tempered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.layers(x) / self.temperature * self.scales * torch.from_numpy(self.array)
+        y = y * self.buffer[0] * self.view[0]
         y = self.curve(y) * self.numbers[0] * self.numbers[1]["inside"] * self.factor()
         y = y * self.options.deep.factor * FACTOR * Settings.factor * self.shared * read()
         found: Tensor = self.partial(-y if self.flipped else y)
@@ -98,6 +101,8 @@ CHANGES: dict[str, Callable[[Any, pytest.MonkeyPatch], Any]] = {
     "tensor that is no buffer": lambda model, patch: model.scales.mul_(2),
     "its data": lambda model, patch: model.scales.data.__setitem__(0, 7.0),
     "array": lambda model, patch: model.array.__setitem__(1, 2.0),
+    "buffer": lambda model, patch: model.buffer.__setitem__(0, 2.0),
+    "view of a buffer": lambda model, patch: model.view.__setitem__(0, 2),
     "function": _set("curve", torch.tanh),
     "closure": _closure,
     "partial": _set("partial", functools.partial(torch.mul, 2.0)),

@@ -118,6 +118,8 @@ def test_what_did_not_converge_is_said_with_its_residual() -> None:
         ({"damping": float("nan")}, "damping"),
         ({"tolerance": -1.0}, "tolerance"),
         ({"max_products": 0}, "max_products"),
+        ({"max_products": "x"}, "max_products: expected a whole number, got 'x'"),
+        ({"damping": "x"}, "damping: .*got 'x'"),
     ],
 )
 def test_a_bad_argument_is_one_sentence(changed: dict[str, Any], words: str) -> None:
@@ -126,6 +128,8 @@ def test_a_bad_argument_is_one_sentence(changed: dict[str, Any], words: str) -> 
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"expected an operator.*got int"):
+        identity_like(3)  # type: ignore[arg-type]
     a = operator(2, definite=True)
     with pytest.raises(ArgumentError, match="need a symmetric one"):
         inverse(a @ a)

@@ -13,6 +13,7 @@ from hessblocks.linalg.estimators.hutchinson import diagonal, frobenius_norm, no
 from hessblocks.linalg.estimators.probes import Probes
 from hessblocks.linalg.estimators.trace import trace
 from hessblocks.linalg.operators.operator import DenseOperator, LinearOperator
+from hessblocks.linalg.spectra import spectral_density
 from tests.linalg.matrices import MATRICES, operator
 
 METHODS = ["hutchinson", "hutch++", "xtrace"]
@@ -250,6 +251,13 @@ def test_products_whose_squares_overflow_are_an_error(
         (lambda: trace(DenseOperator(torch.ones(2, 3))), "square"),
         (lambda: diagonal(DenseOperator(torch.ones(2, 3))), "square"),
         (lambda: frobenius_norm(operator("flat"), probe_chunk=0), "probe_chunk"),
+        (lambda: trace(operator("flat"), 9.0), "probes: expected a whole number, got 9.0"),
+        (lambda: trace(operator("flat"), "x"), "probes: expected a whole number, got 'x'"),
+        (lambda: diagonal(operator("flat"), seed="a"), "seed: expected a whole number, got 'a'"),
+        (lambda: frobenius_norm(operator("flat"), seed=2**70), "seed: .*of 64 bits"),
+        (lambda: trace(operator("flat"), tolerance="x"), "tolerance: .*got 'x'"),
+        (lambda: trace(operator("flat"), max_probes="x"), "max_probes: .*got 'x'"),
+        (lambda: spectral_density(operator("flat"), 2.5), "steps: .*got 2.5"),
         (lambda: frobenius_norm(operator("flat"), tolerance=0.0), "tolerance"),
         (lambda: frobenius_norm(operator("flat"), tolerance=0.1, max_probes=16), "max_probes"),
     ],

@@ -329,6 +329,12 @@ def test_what_cannot_be_asked_is_refused() -> None:
             ArgumentError, match=f"count: expected at least 1.*most {SIZE} of.*got {count}"
         ):
             extreme_eigenvalues(operator("flat"), count)
+    for name in ("count", "basis_size", "max_products", "seed"):
+        with pytest.raises(ArgumentError, match=f"{name}: expected a whole number, got 1.5"):
+            extreme_eigenvalues(operator("flat"), **{name: 1.5})  # type: ignore[arg-type]
+    for tolerance in (-1.0, float("nan"), "x"):
+        with pytest.raises(ArgumentError, match="tolerance: expected a share"):
+            condition_number(operator("flat"), tolerance=tolerance)  # type: ignore[arg-type]
     for limit in (0, 0.5):
         with pytest.raises(ArgumentError, match="memory_limit: expected bytes"):
             extreme_eigenvalues(operator("flat"), memory_limit=limit)  # type: ignore[arg-type]

@@ -101,17 +101,26 @@ class PiecewiseHessian(abc.ABC):
             ArgumentError: an unknown group, part or head.
         """
         check_name("part", part, PARTS)
-        check_name("group", row, self.groups)
-        check_name("group", column, self.groups)
+        self._check_groups(row, column)
         heads = _pair(head)
         rows, columns = self.pieces(row, heads[0]), self.pieces(column, heads[1])
         if len(rows) == len(columns) == 1:
             return self._piece_block(rows[0], columns[0], part)
         return self._grid(rows, columns, part)
 
+    def _check_groups(self, *asked: str) -> None:
+        if not self.groups:
+            raise ArgumentError(
+                "groups: none of these weights is trained, so that there is no block; unfreeze "
+                "them by requires_grad_(True)"
+            )
+        for name in asked:
+            check_name("group", name, self.groups)
+
     def whole(self, part: Part = "full") -> ExactOperator:
         """Return the Hessian of all groups together, in the order of `groups`."""
         check_name("part", part, PARTS)
+        self._check_groups()
         pieces = [piece for group in self.groups for piece in self.pieces(group, None)]
         return self._grid(pieces, pieces, part)
 

@@ -16,7 +16,7 @@ from hessblocks.errors import ArgumentError
 
 
 def select_groups(
-    groups: Mapping[str, views.ParameterGroup], patterns: Iterable[str]
+    groups: Mapping[str, views.ParameterGroup], patterns: str | Iterable[str]
 ) -> dict[str, views.ParameterGroup]:
     """Pick the groups whose names match a shell-style pattern (`layers.*.attention.query`).
 
@@ -24,7 +24,7 @@ def select_groups(
         The chosen groups in their old order.
 
     Raises:
-        ArgumentError: a pattern matches nothing; near names are listed.
+        ArgumentError: a pattern is no text, or matches nothing; near names are listed.
 
     Examples:
         >>> import hessblocks as hb
@@ -33,7 +33,7 @@ def select_groups(
         ['layers.1.attention.query', 'layers.1.mlp.in', 'layers.1.mlp.out']
     """
     chosen: set[str] = set()
-    for pattern in patterns:
+    for pattern in _texts(patterns):
         chosen |= set(_matching(pattern, groups))
     return {name: group for name, group in groups.items() if name in chosen}
 
@@ -54,8 +54,8 @@ def custom_groups(
         have the same; entries that none of them names belong to no group.
 
     Raises:
-        ArgumentError: a pattern matches no trainable parameter, a slice does not fit, or two groups
-            share an entry.
+        ArgumentError: no dict of patterns, a pattern that matches no trainable parameter, a slice
+            that does not fit, or two groups that share an entry.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -65,6 +65,11 @@ def custom_groups(
         {'biases': 6, 'first row': 8}
     """
     model = views.plain_model(model, sharded=True)
+    if not isinstance(specifications, Mapping):
+        raise ArgumentError(
+            "groups: expected a dict from a group's name to patterns on parameter names, got "
+            f"{type(specifications).__name__}"
+        )
     with exclusive(model):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with warnings.catch_warnings():  # groups of one's own are the remedy
@@ -72,12 +77,18 @@ def custom_groups(
             known = [*parameter_groups(model).values()]
     groups = {}
     for name, given in specifications.items():
-        texts = [given] if isinstance(given, str) else given
-        own = [view for text in texts for view in _views(text, parameters)]
+        own = [view for text in _texts(given) for view in _views(text, parameters)]
         owners = [owner for view in own for owner in _owners(view, known, parameters)]
         groups[name] = replace(merge(name, owners), views=tuple(own))
     views.check_disjoint(groups.values(), parameters)
     return groups
+
+
+def _texts(given: str | Iterable[str]) -> list[str]:
+    texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    if not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"groups: expected patterns on names, got {given!r}")
+    return texts
 
 
 def _owners(

@@ -243,9 +243,11 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
         The innermost module.
 
     Raises:
-        ArgumentError: its parameters are sharded over processes, or lazy ones that have no shape
-            yet.
+        ArgumentError: no module, or its parameters are sharded over processes, or lazy ones that
+            have no shape yet.
     """
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model: expected a module, got {type(model).__name__}")
     inner = model
     while isinstance(inner, DistributedDataParallel) or hasattr(inner, "_orig_mod"):
         name = "module" if isinstance(inner, DistributedDataParallel) else "_orig_mod"

@@ -8,6 +8,7 @@ from hessblocks.curvature.losses.batch_loss import (
     LossFunction,
     Root,
     callable_loss,
+    named_errors,
 )
 from hessblocks.curvature.losses.batches import Batch, Batches, unpack
 from hessblocks.curvature.losses.lazy_logits import (

@@ -5,7 +5,8 @@ Letters: f logits, H_ℓ = ∂²φ/∂f² the loss's curvature.
 
 import abc
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 from hessblocks.conventions import IGNORED
 from hessblocks.curvature.closed import spelled
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.errors import ArgumentError
+from hessblocks.curvature.losses.lazy_logits import LogitsUsed
+from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
 
 CERTAIN = 1e4
 """A logit so far above zeros that its probability is 1 to all digits."""
 ROUNDING = 1e-5
 """Share of the largest curvature that may be rounding."""
+REPEATED = 1e-4
+"""Largest change between two calls, as a share of the largest loss, that rounding may explain."""
 
 LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
 """From the model's outputs and the batch to the losses of the valid tokens or rows."""
@@ -196,12 +200,22 @@ def callable_loss(
         logits: those among the outputs.
 
     Returns:
-        The loss as a function of the logits alone; it refuses a mean, and losses of labels that are
-        to be ignored.
+        The loss as a function of the logits alone; it refuses what is no function of them, a mean,
+        and losses of labels that are to be ignored.
     """
 
     def losses(logits: Tensor) -> Tensor:
-        losses = function(_with_logits(outputs, logits), batch.raw)
+        version, followed = logits._version, logits.requires_grad and torch.is_grad_enabled()
+        with named_errors("loss: the callable"):
+            losses = function(_with_logits(outputs, logits), batch.raw)
+        real = isinstance(losses, Tensor) and losses.is_floating_point()
+        if not real or logits._version != version or (followed and not losses.requires_grad):
+            got = str(losses.dtype) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ArgumentError(
+                "loss: expected a callable that returns a tensor of real numbers, computed from "
+                "the logits by operations of torch that autograd follows (no .detach(), .item() or "
+                f"numpy), and that does not write into the logits; it returned {got}"
+            )
         if losses.ndim == 0:
             raise ArgumentError(
                 "loss: expected one loss for each valid token or row, got their mean or sum; "
@@ -210,7 +224,13 @@ def callable_loss(
         return losses
 
     def count() -> int:
-        number = losses(logits.detach()).numel()
+        found, again = losses(logits.detach()), losses(logits.detach())
+        number = found.numel()
+        if again.numel() != number or _differ(found, again):
+            raise RunError(
+                "loss: two calls of the callable on the same logits differ, so that nothing "
+                "computed from it can be repeated; look for dropout or other random numbers in it"
+            )
         if _counts_ignored(number, batch.labels):
             raise ArgumentError(
                 f"loss: the callable returned {number:,} losses, those of labels {IGNORED} among "
@@ -219,6 +239,33 @@ def callable_loss(
         return number
 
     return Differentiated(losses, count)
+
+
+@contextmanager
+def named_errors(what: str) -> Iterator[None]:
+    """Re-raise what foreign code raises as a sentence that quotes its first line.
+
+    Args:
+        what: runs inside, for the message.
+
+    Raises:
+        RunError: anything was raised but errors of ours, or a lack of memory.
+    """
+    try:
+        yield
+    except (HessblocksError, LogitsUsed):
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        first = next(iter(str(error).splitlines()), "")
+        raise RunError(f"{what} failed: {type(error).__name__}: {first}") from error
+
+
+def _differ(first: Tensor, second: Tensor) -> bool:
+    """Tell whether equally many losses differ by more than rounding."""
+    change = (first - second.view_as(first)).abs()
+    return bool((change > REPEATED * first.abs().max()).any()) if change.numel() else False
 
 
 def _counts_ignored(number: int, labels: Tensor | None) -> bool:

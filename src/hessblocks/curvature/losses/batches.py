@@ -126,7 +126,7 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
         The batch, labels apart.
 
     Raises:
-        ArgumentError: none of these.
+        ArgumentError: none of these, or three and more tensors without names.
     """
     raw = _map(batch, lambda tensor: _ordinary(tensor if device is None else tensor.to(device)))
     pair = isinstance(raw, tuple | list) and 1 <= len(raw) <= 2
@@ -138,6 +138,11 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
         labels = within if labels is None else labels
         if not _tensors(keywords):
             raise ArgumentError("batches: a batch has no inputs besides labels")
+    if isinstance(raw, tuple | list) and len(raw) > 2 and all(map(_bare, raw)):
+        raise ArgumentError(
+            f"batches: {len(raw)} tensors without names do not tell which are labels; name them "
+            'in a dict, {"input_ids": ..., "labels": ...}, or give a pair (inputs, labels)'
+        )
     arguments = (inputs,) if isinstance(inputs, Tensor) else inputs
     if not (isinstance(arguments, tuple | list) and all(isinstance(t, Tensor) for t in arguments)):
         raise ArgumentError(
@@ -171,11 +176,14 @@ class Batches:
             number: batches to take, the first ones; None: all.
 
         Raises:
-            ArgumentError: there is no batch, one of an unknown form or without rows, a list that
+            ArgumentError: there is no batch, one of an unknown form or without entries, a list that
                 may be a pair, or an iterator that gives more than may be kept.
         """
-        is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Tensor)
-        if isinstance(given, Mapping | Tensor) or is_pair:
+        if isinstance(given, tuple) and given:  # the inputs of a pair may be of any form
+            is_one = all(map(_bare, given[1:] if len(given) == 2 else given))
+        else:
+            is_one = isinstance(given, Mapping | Tensor | np.ndarray)
+        if is_one:
             given = [given]
         if isinstance(given, list) and len(given) == 2 and _alike(*given):
             raise ArgumentError(
@@ -206,9 +214,10 @@ class Batches:
         held = most = 0
         for number, raw in enumerate(islice(self._given, self._number)):
             batch = unpack(raw, None, number=number)
-            if not batch.rows:
+            if not batch.inputs.numel():
+                what = "inputs of length 0" if batch.rows else "no rows"
                 raise ArgumentError(
-                    f"batches: batch {number} (counted from 0) has no rows; leave it out"
+                    f"batches: batch {number} (counted from 0) has {what}; leave it out"
                 )
             if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
                 most, self._widest = tokens, _map(batch._some(slice(1)), Tensor.clone)
@@ -317,6 +326,13 @@ class _Order:
 def _ordinary(tensor: Tensor) -> Tensor:
     """Copy a tensor made under `torch.inference_mode()`, which no graph may hold."""
     return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _bare(value: Any) -> bool:
+    """Tell whether a value is one tensor: itself, an array or (nested) lists of numbers."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, Tensor | np.ndarray | int | float)
 
 
 def _alike(first: Any, second: Any) -> bool:

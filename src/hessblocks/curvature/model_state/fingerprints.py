@@ -17,6 +17,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,11 @@ class _Walk:
 
     def _object(self, value: Any) -> None:
         held = tuple(_state(value))
+        if not held:
+            with suppress(TypeError, ValueError, BufferError):  # no buffer, or one that is closed
+                view = memoryview(value)  # of an array.array, bytearray, mmap, ...
+                self._found += (type(value), view.shape, view.format, zlib.crc32(view.tobytes()))
+                return
         sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
         # a problem holds the fingerprint before, which would grow with each walk
         alone = sharding or not held or getattr(type(value), "holds_fingerprint", False)

@@ -1,5 +1,6 @@
 """Call a model, or a function as with `torch.func`, and find the logits in what it returns."""
 
+import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses import Batch, given_labels
+from hessblocks.curvature.losses import Batch, given_labels, named_errors
+from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError
 
 ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
@@ -36,7 +38,8 @@ class Call:
         self._model, self._shift_labels = model, loss == "seq2seq"
         self._accepted = inspect.signature(model.forward).parameters
         self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
-        self._own_loss = isinstance(loss, str)
+        self._own_loss, self._first = isinstance(loss, str), True
+        self._callable_loss = callable(loss) and not isinstance(loss, nn.Module)
 
     def __call__(self, batch: Batch) -> Any:
         """Call the model with a batch.
@@ -46,15 +49,23 @@ class Call:
 
         Raises:
             ArgumentError: labels cannot be shifted for its decoder.
+            RunError: the model cannot be called with the batch.
 
         Warns:
             AuxiliaryLossWarning: the model has a loss beside that of its logits; once.
+            UserWarning: an entry of the batch may be ignored; once.
         """
-        if self._takes_mapping(batch.keywords):
-            outputs = self._model(batch.keywords)
-        else:
+        whole = self._takes_mapping(batch.keywords)
+        if self._first and not whole:
+            self._first = False
+            self._warn_of_unknown(batch.keywords)
+        keywords: dict[str, Any] = {}
+        if not whole:
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
-            outputs = self._model(*batch.arguments, **keywords)
+        arguments = (batch.keywords,) if whole else batch.arguments
+        what = f"model: the forward pass of batch {batch.number} (counted from 0)"
+        with named_errors(what), readable_errors():
+            outputs = self._model(*arguments, **keywords)
         if self._own_loss:
             self._own_loss = False
             _warn_of_auxiliary_losses(self._model, outputs)
@@ -65,6 +76,25 @@ class Call:
         needed = [p for p in self._accepted.values() if p.default is p.empty]
         single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
         return single and bool(names) and not names.keys() & self._accepted.keys()
+
+    def _warn_of_unknown(self, names: Mapping[str, object]) -> None:
+        """Name tensors with rows that only `**kwargs` takes, where other entries have own names.
+
+        A callable loss may read entries that the model ignores; there, likely misspellings alone.
+        """
+        if not names.keys() & self._accepted.keys() or not _takes_any(self._accepted):
+            return
+        for name, value in names.items():
+            if name in self._accepted or not (isinstance(value, Tensor) and value.ndim):
+                continue
+            near = difflib.get_close_matches(name, self._accepted, n=1, cutoff=0.9)
+            if near or not self._callable_loss:
+                warnings.warn(
+                    f"batches: {name!r} is no input that the forward pass of "
+                    f"{type(self._model).__name__} names, and may be ignored"
+                    + (f"; did you mean {near[0]!r}?" if near else ""),
+                    stacklevel=4,
+                )
 
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Make the inputs of an encoder-decoder's decoder."""
@@ -78,6 +108,10 @@ class Call:
                 f"{type(self._model).__name__}; give decoder_input_ids in the batches"
             )
         return {"decoder_input_ids": shifted}
+
+
+def _takes_any(accepted: Mapping[str, inspect.Parameter]) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in accepted.values())
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:

@@ -87,7 +87,8 @@ def frobenius_norm(
         50 (exact)
     """
     op = operators.operator_of(op)
-    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
+    whole = {"seed": seed, "max_probes": max_probes}
+    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **whole)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
     if own := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(own()), method="exact")
@@ -310,7 +311,7 @@ def diagonal(
     op = operators.operator_of(op)
     check_name("method", method, METHODS)
     check_square("diagonal", op)
-    check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk)
+    check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, seed=seed)
     if method == "sampled":
         return _sampled(op, probes, seed)
     own = getattr(op, "diagonal", None)

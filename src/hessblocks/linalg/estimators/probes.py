@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -18,7 +19,13 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.estimators.estimates import Estimate
-from hessblocks.linalg.operators import LinearOperator, chunks, largest_size, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    check_whole,
+    chunks,
+    largest_size,
+    working_dtype,
+)
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
@@ -43,10 +50,16 @@ class Probes:
             operator: operator that multiplies the probes; sets their length, dtype and device.
             seed: seed of the generator.
             distribution: `rademacher` (±1) or `gaussian` (standard normal).
+
+        Raises:
+            ArgumentError: the seed is no whole number of 64 bits.
         """
+        check_whole(seed=seed)
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise ArgumentError(f"seed: expected a whole number of 64 bits, got {seed}")
         self._operator = operator
         self._distribution = distribution
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(seed))
 
     def draw(self, count: int) -> Float[Tensor, "size count"]:
         """Draw the next `count` probes as columns, each contiguous, as products want them."""
@@ -146,12 +159,22 @@ def assemble(
     return multiply(operator, identity, probe_chunk)
 
 
-def check_probes(name: str, probes: int, *, at_least: int, probe_chunk: int | None = None) -> None:
+def check_probes(
+    name: str, probes: int, *, at_least: int, probe_chunk: int | None = None, **others: object
+) -> None:
     """Refuse a number of probes, or of probes at a time, that is too small.
 
+    Args:
+        name: name of the estimator.
+        probes: number of probes.
+        at_least: the fewest.
+        probe_chunk: number of probes at a time; None: all.
+        others: further arguments by name, which have to be whole numbers.
+
     Raises:
-        ArgumentError: too few probes for an error bar, or an empty chunk.
+        ArgumentError: no whole numbers, too few probes for an error bar, or an empty chunk.
     """
+    check_whole(probes=probes, probe_chunk=1 if probe_chunk is None else probe_chunk, **others)
     if probes < at_least:
         raise ArgumentError(
             f"{name}: probes: expected at least {at_least} (fewer give no error bar), got {probes}"
@@ -189,8 +212,8 @@ class Stopping:
     def __post_init__(self) -> None:
         if self.tolerance is None:
             return
-        if not self.tolerance > 0:
-            raise ArgumentError(f"tolerance: expected a share above 0, got {self.tolerance}")
+        if not (isinstance(self.tolerance, Real) and self.tolerance > 0):
+            raise ArgumentError(f"tolerance: expected a share above 0, got {self.tolerance!r}")
         if self.max_probes < PASSES_IN_A_ROW * self.block:
             raise ArgumentError(
                 f"max_probes: expected at least {PASSES_IN_A_ROW} blocks of probes "

@@ -142,7 +142,8 @@ def trace(
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
-    check_probes("trace", probes, at_least=FEWEST_PROBES[method], probe_chunk=probe_chunk)
+    least, whole = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
+    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **whole)
     if method == "xtrace" and tolerance is not None:
         raise ArgumentError(
             "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutch++' or leave "

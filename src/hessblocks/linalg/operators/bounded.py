@@ -3,11 +3,23 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import accumulate, pairwise
+from numbers import Integral
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
-from hessblocks.errors import main_memory
+from hessblocks.errors import ArgumentError, main_memory
+
+
+def check_whole(**values: object) -> None:
+    """Refuse arguments, given by name, that are no whole numbers.
+
+    Raises:
+        ArgumentError: one is none.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ArgumentError(f"{name}: expected a whole number, got {value!r}")
 
 
 class Sized(Protocol):

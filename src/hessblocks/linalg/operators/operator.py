@@ -330,14 +330,14 @@ class IdentityOperator(LinearOperator):
         return columns.clone()  # a product is the caller's, who may write into it
 
 
-def identity_like(operator: LinearOperator) -> IdentityOperator:
+def identity_like(operator: LinearOperator | Operand) -> IdentityOperator:
     """Make an identity that can be added to an operator.
 
     Returns:
         An operator of the same size, dtype and device.
 
     Raises:
-        ArgumentError: the operator is not square.
+        ArgumentError: no operator, or one that is not square.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -346,6 +346,7 @@ def identity_like(operator: LinearOperator) -> IdentityOperator:
         >>> (H + 0.5 * hb.identity_like(H)).dense().tolist()  # damped
         [[1.5, 0.0], [0.0, 4.5]]
     """
+    operator = operator_of(operator)
     if operator.shape[0] != operator.shape[1]:
         raise ArgumentError(f"operator: expected a square one, got shape {operator.shape}")
     return IdentityOperator(operator.shape[0], dtype=operator.dtype, device=operator.device)

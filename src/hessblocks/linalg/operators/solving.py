@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, RunError
+from hessblocks.linalg.operators.bounded import check_whole
 from hessblocks.linalg.operators.inner import column_products, unit_of
 from hessblocks.linalg.operators.operator import LinearOperator, Operand, identity_like, operator_of
 from hessblocks.storage import Tabular
@@ -136,8 +138,9 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
     if not operator.symmetric:
         raise ArgumentError(f"operator: conjugate gradients need a symmetric one, got {operator!r}")
     for name, value in (("damping", damping), ("tolerance", tolerance)):
-        if not (math.isfinite(value) and value >= 0):
+        if not (isinstance(value, Real) and math.isfinite(value) and value >= 0):
             raise ArgumentError(f"{name}: expected a number of at least 0, got {value!r}")
+    check_whole(max_products=max_products)
     if max_products < 1:
         raise ArgumentError(f"max_products: expected at least 1, got {max_products}")
 

@@ -35,6 +35,7 @@ copy only. A common unit of all numbers keeps their squares in the range of the 
 
 import math
 import warnings
+from numbers import Real
 from typing import Any, get_args
 
 import torch
@@ -129,14 +130,15 @@ def extreme_eigenvalues(
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
+    whole = {"count": count, "seed": seed}
+    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **whole)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
             f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "
             f"matrix with so many rows, got {count}"
         )
-    if tolerance is not None and not tolerance >= 0:
-        raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance}")
-    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk)
+    if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
+        raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
     found = find_extremes(
         op,
@@ -222,8 +224,8 @@ def condition_number(
         identity, infinite for a singular matrix and NaN for the zero matrix.
 
     Raises:
-        ArgumentError: the operator is declared positive semi-definite and is not, or the basis or
-            the memory limit is too small.
+        ArgumentError: the operator is declared positive semi-definite and is not, the basis or the
+            memory limit is too small, or `tolerance` is below 0.
         RunError: a product is not finite.
 
     Cost: that of `extreme_eigenvalues`; twice as many products where AᵀA is needed.
@@ -236,6 +238,8 @@ def condition_number(
         4, 4 to 4 by the residuals (4 products)
     """
     op = operator_of(op)
+    if not (isinstance(tolerance, Real) and tolerance >= 0):
+        raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     definite = op.positive_semidefinite
     normal = NormalOperator(op if op.shape[0] >= op.shape[1] else op.adjoint())
     target = op if definite else normal

@@ -66,7 +66,8 @@ def spectral_density(
     """
     op = operator_of(op)
     check_square("spectral_density", op, symmetric=True)
-    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk)
+    whole = {"seed": seed, "steps": steps}
+    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **whole)
     if steps < 1:
         raise ArgumentError(f"spectral_density: steps: expected at least 1, got {steps}")
     if exact := op.shape[0] <= steps:

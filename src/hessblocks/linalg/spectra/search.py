@@ -15,7 +15,13 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_memory_limit, in_units
 from hessblocks.linalg.estimators import Eigenvalues, assemble
-from hessblocks.linalg.operators import LinearOperator, default_limit, unit_of, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    check_whole,
+    default_limit,
+    unit_of,
+    working_dtype,
+)
 from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
 from hessblocks.linalg.spectra.lookout import Lookout
 
@@ -119,6 +125,7 @@ def find_extremes(
     """
     size = op.shape[0]
     total = min(wanted.ends * wanted.count, size)
+    check_whole(max_products=max_products, basis_size=basis_size)
     if memory_limit is not None:
         check_memory_limit(memory_limit)
     limit = memory_limit or default_limit(op.device)
