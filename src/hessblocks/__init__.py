@@ -1,4 +1,4 @@
-"""Transformer blocks, simplified, and the curvature of their loss.
+"""Measure the loss Hessian of a transformer, predict what quantising costs, build simpler blocks.
 
 `import hessblocks` tells the Auto classes of Hugging Face transformers of its models; everything
 else is imported when it is first used. `__init__.pyi` names what is offered.

@@ -185,6 +185,7 @@ CASES: dict[str, Bad] = {
         "--data: empty.txt has too little text",
         lambda p: (p / "empty.txt").touch(),
     ),
+    "data an empty name": Bad(train("--data", ""), 2, "--data: expected a file or folder, got ''"),
     "data tiny file": Bad(
         train("--data", "tiny.txt"),
         2,
@@ -197,7 +198,7 @@ CASES: dict[str, Bad] = {
     "data binary": Bad(
         train("--data", "bin.dat"),
         2,
-        "--data: bin.dat has too little text",
+        "--data: bin.dat is not UTF-8 text",
         lambda p: (p / "bin.dat").write_bytes(bytes(range(256)) * 200),
     ),
     "data with a name in Unicode": Bad(
@@ -283,6 +284,7 @@ CASES: dict[str, Bad] = {
     "a command that is nearly one of before": Bad(("finetun",), 2, "No such command 'finetun'"),
     # models to measure
     "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),
+    "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is no folder; give one"),
     "hub name, no network": Bad(curvature("gpt2"), 1, "MODEL: 'gpt2' is no folder, and no model"),
     "hub name with a slash": Bad(
         curvature("openai-community/gpt2"), 1, "MODEL: 'openai-community/gpt2' is no folder"

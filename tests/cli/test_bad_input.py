@@ -49,7 +49,7 @@ def test_wrong_arguments(shell: Shell, tmp_path: Path, words: list[str], expecte
     ("content", "expected"),
     [
         (b"", "too little text"),
-        (bytes(range(256)), "too little text"),
+        (bytes(range(256)), "is not UTF-8 text"),
         (b"x = 1\n" * 20, "fewer than one context of 16"),
     ],
     ids=["empty", "binary", "small"],

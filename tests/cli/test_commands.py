@@ -13,9 +13,10 @@ import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
 from hessblocks.cli.commands import COMMANDS
+from hessblocks.cli.commands.compare import _next
 from hessblocks.cli.commands.demo import PRESETS, RATE
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.settings.run_settings import ComparisonSettings
+from hessblocks.settings.run_settings import ComparisonSettings, DataSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 from tests.pictures import empty_pictures
 
@@ -236,3 +237,26 @@ def test_the_demo_in_six_minutes_and_three_gigabytes(shell: Shell, tmp_path: Pat
 def test_settings_alone_are_named_as_options(error: Exception, words: str, said: str) -> None:
     """A study may be called as an option is."""
     assert app._named(error, words.split()) == said
+
+
+def test_the_help_begins_as_the_readme(shell: Shell) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    tagline = re.search(r"\*\*(.+?)\*\*", readme, re.DOTALL)
+    assert tagline
+    assert " ".join(tagline[1].split()) in " ".join(shell("--help").output.split())
+
+
+def test_what_follows_a_block_of_a_file_is_put_beside_other_runs() -> None:
+    asked = ComparisonSettings(presets=("sas", "mine"))
+    line = _next("runs/mine.json", None, asked, DataSettings())
+    assert line.startswith("hessblocks train runs/mine.json ")
+    assert line.endswith(" --out runs/mine")
+
+
+@pytest.mark.parametrize(
+    "words", ["train sas --data", "price m --data", "curvature m --data", "check", "demo --out"]
+)
+def test_an_empty_path_is_not_the_current_folder(shell: Shell, words: str) -> None:
+    refused = shell(*words.split(), "")
+    assert (refused.status, refused.output) == (2, "")
+    assert re.search("expected a file or folder, got ''|an empty name is no", sentence(refused))

@@ -78,6 +78,7 @@ def test_a_command_is_added_listed_and_run(shell: Shell, others: list[EntryPoint
     others.append(entry("brew", "brew"))
     assert "│ brew " in shell("--help").output
     assert "Brew tea." in shell("--help").output
+    assert f"─ From {__name__}:brew ─" in shell("--help").output
     assert shell("brew", 3).output == "3 cups\n"
     assert sentence(shell("brwe")).startswith(
         "hessblocks: No such command 'brwe'. Did you mean 'brew'?"

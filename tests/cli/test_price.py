@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import hessblocks as hb
 from hessblocks.cli.app import main
 from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.errors import ArgumentError
 from hessblocks.inspection import pricing
+from hessblocks.progress import Progress
+from hessblocks.settings import PricingSettings
 from tests.cli.helpers import Outcome, Shell, sentence
 from tests.pictures import empty_pictures
 
@@ -229,6 +233,7 @@ def test_a_page_of_a_damaged_summary_says_what_is_missing(
         (["--round", "4", "--data", "no.txt"], "--data: no.txt is no file or folder"),
         (["--round", "4", "--sequences", "30"], "--sequences: 60 windows of 8 tokens"),
         (["--round", "4", "--tokens", "17"], "--tokens: 17 are longer than the context of 16"),
+        (["--merge", "no/such/model"], "--merge: no/such/model is no folder"),
         (["--merge", "WIDER"], "--merge: .* has other parameters than model"),
     ],
 )
@@ -243,3 +248,49 @@ def test_what_cannot_be_priced_is_refused_in_a_sentence(
     assert outcome.status == 2, outcome.errors
     assert re.search(said, sentence(outcome)), outcome.errors
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_flipped_in_the_samples_are_never_used(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    path = out / "draws.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 16
+    path.write_bytes(data)
+    outcome = run(shell, place, out)
+    assert outcome.status == 1
+    assert "draws.safetensors: damaged" in sentence(outcome)
+
+
+def test_shares_close_together_are_priced_apart_and_a_check_costs_no_more_than_there_is(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    data, out = ["--data", place / "text.txt"], tmp_path / "out"
+    asked = ["--prune", "0.12341,0.12342", "--check", 10**8]
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def stop(_: object, changes: dict[str, object], *more: object) -> None:
+            found.extend(changes)
+            raise ArgumentError("enough")
+
+        patch.setattr(pricing.curvature, "price", stop)
+        outcome = shell("price", place / "model", *data, *FEW, *asked, "--out", out)
+    assert outcome.status == 2
+    assert len(found) == 2 * (2 * 7 + 1)
+    assert "30 changes: " in outcome.errors
+    assert f"{30 + 1 + 2 * 3} over other text for the check" in outcome.errors
+
+
+def test_an_allocation_is_compared_with_as_few_bits(place: Path, tmp_path: Path) -> None:
+    """Where 4 bits cost more than 3 somewhere, 4 on average are not reached."""
+    model, _ = hb.load(place / "model")
+    problem = hb.Problem(model, {"input_ids": torch.randint(29, (6, 8))})
+    changes = hb.change_each(model, hb.rounded(bits=3), hb.rounded(bits=4))
+    bill = hb.price(problem, changes, samples=6)
+    for numbers in (bill.draws.along, bill.draws.squares):
+        numbers[:, 1] *= 1e4
+    settings = PricingSettings(round=(3, 4), allocate=4.0, check=0)
+    found = pricing._summary(replace(bill), None, settings, tmp_path, Progress())
+    assert found["uniform"] == 3 < found["bits"] < found["asked"] == 4

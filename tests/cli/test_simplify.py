@@ -11,7 +11,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.cli.app import main
-from hessblocks.models import to_family
+from hessblocks.models import HessblocksForCausalLM, to_family
 from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import run as running
 from hessblocks.storage import mended_store
@@ -86,6 +86,36 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     assert running._cost(model, held, asked, store).startswith("0 removals at most: 0 s, ")
     told = running._cost(model, held, replace(asked, save=0.0), store)
     assert told == "every removal is measured already"
+
+
+def test_its_folder_is_whole_until_a_file_is_edited(
+    place: Path, tmp_path: Path, shell: Shell
+) -> None:
+    out = Path(shutil.copytree(place / "out", tmp_path / "out"))
+    whole = shell("check", out)
+    assert (whole.status, whole.errors) == (0, "")
+    names = ["config.json", "environment.json", "points.jsonl", "summary.json", "removals.csv"]
+    assert whole.output.splitlines() == [f"whole    {name}" for name in (*names, "model")]
+    (out / "model" / "tokenizer.json").write_text("{}")
+    (out / "points.jsonl").write_text("{}\n")
+    (out / "removals.csv").unlink()
+    spoilt = shell("check", out)
+    states = [line.split()[0] for line in spoilt.output.splitlines()]
+    assert states == ["whole", "whole", "edited", "whole", "missing", "edited"]
+
+
+def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
+    place: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ruin(model: HessblocksForCausalLM, *_: object, **__: object) -> HessblocksForCausalLM:
+        model.lm_head.weight.data.fill_(float("inf"))
+        return model
+
+    monkeypatch.setattr(running, "heal", ruin)
+    few = ["--samples", "0", "--kinds", "layer"]
+    found = shell(*words(place, tmp_path / "out", *few))
+    assert "model is not finite; try a lower --learning-rate" in sentence(found)
+    assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
 
 @pytest.mark.slow
@@ -175,7 +205,7 @@ def test_without_a_target_the_table_alone_is_made(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--save", "1.0"], r"--save: expected a share from 0 to 1"),
+        (["--save", "1.0"], r"--save: expected a share from 0, below 1"),
         (["--kinds", "heads"], r"save: 20\.0% of the parameters are more than can go"),
         (["--kinds", "layers"], r"kind: 'layers' is unknown"),
         (["--tokens", "17"], r"--tokens: 17 are longer than the context of 16"),

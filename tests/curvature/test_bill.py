@@ -870,3 +870,145 @@ def test_the_page_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(float(got) == pytest.approx(float(said), rel=0.2) for got, said in pairs)
     exec(compile(second, "docs/price.md", "exec"), names)
     assert (tmp_path / "bits.csv").is_file()
+
+
+def test_shares_that_differ_have_names_that_differ() -> None:
+    model, _ = table()
+    near = hb.change_each(model, hb.pruned(share=0.12341), hb.pruned(share=0.12342))
+    assert len(near) == 2 * len(hb.change_each(model, hb.removed()))
+    assert "0.weight, 0.9996 pruned" in hb.change_each(model, hb.pruned(share=0.9996))
+    assert hb.merged(model, weight=0.99999).how == "0.99999 merged"
+
+
+def _scale_buffer(model: Any, _: Tensor) -> None:
+    model.scale.data.mul_(2)
+
+
+def _hook(model: Any, _: Tensor) -> None:
+    model[2].register_forward_hook(lambda module, args, out: 3 * out)
+
+
+def _write_batch(_: Any, inputs: Tensor) -> None:
+    inputs.data.mul_(2)
+
+
+@pytest.mark.parametrize("write", [_scale_buffer, _hook, _write_batch])
+def test_a_check_of_another_loss_than_was_priced_is_refused(
+    write: Callable[[Any, Tensor], None],
+) -> None:
+    model, problem = table()
+    model.register_buffer("scale", torch.ones(3))
+    inputs = problem.batches[0].raw[0]
+    bill = hb.price(problem, {"two": {"0.weight": hb.rounded(bits=2, block=4)}})
+    bill.check(1)
+    write(model, inputs)
+    with pytest.raises(ArgumentError, match="have changed since the prices; price again"):
+        bill.check(1)
+
+
+def test_what_passes_and_uses_leave_behind_is_no_change() -> None:
+    model, problem = table()
+    seen: list[Any] = []
+    model[2].register_forward_hook(lambda module, args, out: seen.append(len(seen)))  # type: ignore[index]
+    bill = hb.price(problem, {"two": {"0.weight": hb.rounded(bits=2, block=4)}})
+    first = bill.check(1)
+    model.train()
+    again = hb.Problem(model, problem.batches[0].raw, "classification")
+    assert bill.check(1, again).measured == first.measured == bill.check(1).measured
+    assert seen
+
+
+def test_a_change_that_is_another_one_when_made_again_is_refused() -> None:
+    _, problem = table()
+    mine = problem.parameters["0.weight"] * 1.05
+    other = {name: tensor * 1.05 for name, tensor in problem.parameters.items()}
+    changes: dict[str, Any] = {"mine": {"0.weight": mine}, "merge": {"2.weight": hb.merged(other)}}
+    bill = hb.price(problem, changes)
+    bill.check(2)
+    mine[0] *= -1
+    other["2.weight"].neg_()
+    for name in changes:
+        with pytest.raises(ArgumentError, match=f"'{name}'.* now changes otherwise than when it"):
+            bill.check(name)
+    assert hb.price(problem, changes).check(2).within(1e9) == 1
+    noise = {"noise": {"0.weight": lambda old: old + 0.02 * torch.randn_like(old)}}
+    with pytest.raises(ArgumentError, match="give a function without randomness"):
+        hb.price(problem, noise)
+    few = hb.price(table(rows=2)[1], noise, samples=2)  # made once, for all gradients together
+    with pytest.raises(ArgumentError, match="give a function without randomness"):
+        few.check("noise")
+
+
+def test_a_check_says_the_median_of_its_ratios() -> None:
+    _, bill = rounded_bill()
+    check = bill.check(4)
+    ratios = sorted(row["ratio"] for row in check.to_rows())
+    said = (
+        f"median ratio forecast/measured {(ratios[1] + ratios[2]) / 2:.3g}, range {ratios[0]:.3g}"
+    )
+    assert f"{said} to {ratios[3]:.3g}; " in str(check)
+    assert re.search(r"; \d+ %, \d+ %, \d+ % within 1, 2, 3 standard errors$", str(check))
+
+
+@pytest.mark.bad_input
+def test_a_bill_is_a_mapping_whose_refusals_are_sentences() -> None:
+    bill: Any = rounded_bill()[1]
+    assert "nope" not in bill
+    assert bill.get("nope") is None
+    with pytest.raises(ArgumentError, match=r"^change: 'nope' is unknown"):
+        bill["nope"]
+    numbers: Any = dict.fromkeys(bill, "a")
+    for call, said in (
+        (lambda one: bill.sum(one), "expected names of changes, got 3"),
+        (lambda one: bill.sum([one]), r"expected names of changes, got \[3\]"),
+        (lambda one: bill.check(None), "expected names of changes, got None"),
+        (lambda one: bill.check(2.5), "expected names of changes, got 2.5"),
+        (lambda one: bill.check(0), "how many from 1 on, got 0"),
+        (lambda one: bill.check(-one), "how many from 1 on, got -3"),
+        (lambda one: bill.allocate(bits=str(one)), "bits: expected a number, got '3'"),
+        (lambda one: bill.allocate(bits=one, costs=one), "costs: expected numbers by name"),
+        (lambda one: bill.allocate(bits=one, costs=numbers), "expected a number for .*, got 'a'"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            call(3)
+
+
+loose: Any = hb
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda p: loose.pruned(share="0.1"), "share: expected a number from 0 to 1, got '0.1'"),
+        (lambda p: loose.pruned(share=None), "share: expected a number from 0 to 1, got None"),
+        (lambda p: loose.merged(3), "other: expected a model or tensors by parameter name, got 3"),
+        (
+            lambda p: loose.price(p, {"a": {"0.bias": loose.merged({"0.bias": 3})}}),
+            "has no '0.bias'",
+        ),
+        (
+            lambda p: loose.change_each(p.model, 3),
+            r"expected edits, .* got edits \[3\] and 2 places",
+        ),
+        (lambda p: loose.change_each(3, loose.removed()), r"got edits \['removed'\] and 0 places"),
+        (lambda p: loose.change_each({"a": 3}, loose.removed()), "0 places"),
+        (lambda p: loose.price(p, None), "by parameter name, got None"),
+        (lambda p: loose.price(p, 3), "by parameter name, got 3"),
+        (lambda p: loose.price(p, [1]), "by parameter name, got 1"),
+        (lambda p: loose.price(p, {1: {"0.bias": fine}}), r"a name of its own, got \[1\]"),
+        (lambda p: loose.price(p, {"a": {"0.bias": None}}), "expected real numbers, got NoneType"),
+        (lambda p: loose.price(p, {"a": {"0.bias": 3.0}}), "expected real numbers, got float"),
+        (
+            lambda p: loose.price(p, {"a": {"0.bias": fine}}).check(
+                "a", loose.Problem(p.model, p.batches[0].raw, nn.CrossEntropyLoss())
+            ),
+            "held_out: expected the bill's own loss, classification, got CrossEntropyLoss",
+        ),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_a_sentence(
+    call: Callable[[Any], object], said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        call(table()[1])

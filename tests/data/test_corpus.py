@@ -167,6 +167,17 @@ def one_letter(path: Path) -> Path:
     return path
 
 
+def zero_byte(path: Path) -> Path:
+    path.write_text("text " * 99 + "\0")
+    return path
+
+
+def late_latin_1(path: Path) -> Path:
+    """Behind the first million characters, at which the reader looks at once."""
+    path.write_bytes(b"text\n" * 250_000 + b"caf\xe9")
+    return path
+
+
 def absent(path: Path) -> Path:
     return path
 
@@ -178,7 +189,9 @@ def unreadable(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (random_bytes, "too little text"),
+        (random_bytes, "given is not UTF-8 text"),
+        (late_latin_1, "given is not UTF-8 text"),
+        (zero_byte, "given is not UTF-8 text"),
         (empty_file, "too little text"),
         (empty_folder, "no files"),
         (one_letter, "too little text"),
@@ -192,13 +205,18 @@ def test_what_holds_no_text_is_refused(tmp_path: Path, make: object, message: st
         load_corpus(path)
 
 
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    with pytest.raises(ArgumentError, match="--data: expected a file or folder"):
+        load_corpus("")
+
+
 def test_a_large_binary_file_is_refused_before_it_is_hashed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(python_code, "sha256", lambda path: pytest.fail("all of it was read"))
     with (tmp_path / "vast.bin").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ArgumentError, match="too little text"):
+    with pytest.raises(ArgumentError, match="is not UTF-8 text"):
         user_files(tmp_path / "vast.bin")
 
 

@@ -64,10 +64,14 @@ def test_a_file_is_cut_at_a_line_end_where_one_is_near(file: TextFile, at: int) 
     assert "".join(tail.blocks()) == TEXT[head.stop :]
 
 
-@pytest.mark.parametrize("content", [b" \n\t", b"a\0b", b"abc\xff", "é".encode()[:1], b""])
-def test_what_is_no_text_is_none(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"a\0b", b"abc\xff", "é".encode()[:1]])
+def test_what_is_no_text_is_told_from_what_is_blank(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
-    assert text_file(tmp_path / "file") is None
+    with pytest.raises(UnicodeError):
+        text_file(tmp_path / "file")
+    for blank in (b" \n\t", b""):
+        (tmp_path / "file").write_bytes(blank)
+        assert text_file(tmp_path / "file") is None
 
 
 @pytest.mark.usefixtures("small")

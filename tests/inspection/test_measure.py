@@ -12,7 +12,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.inspection.measure import placed
+from hessblocks.inspection.measure import _subjects, placed
 from hessblocks.inspection.opening import encoded_batch
 from hessblocks.inspection.subject import Subject
 from hessblocks.settings.inspected import CurvatureInspection
@@ -310,3 +310,10 @@ def test_sizes_of_a_saved_model_are_refused_before_its_text_is_read(
     with pytest.raises(ArgumentError, match="--width: a saved model has sizes of its own"):
         measure(tmp_path / "saved", out=tmp_path / "out", width=16)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_memory_limit_of_any_size_counts_bytes(model: torch.nn.Module) -> None:
+    settings = CurvatureInspection(memory_limit=1e300)
+    tokens = {"input_ids": torch.zeros(2, 6, dtype=torch.long)}
+    found = _subjects(settings, model, tokens, hb.parameter_groups(model), "cpu")
+    assert found.problem.memory_limit == 10**18

@@ -1,12 +1,14 @@
 """Files that cannot be used are refused in one sentence; nothing is drawn anew in silence."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import hessblocks as hb
 from tests.models.cases import SIZES, ids, perturbed
@@ -109,3 +111,51 @@ def test_a_model_in_half_precision_is_saved_and_loaded_as_such(tmp_path: Path) -
     tokens = ids(2, 9)
     assert loaded.dtype == torch.bfloat16
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("name", ["a b", "", "x:y", "preset:sas", "a..b"])
+def test_what_can_name_no_model_is_refused(name: str) -> None:
+    with pytest.raises(hb.ArgumentError, match=r"MODEL: .+ is no folder; give one that"):
+        hb.load(name)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=29)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+LEFT_OVER: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer layers": (
+        {"num_hidden_layers": 1},
+        r"holds weights of more layers .*\(9 tensors, the first model\.layers\.1\.input_layernorm",
+    ),
+    "another width": ({"hidden_size": 16}, r"lm_head\.weight is \(29, 8\) in the file, \(29, 16\)"),
+    "no kind of layer": ({"layer_types": ["a", "b"]}, r"validate_layer_type': .*`layer_types`"),
+}
+
+
+@pytest.mark.parametrize(("edited", "message"), LEFT_OVER.values(), ids=LEFT_OVER)
+def test_weights_that_do_not_fit_a_configuration_are_named(
+    llama: Path, edited: dict[str, Any], message: str
+) -> None:
+    path = llama / "config.json"
+    config = json.loads(path.read_text()) | {"layer_types": None} | edited
+    path.write_text(json.dumps(config))
+    with pytest.raises(hb.HessblocksError, match=message) as caught:
+        hb.load(llama)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_a_model_does_not_use_are_said_once(llama: Path) -> None:
+    path = llama / "model.safetensors"
+    names = "model.layers.1.mlp.experts.0.up.bias", "model.layers.0.self_attn.q_proj.bias"
+    spare = {name: torch.zeros(2) for name in names}
+    save_file(load_file(path) | spare, path, metadata={"format": "pt"})
+    with pytest.warns(
+        UserWarning, match=r"2 tensors that .* not use, the first .+0\.self_"
+    ) as said:
+        hb.load(llama)
+    assert len(said) == 1

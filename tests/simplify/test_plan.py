@@ -137,3 +137,28 @@ def test_layers_beside_a_gap_are_touched() -> None:
     plan.take(("layer", 1))
     assert plan.touched == [0, 1]
     assert plan.numbers == [0, 2]
+
+
+def test_a_healing_whose_last_update_ruins_the_model_is_refused() -> None:
+    model, plan = planned()
+    with pytest.raises(hb.RunError, match="healing: the logits are not finite; try a lower"):
+        heal(plan.model, model, ids(8, seed=2), layers=[], steps=1, learning_rate=1e30)
+
+
+def test_each_target_and_each_seed_has_records_of_its_own(tmp_path: Path) -> None:
+    model, text, held_out = model_of("gpt2").float(), ids(20), ids(6, seed=1)
+    store = mended_store(tmp_path)
+    for seed in (0, 1):
+        given = {"kinds": ["layer"], "samples": 2, "seed": seed}
+        rows = measure_removals(model, text, held_out, **given, store=store).rows
+    for save in (1e-6, 1.00000001e-6):
+        Plan(model, text, held_out, rows).run(save, store)
+    asked = {key for key in store if not key.startswith("layer")}
+    steps = {"step 1 to 1e-06", "step 1 to 1.00000001e-06"}
+    assert asked == {"forecasts of 2", "forecasts of 2, seed 1"} | steps
+
+
+def test_a_kind_that_is_given_twice_is_measured_once() -> None:
+    model, text, held_out = model_of("gpt2").float(), ids(20), ids(6, seed=1)
+    rows = measure_removals(model, text, held_out, kinds=["mlp", "mlp"], samples=0).rows
+    assert [row["layer"] for row in rows] == [*range(model.config.depth)]

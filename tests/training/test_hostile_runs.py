@@ -20,6 +20,7 @@ from hessblocks.storage.files import refuse_links
 from hessblocks.storage.manifest import MANIFEST, check_manifest
 from hessblocks.training import DamageWarning
 from hessblocks.training.comparison import compare
+from hessblocks.training.folder import claimed
 from tests.breadth import everyday
 from tests.training.helpers import ALONE, COMPARISON, files, listed_anew, numbers
 
@@ -175,3 +176,13 @@ def test_a_pickle_beside_the_weights_of_a_trained_model_is_not_opened(
     with pytest.raises(HessblocksError, match="model"):
         compare(COMPARISON, corpus, out, Progress())
     assert not marker.exists()
+
+
+def test_a_folder_of_another_command_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"command": "signal"}')
+    config = {"command": "compare", "presets": ["sas"], "seed": 0}
+    with (
+        pytest.raises(ArgumentError, match="something other than a run of `hessblocks compare`"),
+        claimed(tmp_path, config, growing=["presets"], free=["seed"]),
+    ):
+        pass

@@ -69,22 +69,29 @@ def _options_in(path: str) -> dict[str, Any]:
     return values
 
 
+def no_empty_path(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Refuse an empty path, which would be the current folder."""
+    for argument in arguments:
+        if "Path" in str(argument.hint) and any(not token.value for token in argument.tokens):
+            raise ArgumentError(f"{_name(argument)}: expected a file or folder, got ''.")
+
+
 app = App(
     name="hessblocks",
-    help="Transformer blocks, simplified, and the curvature of their loss.",
+    help="Measure the loss Hessian of a transformer by weight matrix, predict what quantising it "
+    "will cost, and build simpler blocks.",
     help_format="plaintext",
     version=f"hessblocks {__version__}",
     version_flags=["--version"],
     default_parameter=Parameter(
         negative=(), allow_repeating=True, json_list=False, json_dict=False
     ),
-    config=option_file,
+    config=[option_file, no_empty_path],
     group_parameters=Group("Options", sort_key=-1),
     print_error=False,
     exit_on_error=False,
     verbose=False,
 )
-OTHERS = Group("Of other distributions", sort_key=len(COMMANDS))
 SHELL = Group("Options", sort_key=len(COMMANDS) + 1)
 """What follows the commands in the help."""
 for flag in ("--help", "--version"):
@@ -153,9 +160,10 @@ def _add_other_commands(asked: str = "") -> None:
     """Add the commands of other distributions, unless one of our own is asked for."""
     if asked in OWN:
         return
-    for name, command in other_commands(asked):
+    for name, command, distribution in other_commands(asked):
         if name not in app:
-            app.command(command, name=name, group=OTHERS)
+            group = Group(f"From {distribution}", sort_key=len(COMMANDS))
+            app.command(command, name=name, group=group)
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

@@ -36,15 +36,15 @@ class FolderKind:
     """Looks at its files, a finding each; writes nothing."""
 
 
-def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None]]]:
+def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None], str]]:
     """Load the commands of other distributions.
 
     Args:
         asked: the command that is to run; any other word where they are only listed.
 
     Yields:
-        Name and function; one that cannot be loaded is left out with a warning, unless it was asked
-        for.
+        Name, function and distribution; one that cannot be loaded is left out with a warning,
+        unless it was asked for.
 
     Raises:
         ArgumentError: the command that was asked for belongs to a distribution that is not
@@ -55,7 +55,7 @@ def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None]]]:
         raise ArgumentError(f"{asked}: {lacking}")
     for entry in _entries(COMMANDS):
         try:
-            yield entry.name, _loaded(entry)
+            yield entry.name, _loaded(entry), _distribution(entry)
         except RunError as error:
             if entry.name == asked:
                 raise
@@ -88,11 +88,15 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
+
+
 def _loaded(entry: EntryPoint) -> Any:
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
-        name = entry.dist.name if entry.dist else entry.value
+        name = _distribution(entry)
         raise RunError(
             f"{entry.name}: {name} cannot be loaded ({error}); run pip install --upgrade "
             f"hessblocks {name}, which belong together."

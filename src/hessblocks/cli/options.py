@@ -92,9 +92,11 @@ def check_place(data: Path | str | None) -> None:
     if data is None or data in BUILT_IN:
         return
     with suppress(OSError):  # a folder without permission: the reader names it better
-        if Path(data).exists():
+        if data and Path(data).exists():
             return
-        raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
+        raise ArgumentError(
+            f"--data: {data or 'an empty name'} is no file or folder; give one that exists."
+        )
 
 
 BUILT_IN = ("python-code", "random")

@@ -64,6 +64,8 @@ def load_corpus(
         return load_source(
             source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary, task
         )
+    if path == "":  # which would be the current folder
+        raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
@@ -177,13 +179,17 @@ class Source:
         A file that is blank, holds a zero byte, or is not UTF-8, is not text.
 
         Raises:
-            ArgumentError: a file cannot be read.
+            ArgumentError: a file cannot be read, or the only one is not text.
         """
         for relative in self.splits.get(split, ()):
             try:
                 text = text_file(self.root / relative)
             except OSError as error:
                 raise _unreadable(self.root / relative, error) from error
+            except UnicodeError as error:
+                if len(self.paths) == 1:
+                    raise _no_text(self.name) from error
+                continue
             if text is not None:
                 yield relative, text
 
@@ -238,7 +244,7 @@ def user_files(path: Path) -> Source:
             only = "no files but links, which are not followed" if found else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
         if root != path and not begins_as_text(path):  # before all of it is hashed
-            raise _too_little_text(printable(path.resolve().name))
+            raise _no_text(printable(path.resolve().name))
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
         links = len(found) - len(paths)
         return _source(printable(path.resolve().name), root, paths, splits, links)
@@ -251,6 +257,10 @@ def _too_little_text(name: str) -> ArgumentError:
         f"--data: {name} has too little text (UTF-8) to train on and to hold some out; "
         "is it binary or empty? Give text or code."
     )
+
+
+def _no_text(name: str) -> ArgumentError:
+    return ArgumentError(f"--data: {name} is not UTF-8 text; convert it, or give text or code.")
 
 
 def _unreadable(path: Path | str, error: OSError) -> ArgumentError:

@@ -49,16 +49,20 @@ Text = str | TextFile
 
 
 def text_file(path: Path) -> TextFile | None:
-    """Open a file as UTF-8 text; None where it is blank, holds a zero byte, or is not UTF-8."""
+    """Open a file as UTF-8 text.
+
+    Returns:
+        The whole file; None where it is blank.
+
+    Raises:
+        UnicodeError: it holds a zero byte, or is not UTF-8.
+    """
     length, blank = 0, True
-    try:
-        for block in _blocks_of_file(path):
-            if "\0" in block:
-                return None
-            blank = blank and not block.strip()
-            length += len(block)
-    except UnicodeDecodeError:
-        return None
+    for block in _blocks_of_file(path):
+        if "\0" in block:
+            raise UnicodeError(path)
+        blank = blank and not block.strip()
+        length += len(block)
     return None if blank else TextFile(path=path, stop=length)
 
 

@@ -136,7 +136,7 @@ def _subjects(
 ) -> Subjects:
     """Make two problems of one model: norms use all of the memory limit, single products half."""
     own = settings.memory_limit  # by default the whole process, model and all, stays within half
-    limit = int(1e9 * own) if own else 9 * free_memory(device) // 20
+    limit = int(1e9 * min(own, 1e9)) if own else 9 * free_memory(device) // 20
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     return Subjects(
         problem=problem(memory_limit=limit),

@@ -132,7 +132,7 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
 
 def _corpus(settings: InspectionSettings, vocabulary: int) -> Corpus:
     """Load the text that is asked for, with an encoding of its own."""
-    return load_corpus(None if settings.data == PYTHON_CODE else Path(settings.data), vocabulary)
+    return load_corpus(None if settings.data == PYTHON_CODE else settings.data, vocabulary)
 
 
 def _random_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
@@ -176,8 +176,10 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
 def _check_text(data: str, batch: Batch | None) -> None:
     """Refuse a text that is not there."""
     with suppress(OSError):  # a closed folder, of which the reader speaks
-        if batch is None and data not in (RANDOM, PYTHON_CODE) and not Path(data).exists():
-            raise ArgumentError(f"--data: {data} is no file or folder; give one that exists.")
+        known = data in (RANDOM, PYTHON_CODE) or (data and Path(data).exists())
+        if batch is None and not known:
+            said = data or "an empty name"
+            raise ArgumentError(f"--data: {said} is no file or folder; give one that exists.")
 
 
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:

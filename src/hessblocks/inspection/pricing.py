@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -78,7 +79,7 @@ def measure_price(
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = _batches(subject, saved.tokenizer(), texts, settings)
-        merged = load_saved(settings.merge, "causal-lm")[0] if settings.merge else None
+        merged = _other(settings.merge) if settings.merge else None
         edits = {edit.how: edit for edit in _edits(settings, subject, merged)}
         changes = curvature.change_each(model, *edits.values())
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
@@ -124,6 +125,14 @@ def _batches(
     return {"input_ids": found[:count]}, found[count:]
 
 
+def _other(source: str) -> nn.Module:
+    """Load the model to merge with."""
+    try:
+        return load_saved(source, "causal-lm")[0]
+    except (ArgumentError, RunError) as error:
+        raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
+
+
 def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
     found = [curvature.rounded(bits=bits) for bits in settings.round]
     found += [curvature.pruned(share=share) for share in settings.prune]
@@ -158,15 +167,22 @@ def _bill(
     tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
     with storage.atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": of}))
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(of, tensors)}))
     return bill
+
+
+def _tag(of: str, tensors: dict[str, Tensor]) -> str:
+    """Name the run and the tensors themselves, of which safetensors has no checksum."""
+    return f"{of} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"
 
 
 def _read(path: Path, of: str) -> dict[str, Tensor]:
     try:
         with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            of = _tag(of, found)
             if file.metadata() == {"of": of}:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return found
     except (SafetensorError, OSError):
         pass
     raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
@@ -184,7 +200,8 @@ def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSett
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
     backward = -(-settings.samples // pieces) * pieces * 2
     edits = len({change.how for change in changes.values()})
-    measured = settings.check + 1 + 2 * (edits + 1) if settings.check else 0
+    check = min(settings.check, len(changes))
+    measured = check + 1 + 2 * (edits + 1) if check else 0
     seconds = forward * (1 + 2 * backward / pieces + measured) + making * (2 + backward / HELD)
     held = HELD * sum(c.size * 4 for c in changes.values()) // edits
     return (
@@ -209,8 +226,10 @@ def _summary(
         lines = "".join(f"{line}\n" for line in allocation.tensor_types())
         storage.write_text(folder / "tensor-types.txt", lines)
         sets["allocation"] = allocation.names
-        width = max(bits for bits in settings.round if bits <= settings.allocate)
-        found |= {"bits": allocation.total.bits, "uniform": width, "shares": allocation.to_rows()}
+        reached = allocation.total.bits or 0
+        width = max(bits for bits in settings.round if bits <= reached)
+        found |= {"asked": settings.allocate, "bits": reached, "uniform": width}
+        found["shares"] = allocation.to_rows()
     else:
         for name in ("allocation.csv", "tensor-types.txt"):
             (folder / name).unlink(missing_ok=True)

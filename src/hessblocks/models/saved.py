@@ -1,6 +1,7 @@
 """Open a saved model with its tokeniser, without a network or any code that came with it."""
 
 import hashlib
+import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -26,10 +28,12 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
 from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, without_bars
+from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """No network, and no code that a folder brings along."""
+_NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -110,8 +114,7 @@ class Saved:
             **more: as `from_pretrained` takes it.
 
         Returns:
-            The model in float32, and what transformers says of keys that were missing or did not
-            fit.
+            The model in float32, and what transformers says of keys that were missing or left over.
 
         Raises:
             HessblocksError: weights that are not those of the configuration.
@@ -128,6 +131,7 @@ class Saved:
                     use_safetensors=True,
                     dtype=torch.float32,
                     output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # so that it says which
                     **more,
                 )
             except (HessblocksError, MemoryError):
@@ -141,6 +145,7 @@ class Saved:
                 raise RunError(
                     f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
                 ) from error
+        check_complete(self.source, {**found, "missing_keys": (), "unexpected_keys": ()})
         for name, weight in model.named_parameters():
             if not weight.isfinite().all():
                 raise RunError(
@@ -198,15 +203,18 @@ def fingerprint(model: nn.Module) -> str:
 def _place(source: str) -> str:
     """Find what transformers loads: the folder, the model inside a run folder, or the hub name."""
     folder = Path(source)
-    if folder.is_dir():
+    if source and folder.is_dir():
         if (folder / "model" / "config.json").is_file():
             storage.refuse_links(folder)
             return str(folder / "model")
         return str(folder)
-    if folder.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+    try:
+        validate_repo_id(source)
+    except HFValidationError as error:
+        said = source or "an empty name"
         raise ArgumentError(
-            f"MODEL: {source} is no folder; give one that save_pretrained wrote, or a GGUF file."
-        )
+            f"MODEL: {said} is no folder; give one that save_pretrained wrote, or a GGUF file."
+        ) from error
     return source
 
 
@@ -259,7 +267,28 @@ def _check_alone(source: str, place: str) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".")[:200]
+    lines = [line.strip() for line in str(error).strip().split("\n")]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")[:200]
+
+
+def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
+    """Refuse weights of more layers than the model has; warn of others that it does not use."""
+    own = model.state_dict()
+    known = {_NUMBER.sub(".N.", name) for name in own}
+    layers = {_IN_LAYER.sub(r"\1", name) for name in own}
+    others = [name for name in names if _IN_LAYER.sub(r"\1", name) not in layers]
+    if more := [name for name in others if _NUMBER.sub(".N.", name) in known]:
+        raise RunError(
+            f"MODEL: {source} holds weights of more layers than its configuration has "
+            f"({len(more)} tensors, the first {more[0]}); take the configuration that they were "
+            "saved with."
+        )
+    if names:
+        warnings.warn(
+            f"MODEL: {source} holds {len(names)} tensors that the model does not use, the first "
+            f"{names[0]}",
+            stacklevel=4,
+        )
 
 
 HEADS: dict[str, tuple[Any, str]] = {
@@ -284,7 +313,10 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
     Raises:
         ArgumentError: nothing is there, or a model without the weights for the task.
         RunError: a name that is not in the local cache, damaged files, or weights that are not
-            finite.
+            finite or of more layers.
+
+    Warns:
+        UserWarning: the files hold weights that the model does not use.
 
     Examples:
         >>> import tempfile, hessblocks as hb
@@ -331,4 +363,5 @@ def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
         raise ArgumentError(
             f"MODEL: {source} has no weights for {names}; expected a model of {task} with its head."
         )
+    _check_left_over(source, sorted(found["unexpected_keys"]), model)
     return model.eval(), saved

@@ -75,8 +75,10 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     if "uniform" in found:
         width, between = f"{found['uniform']} bits", " and "
         shown = [rows["allocation"], rows[f"all, {width}"]]
+        asked = found.get("asked", found["bits"])
+        short = f" of {asked:g} asked" if abs(asked - found["bits"]) > 0.05 else ""
         first = (
-            f"At {found['bits']:.3g} bits on average the allocation is expected to cost "
+            f"At {found['bits']:.3g} bits{short} on average the allocation is expected to cost "
             f"{_nats(shown[0])} nats per token; all matrices at {width} would cost "
             f"{_nats(shown[1])}."
         )

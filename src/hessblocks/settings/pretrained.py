@@ -58,7 +58,7 @@ def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
     raise ArgumentError(f"{name}: expected {expected}, got {word!r}.")
 
 
-SHARE = Range(lambda value: 0 <= value < 1, "a share from 0 to 1")
+SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 
 @dataclass(frozen=True, kw_only=True)

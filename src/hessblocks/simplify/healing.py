@@ -70,7 +70,7 @@ def heal(
         A healed copy, in evaluation mode.
 
     Raises:
-        RunError: the loss or a gradient is not finite.
+        RunError: the loss, a gradient or the model after the last update is not finite.
 
     Cost: steps · batch · T tokens forward and backward, and forward by the teacher.
     """
@@ -100,9 +100,10 @@ def heal(
         trainer = _Healer(model=made, args=arguments, train_dataset=rows)
         trainer.teacher = teacher
         trainer.train()
-    if trainer.divergence:
-        raise RunError(
-            f"healing: the {trainer.divergence.words} {trainer.divergence.verb} not finite; try a "
-            "lower --learning-rate"
-        )
+    failed = trainer.divergence and f"{trainer.divergence.words} {trainer.divergence.verb}"
+    with torch.no_grad():  # the trainer looks before an update, not after the last
+        if not (failed or made(input_ids=tokens[:batch].to(made.device)).logits.isfinite().all()):
+            failed = "logits are"
+    if failed:
+        raise RunError(f"healing: the {failed} not finite; try a lower --learning-rate")
     return made.requires_grad_(True).eval()  # type: ignore[no-any-return]

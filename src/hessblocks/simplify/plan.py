@@ -142,7 +142,7 @@ class Plan:
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
             # prices depend on what is missing, so that another `save` has other steps
-            name = f"step {len(self.steps) + 1} to {save:g}"
+            name = f"step {len(self.steps) + 1} to {save!r}"
             if store is not None and (record := store.get(name)) is not None:
                 step, *guesses = record.rows
                 self.take((str(step["kind"]), int(step["layer"])), map(dict, guesses))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import duration
 from hessblocks.data import Windows, documents_of, encoded
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
@@ -185,7 +186,7 @@ def _cost(
     held_out = Held(model, validation)
     held_out.cost(layers, 0)  # the first pass is slower
     whole, last = (_seconds(partial(held_out.cost, layers[n:], n)) for n in (0, len(layers) - 1))
-    count = left * len(settings.kinds or KINDS)
+    count = left * len({*settings.kinds} or KINDS)
     table = duration(count * (whole + last) / 2)
     clauses = [f"{count} removals at most: {table}, besides refits and forecasts"]
     if settings.save:
@@ -242,6 +243,11 @@ def _healed(
     }
     for name, model in (("removed", plan.model), ("healed", healed)):
         cost = held_out.cost(list(model.model.layers), 0)
+        if not math.isfinite(cost.kl.value):
+            raise RunError(
+                f"healing: the KL divergence of the {name} model is not finite; try a lower "
+                "--learning-rate"
+            )
         summary[name] = {
             "kl": cost.kl.value,
             "kl_error": cost.kl.standard_error,
@@ -253,7 +259,7 @@ def _healed(
 
 
 def _save(model: Any, folder: Path, tokenizer: Any, summary: Mapping[str, Any]) -> None:
-    """Save a model with its tokenizer, and a model card that tells what was removed."""
+    """Save a model with its tokenizer, a card that tells what was removed, and a manifest."""
     facts = {
         "made from": f"a pretrained {(model.config.family or {}).get('model_type', 'model')}",
         "parameters saved": f"{summary['saved']:.1%}",
@@ -264,6 +270,7 @@ def _save(model: Any, folder: Path, tokenizer: Any, summary: Mapping[str, Any]) 
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         models.write_card(temporary, model, facts)
+        storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
 def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:

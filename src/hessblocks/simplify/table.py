@@ -81,7 +81,7 @@ def candidates(
         place = Place(model=model, index=index, text=text)
         if index == 0 and first_layer_is_shared(model):
             continue
-        for kind in kinds or KINDS:
+        for kind in dict.fromkeys(kinds or KINDS):
             try:
                 candidate = KINDS[kind](place)
             except UnfitPartsError:  # the parts that are left make no valid block
@@ -146,7 +146,8 @@ def measure_removals(
     priced: Sequence[Mapping[str, Any]] = []
     if samples:
         forecast = partial(measurer.forecast, samples, seed)
-        priced = cached(store, f"forecasts of {samples}", forecast)
+        seeded = f", seed {seed}" if seed else ""
+        priced = cached(store, f"forecasts of {samples}{seeded}", forecast)
     forecasts = {(row["kind"], row["layer"]): row for row in priced}
     unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
     return Removals(

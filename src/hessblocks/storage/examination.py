@@ -33,7 +33,7 @@ PRICES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
 READERS: Mapping[str, Read] = {
     **dict.fromkeys(("config.json", "environment.json", "budget.json"), read_object),
     "summary.json": read_object,
-    **dict.fromkeys(PRICES, read_bytes),
+    **dict.fromkeys((*PRICES, "removals.csv"), read_bytes),
     **dict.fromkeys(KINDS, fault_in_finished_lines),
     "results.csv": read_results,
     "map.csv": partial(read_table, MapRow),
@@ -42,7 +42,7 @@ READERS: Mapping[str, Read] = {
 
 
 def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
-    """Check every file of a run, a comparison, a curvature or signal run, or a saved model.
+    """Check every file of a folder that a command wrote, or of a saved model.
 
     Nothing is written. Models and checkpoints are compared with the SHA-256 of their files. Tables
     and lines are read, and a number that was edited by hand in one of these is not noticed.
@@ -68,7 +68,7 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
         return (manifest.check_in_place(folder),)
     config = read_object(folder / "config.json")
     kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
-    kinds["edits"] = _price
+    kinds |= {"edits": _price, "fitted": _simplify}
     for name, look in kinds.items():
         if name in config and "model_type" not in config:  # which a saved model has
             return (*_about(folder), *look(folder, config))
@@ -146,6 +146,17 @@ def _price(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding
     unasked = {"allocation.csv": not config.get("allocate"), "check.csv": not config.get("check")}
     for name in ("summary.json", *(table for table in PRICES if not unasked.get(table))):
         yield _file(folder / name)
+
+
+def _simplify(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
+    def lacking(_: Path) -> str:
+        return f"a line of it {DAMAGED}" if read_store(folder).damaged else ""
+
+    yield _file(folder / POINTS, lacking)
+    for name in ("summary.json", "removals.csv"):
+        yield _file(folder / name)
+    if config.get("save"):
+        yield manifest.check_manifest(folder / "model", manifest.identity_in(folder))
 
 
 def _about(folder: Path) -> list[manifest.Finding]:

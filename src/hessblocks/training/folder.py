@@ -106,14 +106,15 @@ class RunFolder:
         new = json.loads(json.dumps(config))
         try:
             old = storage.read_object(self.config)
+            command = new.get("command")
+            if other := old.get("command") != command:
+                growing = free = ()  # settings that another command need not have
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             more |= {name: new[name] for name in free if new[name] != old[name]}
             if "blocks" not in old:  # of an earlier version, which other settings tell apart
                 new.pop("blocks", None)
             elif more and growing:
                 more["blocks"] = new["blocks"] | old["blocks"]
-            command = new.get("command")
-            other = old.get("command") != command
             found = storage.differences(old | more, new)
         except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error

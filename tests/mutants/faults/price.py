@@ -14,7 +14,7 @@ FAULTS = (
           "bill.allocate(bits=settings.allocate) => bill.allocate(bits=max(settings.round))",
           "test_every_number_is_that_of_the_library", within="_summary"),
     fault("price: the answer names the cheaper width",
-          "bits <= settings.allocate => True",
+          "bits <= reached => True",
           "test_the_page_opens_with_the_answer", within="_summary"),
     fault("price: shapes of a merge are not compared", "if shapes[0] != shapes[1]: $$body =>",
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_edits"),

@@ -85,4 +85,6 @@ def _next(
     )
     given = (text, comparison.model, longer)
     said = [word for one in given for word in settings.said_again(type(one), vars(one))]
-    return shell_line(["hessblocks", "train", last, *said, "--out", f"runs/{last}"])
+    return shell_line(
+        ["hessblocks", "train", last, *said, "--out", f"runs/{comparison.presets[-1]}"]
+    )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -21,9 +23,9 @@ from hessblocks.curvature.bill.draws import Draws, draw
 from hessblocks.curvature.bill.measured import BillCheck, measure
 from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
 from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.model_state import checksums
+from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
 from hessblocks.curvature.products import Problem, check_problem
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import ArgumentError, check_name, unknown_name
 from hessblocks.linalg import Estimate
 from hessblocks.storage import Tabular
 
@@ -33,6 +35,12 @@ if TYPE_CHECKING:
 
 FEWEST_SAMPLES = 2
 """Samples of which there is a spread."""
+
+
+class UnknownChangeError(ArgumentError, KeyError):
+    """Error for a name without a price, which `in` and `get` of a mapping expect."""
+
+    __str__ = Exception.__str__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -62,10 +70,17 @@ class Bill(Tabular, Mapping[str, Price]):
     """‖Δ‖ / ‖w‖ of each change, the largest of its weights."""
     fingerprint: tuple[float, ...] = field(init=False)
     """Checksums of the model's weights that were priced."""
+    around: Fingerprint = field(init=False)
+    """Fingerprint of what besides weights makes the loss: the model, its buffers, the batches."""
+    holds_fingerprint = True
 
     def __post_init__(self) -> None:
-        """Take the fingerprint."""
+        """Take the fingerprints."""
         object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
+        self._note_around()
+
+    def _note_around(self) -> None:
+        object.__setattr__(self, "around", _around(self.problem))
 
     @cached_property
     def _prices(self) -> dict[str, Price]:
@@ -73,6 +88,8 @@ class Bill(Tabular, Mapping[str, Price]):
 
     def __getitem__(self, name: str) -> Price:
         """Look up the price of a change."""
+        if name not in self.changes:
+            raise UnknownChangeError(unknown_name("change", str(name), self.changes))
         return self._prices[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -96,7 +113,7 @@ class Bill(Tabular, Mapping[str, Price]):
         Raises:
             ArgumentError: none, an unknown one, or two that touch an entry in common.
         """
-        chosen = list(self.changes if names is None else names)
+        chosen = list(self.changes) if names is None else _named(names)
         for name in chosen:
             check_name("change", name, self.changes)
         views = {name: self.changes[name].views for name in chosen}
@@ -135,11 +152,15 @@ class Bill(Tabular, Mapping[str, Price]):
 
         Cost: a forward pass over the held-out data for each change, and one more.
         """
-        chosen: Any = self._spread(which) if isinstance(which, int) else which
-        chosen = [chosen] if isinstance(chosen, str) else chosen
-        sets = [(one,) if isinstance(one, str) else tuple(one) for one in chosen]
+        chosen: Any = which
+        if isinstance(which, int) and not isinstance(which, bool):
+            chosen = self._spread(which)
+        several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
+        sets = [_named(one) for one in (chosen if several else [chosen])]
         if not sets:
-            raise ArgumentError("which: expected names of changes, or how many, got none")
+            raise ArgumentError(
+                f"which: expected names of changes, or how many from 1 on, got {which!r}"
+            )
         forecasts = [self.sum(names) for names in sets]
         problem = self.problem if held_out is None else held_out
         if not isinstance(problem, Problem):
@@ -155,13 +176,25 @@ class Bill(Tabular, Mapping[str, Price]):
                 "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
                 "for those of the bill; price a mean, or check on the bill's own data"
             )
+        losses = [fingerprint_of(self.problem.model, p.loss) for p in (problem, self.problem)]
+        if losses[0] != losses[1]:
+            raise ArgumentError(
+                f"held_out: expected the bill's own loss, {self.problem.loss}, got {problem.loss}"
+            )
+        if self.around != _around(self.problem):
+            raise ArgumentError(
+                "model: its buffers, hooks, settings or code, or the bill's batches have changed "
+                "since the prices; price again"
+            )
         changes = [[self.changes[name] for name in names] for names in sets]
-        return measure(problem, forecasts, changes, held_out=held_out is not None)
+        found = measure(problem, forecasts, changes, held_out=held_out is not None)
+        self._note_around()  # a pass may have changed what the model keeps, as a hook's list
+        return found
 
     def _spread(self, count: int) -> list[str]:
-        """Choose so many changes, evenly over the forecasts."""
+        """Choose so many changes, evenly over the forecasts; none below 1."""
         ranked = sorted(self, key=lambda name: self[name].forecast.value)
-        count = max(1, min(count, len(ranked)))
+        count = min(count, len(ranked))
         return [ranked[(2 * n + 1) * len(ranked) // (2 * count)] for n in range(count)]
 
     def allocate(
@@ -189,6 +222,14 @@ class Bill(Tabular, Mapping[str, Price]):
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
+        for name, given, kind in (
+            ("bits", bits, Real),
+            ("nats", nats, Real),
+            ("costs", costs, Mapping),
+        ):
+            if given is not None and not isinstance(given, kind):
+                expected = "a number" if kind is Real else "numbers by name of change"
+                raise ArgumentError(f"{name}: expected {expected}, got {given!r}")
         prices = [price for price in self.values() if price.bits is not None]
         if costs is not None:
             prices = [_at_cost(price, costs) for price in prices]
@@ -284,11 +325,29 @@ class Bill(Tabular, Mapping[str, Price]):
         return ratio_estimate(values, draws.shares, len(draws.pieces), square=square)
 
 
+def _around(problem: Problem) -> Fingerprint:
+    """Fingerprint what a loss is made of besides weights."""
+    with exclusive(problem.model):
+        form = fingerprint_of(problem.model, problem.loss)
+        return form, checksums(problem.model.buffers()), problem.batches.digest()
+
+
+def _named(names: Any) -> tuple[str, ...]:
+    """Bring a name, or several, into one form."""
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    found = tuple(names if several else [names])
+    if not all(isinstance(name, str) for name in found):
+        raise ArgumentError(f"changes: expected names of changes, got {names!r}")
+    return found
+
+
 def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
     """Put another cost in the place of a forecast."""
-    cost = float(costs.get(price.name, math.nan))
+    given, cost = costs.get(price.name, math.nan), math.nan
+    with suppress(TypeError, ValueError):
+        cost = float(given)
     if not math.isfinite(cost):
-        raise ArgumentError(f"costs: expected a number for {price.name!r}, got {cost}")
+        raise ArgumentError(f"costs: expected a number for {price.name!r}, got {given!r}")
     return replace(price, forecast=replace(price.forecast, value=cost))
 
 

@@ -1,7 +1,7 @@
 """Changes of weights: which parameters become what, checked before anything is computed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.bill.edits import Edit
 from hessblocks.curvature.groups import ParameterGroup, ParameterView, plain_model, whole
+from hessblocks.curvature.model_state import checksums
 from hessblocks.curvature.products import Problem
 from hessblocks.errors import ArgumentError
 
 New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """A new tensor, an edit, or a function from the old tensor to the new one."""
+ALIKE = 1e-3
+"""Difference of two checksums of one Δ, over ‖Δ‖, up to which it is taken for round-off."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +44,8 @@ class Change:
     """The entries that may change."""
     new: Mapping[str, New]
     """By parameter name."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """Checksum of Δ by parameter name, as it was when the change was first made for a bill."""
 
     @property
     def size(self) -> int:
@@ -67,7 +72,7 @@ class Change:
             if isinstance(value, Edit):
                 views = [view for view in self.views if view.parameter == name]
                 found = _edited(value, name, old, views)
-            elif not isinstance(value, Tensor):
+            elif callable(value):
                 found = value(old.clone())
             if not isinstance(found, Tensor) or found.is_complex():
                 kind = getattr(found, "dtype", type(found).__name__)
@@ -83,6 +88,21 @@ class Change:
             if not found.isfinite().all():
                 raise ArgumentError(f"changes: {self.name!r}: {name!r} would not be finite")
             yield name, found
+
+    def check_same(self, name: str, delta: Float[Tensor, "..."]) -> None:
+        """Note the checksum of Δ, and require that it is the one noted before.
+
+        Raises:
+            ArgumentError: it is not.
+        """
+        (found,) = checksums([delta])
+        far = abs(found - self.noted.setdefault(name, found))
+        if far and far > ALIKE * float(delta.norm()):
+            raise ArgumentError(
+                f"changes: {self.name!r}: {name!r} now changes otherwise than when it was priced; "
+                "give a function without randomness, and price again where a tensor or a model "
+                "that it is made of was written"
+            )
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
         """Compute ‖Δ‖ / ‖w‖ and return the largest over the parameters; 0 if nothing changes."""
@@ -138,14 +158,16 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         layers.0.mlp.out, 3 bits
         layers.0.mlp.out, 0.1 pruned
     """
+    places: dict[str, tuple[ParameterView, ...]] = {}
     if isinstance(where, nn.Module):
         places = _matrices(where)
-    else:
+    elif isinstance(where, Mapping) and all(isinstance(g, ParameterGroup) for g in where.values()):
         places = {name: group.views for name, group in where.items()}
-    if not edits or not places:
+    if not edits or not places or not all(isinstance(edit, Edit) for edit in edits):
         raise ArgumentError(
             "change_each: expected edits, such as hb.rounded(bits=3), and a model with matrices or "
-            f"groups to make them in, got {len(edits)} edits and {len(places)} places"
+            f"groups to make them in, got edits {[getattr(edit, 'how', edit) for edit in edits]} "
+            f"and {len(places)} places"
         )
     if len(hows := {edit.how for edit in edits}) < len(edits):
         raise ArgumentError(
@@ -194,16 +216,19 @@ def checked_changes(
     Raises:
         ArgumentError: none, two of one name, a parameter that is not there, is frozen or tied.
     """
-    items = changes.items() if isinstance(changes, Mapping) else [(c.name, c) for c in changes]
+    several: Any = changes if isinstance(changes, Iterable) else [changes]
+    named = isinstance(several, Mapping)
+    items: Any = several.items() if named else [(getattr(c, "name", None), c) for c in several]
     found = tuple(
-        replace(given, name=name) if isinstance(given, Change) else _own(problem, name, given)
+        replace(given, name=name, noted={})
+        if isinstance(given, Change)
+        else _own(problem, name, given)
         for name, given in items
     )
     names = [change.name for change in found]
-    if not found or len(set(names)) < len(names):
+    if not found or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names):
         raise ArgumentError(
-            f"changes: expected at least one, each with a name of its own, got {len(names)} with "
-            f"{len(set(names))} names"
+            f"changes: expected at least one, each with a name of its own, got {names!r:.80}"
         )
     for change in found:
         for name in change.new:

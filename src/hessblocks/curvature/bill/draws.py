@@ -181,6 +181,7 @@ class _Ledger:
             for name, new in change.made(parameters):
                 dtype = working_dtype(new.dtype)
                 delta = (new.to(dtype) - parameters[name].to(dtype)).flatten()
+                change.check_same(name, delta)
                 found = [held[2][name] for held in self.held]
                 gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
                 for part in range(0, len(delta), AT_ONCE):

@@ -5,6 +5,8 @@ Letters: b bits.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -116,7 +118,7 @@ def pruned(*, share: float) -> Edit:
         gone = found.abs().topk(round(share * len(found)), largest=False, sorted=False)
         return found.index_fill_(0, gone.indices, 0.0).view(old.shape)
 
-    return Edit(how=f"{share:.3g} pruned", new=new)
+    return Edit(how=f"{share} pruned", new=new)
 
 
 def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: float = 0.5) -> Edit:
@@ -130,7 +132,7 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
         The edit.
 
     Raises:
-        ArgumentError: no such weight.
+        ArgumentError: no such weight, or neither a model nor tensors by name.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -142,13 +144,15 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
     """
     _check_share("weight", weight)
     tensors = dict(other.named_parameters()) if isinstance(other, nn.Module) else other
+    if not isinstance(tensors, Mapping):
+        raise ArgumentError(f"other: expected a model or tensors by parameter name, got {other!r}")
 
     def new(old: Tensor, name: str, cut: Cut) -> Tensor:
-        if name not in tensors:
+        if not isinstance(tensors.get(name), Tensor):
             raise ArgumentError(f"other: has no {name!r} to merge with")
         return torch.lerp(old, cut(tensors[name].detach().to(old)), weight)
 
-    return Edit(how=f"{weight:.3g} merged", new=new)
+    return Edit(how=f"{weight} merged", new=new)
 
 
 def removed() -> Edit:
@@ -169,6 +173,6 @@ def removed() -> Edit:
     return Edit(how="removed", new=lambda old, name, cut: torch.zeros_like(old))
 
 
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
+def _check_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise ArgumentError(f"{name}: expected a number from 0 to 1, got {value!r}")

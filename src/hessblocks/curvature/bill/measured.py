@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from hessblocks.curvature.losses import Batch, BatchLoss, CrossEntropy
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import Problem, make_plan, readable_errors
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import Estimate
+from hessblocks.linalg import Estimate, working_dtype
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -71,14 +72,13 @@ class BillCheck(Tabular):
 
     def __str__(self) -> str:
         """Say how many forecasts agree with the measurement."""
-        ratios = sorted(row["ratio"] for row in self.to_rows() if not math.isnan(row["ratio"]))
+        ratios = [row["ratio"] for row in self.to_rows() if not math.isnan(row["ratio"])] or [1.0]
         text = "held-out data" if self.held_out else "the bill's own data"
-        middle, *ends = (ratios[n] if ratios else 1.0 for n in (len(ratios) // 2, 0, -1))
+        within = (f"{100 * self.within(errors):.0f} %" for errors in (1, 2, 3))
         return (
-            f"{len(self.measured)} changes measured on {text}: forecast over measured KL "
-            f"{middle:.3g} in the middle, {ends[0]:.3g} to {ends[1]:.3g}; "
-            f"{self.within(1):.0%}, {self.within(2):.0%}, {self.within(3):.0%} within 1, 2, 3 "
-            "errors"
+            f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
+            f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
+            f"{', '.join(within)} within 1, 2, 3 standard errors"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -173,7 +173,10 @@ def _together(
     """Combine several changes into all parameters; two may change one parameter."""
     found = dict(parameters)
     for change in changes:
-        found |= dict(change.made(found))
+        for name, new in change.made(found):
+            dtype = working_dtype(new.dtype)
+            change.check_same(name, new.to(dtype) - found[name].to(dtype))
+            found[name] = new
     return found
 
 
