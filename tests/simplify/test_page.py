@@ -12,8 +12,8 @@ PAGE = (DOCS / "simplify.md").read_text(encoding="utf-8")
 WORDS = {
     "attention skip": "skip around attention",
     "mlp skip": "skip around the MLP",
-    "attention norm": "norm before attention, frozen",
-    "mlp norm": "norm before the MLP, frozen",
+    "attention norm": "norm before attention, made a constant scale",
+    "mlp norm": "norm before the MLP, made a constant scale",
     "mlp": "MLP",
     "heads": "a group of heads",
     "mlp units": "a quarter of the MLP's units",
@@ -52,5 +52,5 @@ def test_sentences_have_the_numbers_of_the_store() -> None:
     kl = {(row["kind"], int(row["layer"])): float(row["kl"]) for row in ROWS}
     ratios = [kl["value and projection = identity", n] / kl["attention", n] for n in range(30)]
     assert 0.9 < median(ratios) < 1
-    assert f"({kl['attention norm', 11]:.2g} nats frozen)" in PAGE
-    assert f"({kl['attention norm', 12]:.2g})" in PAGE
+    assert f"scale costs {kl['attention norm', 11]:.2g} nats in layer 11" in PAGE
+    assert f"but {kl['attention norm', 12]:.2g} nats in layer 12" in PAGE
