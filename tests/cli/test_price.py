@@ -283,8 +283,10 @@ def test_shares_close_together_are_priced_apart_and_a_check_costs_no_more_than_t
     assert f"{30 + 1 + 2 * 3} over other text for the check" in outcome.errors
 
 
-def test_an_allocation_is_compared_with_as_few_bits(place: Path, tmp_path: Path) -> None:
-    """Where 4 bits cost more than 3 somewhere, 4 on average are not reached."""
+def test_an_allocation_is_compared_with_uniform_bits_of_its_budget(
+    place: Path, tmp_path: Path
+) -> None:
+    """Where 4 bits cost more than 3 somewhere, 4 on average are not reached; 3 is no match."""
     model, _ = hb.load(place / "model")
     problem = hb.Problem(model, {"input_ids": torch.randint(29, (6, 8))})
     changes = hb.change_each(model, hb.rounded(bits=3), hb.rounded(bits=4))
@@ -293,4 +295,4 @@ def test_an_allocation_is_compared_with_as_few_bits(place: Path, tmp_path: Path)
         numbers[:, 1] *= 1e4
     settings = PricingSettings(round=(3, 4), allocate=4.0, check=0)
     found = pricing._summary(replace(bill), None, settings, tmp_path, Progress())
-    assert found["uniform"] == 3 < found["bits"] < found["asked"] == 4
+    assert 3 < found["bits"] < found["uniform"] == found["asked"] == 4

@@ -17,9 +17,9 @@ from hessblocks.blocks.shaped import Counting
 from hessblocks.errors import ArgumentError
 
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
-"""Attention kernel: a function that computes A V from the arguments of `fused_kernel`.
+"""Attention kernel: a function that computes A V from the arguments of `matrix_kernel`.
 
-A kernel for attention with softcaps or sinks takes these too, as `matrix_kernel` does.
+One for attention without softcaps or sinks need not take these two.
 """
 
 
@@ -36,15 +36,7 @@ def fused_kernel(
 ) -> Float[Tensor, "B H T V"]:
     """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
 
-    Args:
-        module: attention module; not used.
-        query: queries of the new tokens.
-        key: keys of all tokens.
-        value: values of all tokens.
-        mask: booleans (True: may attend), or numbers added to the scores; None: no mask.
-        scale: factor of the scores.
-        causal: whether, without a mask, query number i attends to keys 0 to i only.
-        **more: softcap or sinks, which torch's function lacks; `matrix_kernel` then computes A V.
+    With a softcap or sinks, which torch's function lacks, it is `matrix_kernel`.
 
     Returns:
         A V of each head.
@@ -127,15 +119,7 @@ def linear_kernel(
 ) -> Float[Tensor, "B H T V"]:
     """Compute linear attention: A is the matrix of scores, with 0 where the mask forbids attention.
 
-    Args:
-        module: attention module; not used.
-        query: queries of the new tokens.
-        key: keys of all tokens.
-        value: values of all tokens.
-        mask: 4-dimensional mask, booleans (True: may attend) or numbers that are 0 where a query
-            may attend; None: no mask.
-        scale: factor of the scores.
-        causal: whether, without a mask, query number i attends to keys 0 to i only.
+    The mask is 4-dimensional: booleans, or numbers that are 0 where a query may attend.
 
     Returns:
         A V of each head.

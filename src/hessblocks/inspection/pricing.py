@@ -226,9 +226,9 @@ def _summary(
         lines = "".join(f"{line}\n" for line in allocation.tensor_types())
         storage.write_text(folder / "tensor-types.txt", lines)
         sets["allocation"] = allocation.names
-        reached = allocation.total.bits or 0
-        width = max(bits for bits in settings.round if bits <= reached)
-        found |= {"asked": settings.allocate, "bits": reached, "uniform": width}
+        # what could be had for the bits that were asked for, not for those that were reached
+        width = max(bits for bits in settings.round if bits <= settings.allocate)
+        found |= {"asked": settings.allocate, "bits": allocation.total.bits, "uniform": width}
         found["shares"] = allocation.to_rows()
     else:
         for name in ("allocation.csv", "tensor-types.txt"):

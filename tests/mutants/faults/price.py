@@ -14,7 +14,7 @@ FAULTS = (
           "bill.allocate(bits=settings.allocate) => bill.allocate(bits=max(settings.round))",
           "test_every_number_is_that_of_the_library", within="_summary"),
     fault("price: the answer names the cheaper width",
-          "bits <= reached => True",
+          "bits <= settings.allocate => True",
           "test_the_page_opens_with_the_answer", within="_summary"),
     fault("price: a check is announced of more changes than there are",
           "min(settings.check, len($changes)) => settings.check",

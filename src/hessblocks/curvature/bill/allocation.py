@@ -184,19 +184,23 @@ def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dic
 
 def _filled(start: Mapping[str, Price], steps: Sequence[Price], most: float) -> dict[str, Price]:
     """Take every step to more bits that fits a mean of `most`, in their order."""
-    chosen, mean = dict(start), _mean_bits(start)
+    chosen = dict(start)
     entries = sum(price.size for price in start.values())
+    used = sum(map(_stored, start.values()))  # whole numbers, so that no sum is rounded
     for after in steps:
-        added = ((after.bits or 0) - (chosen[after.place].bits or 0)) * after.size / entries
-        if added > 0 and mean + added <= most:
+        added = _stored(after) - _stored(chosen[after.place])
+        if added > 0 and (used + added) / entries <= most:
             chosen[after.place] = after
-            mean += added
+            used += added
     return chosen
 
 
 def _mean_bits(chosen: Mapping[str, Price]) -> float:
-    entries = sum(price.size for price in chosen.values())
-    return sum(price.size * (price.bits or 0) for price in chosen.values()) / entries
+    return sum(map(_stored, chosen.values())) / sum(price.size for price in chosen.values())
+
+
+def _stored(price: Price) -> float:
+    return price.size * (price.bits or 0)
 
 
 def _total(chosen: Mapping[str, Price]) -> float:
