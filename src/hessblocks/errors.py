@@ -156,3 +156,16 @@ def in_units(size: int) -> str:
         if abs(size) >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size} bytes"
+
+
+def duration(seconds: float) -> str:
+    """Format a time for people.
+
+    Returns:
+        Seconds up to 100, minutes above.
+
+    Examples:
+        >>> duration(4.2), duration(400)
+        ('4.2 s', '6.67 minutes')
+    """
+    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"

@@ -19,7 +19,7 @@ from hessblocks.curvature.bill import (
 )
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
-from hessblocks.curvature.cost import Cost, Work, decide, duration, product_seconds
+from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
 from hessblocks.curvature.exact import (
     attention_moments,
     exact_attention_curvature,

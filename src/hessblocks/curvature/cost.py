@@ -20,7 +20,7 @@ from hessblocks.curvature.columns import rows_of
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Block, Hessian, Problem, total_products
 from hessblocks.curvature.sampled import Sampling, gram_matrices, plan_samples, root_is_known
-from hessblocks.errors import ArgumentError, check_name, in_units
+from hessblocks.errors import ArgumentError, check_name, duration, in_units
 from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
 
 Way = Literal["probes", "sampled"]
@@ -220,11 +220,6 @@ def _clocked(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
-
-
-def duration(seconds: float) -> str:
-    """Format a time for people."""
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"
 
 
 def product_seconds(problem: Problem, group: ParameterGroup) -> float:

@@ -18,7 +18,7 @@ from hessblocks import curvature, storage
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Bill, Change, Draws, Edit, Problem
 from hessblocks.data import Windows, documents_of, encoded
-from hessblocks.errors import ArgumentError, RunError, in_units
+from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject
 from hessblocks.models import fingerprint, load_saved
@@ -206,7 +206,7 @@ def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSett
     held = HELD * sum(c.size * 4 for c in changes.values()) // edits
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
-        f"the text, {measured} over other text for the check; about {seconds / 60:.1f} minutes, "
+        f"the text, {measured} over other text for the check; about {duration(seconds)}, "
         f"and at most {in_units(held)} for gradients besides model and passes"
     )
 

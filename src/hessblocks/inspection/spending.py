@@ -18,12 +18,11 @@ from hessblocks.curvature import (
     Problem,
     Work,
     decide,
-    duration,
     merge,
     product_seconds,
     root_is_known,
 )
-from hessblocks.errors import ArgumentError, HessblocksError, in_units, main_memory
+from hessblocks.errors import ArgumentError, HessblocksError, duration, in_units, main_memory
 from hessblocks.linalg import FEWEST_PROBES
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection

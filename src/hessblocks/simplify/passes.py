@@ -110,4 +110,5 @@ class Held(Pass):
 
 def _mean(values: Float[Tensor, " S"]) -> Estimate:
     error = float(values.std()) / len(values) ** 0.5
-    return Estimate(value=float(values.mean()), standard_error=error, probes=len(values))
+    mean = float(values.mean())
+    return Estimate(value=mean, standard_error=error, probes=len(values), method="measured")

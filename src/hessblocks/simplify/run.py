@@ -16,9 +16,8 @@ from torch import Tensor
 
 from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import duration
 from hessblocks.data import Windows, documents_of, encoded
-from hessblocks.errors import ArgumentError, RunError
+from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make

@@ -10,7 +10,7 @@ from typing import Any
 
 from hessblocks import storage
 from hessblocks.data import Corpus
-from hessblocks.errors import RunError
+from hessblocks.errors import RunError, duration
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
 from hessblocks.training.cost import step_seconds
@@ -117,10 +117,11 @@ def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Pr
         for run in runs:
             agree(partial(step_seconds, run))
             steps[run.preset] = statistics.median(step_seconds(run, corpus))
-    minutes = sum(steps[run.preset] * run.training.steps for run in runs) / 60
+    seconds = sum(steps[run.preset] * run.training.steps for run in runs)
     progress.note(
-        f"tuning: {len(runs)} blocks, 3 to 5 rates each with one seed, about {3 * minutes:.1f} to "
-        f"{5 * minutes:.1f} minutes; the runs that count then take about {seeds * minutes:.1f}"
+        f"tuning: {len(runs)} blocks, 3 to 5 rates each with one seed, about "
+        f"{duration(3 * seconds)} to {duration(5 * seconds)}; the runs that count then take about "
+        f"{duration(seeds * seconds)}"
     )
 
 

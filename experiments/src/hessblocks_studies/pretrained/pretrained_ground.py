@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hessblocks.data import Windows, cache_root, documents_of, encoded
 from hessblocks.errors import ArgumentError
@@ -30,6 +30,7 @@ from hessblocks.simplify import (
     Removals,
     candidates,
     edited,
+    heal,
     measure_removals,
     text_parts,
 )
@@ -82,6 +83,10 @@ class Ground:
     def without(self, layers: Sequence[int]) -> HessblocksForCausalLM:
         """Take whole layers away."""
         return edited(self.original, *candidates(self.original, self.text, ["layer"], layers))
+
+    def healed(self, model: HessblocksForCausalLM, steps: int) -> PreTrainedModel:
+        """Train all layers of a copy towards the original's predictions."""
+        return heal(model, self.original, self.healing, layers=(), steps=steps)
 
     def better(self, *models: HessblocksForCausalLM) -> HessblocksForCausalLM:
         """Choose the model of the lowest KL divergence on the choosing text."""

@@ -12,7 +12,7 @@ from typing import Any
 from hessblocks.blocks import Identity, Shared
 from hessblocks.figures import Heatmap, Panel
 from hessblocks.report import removal_map
-from hessblocks.simplify import Place, heal, saved_between
+from hessblocks.simplify import Place, saved_between
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
@@ -28,8 +28,8 @@ from hessblocks_studies.pretrained.simplify_methods import BESIDE, METHODS, PLAN
 
 LAYERS = {TINY: (1, 2), SMOLLM2: (2, 4, 6, 10)}
 """Layers whose parameters are saved."""
-HEALED = 200
-"""Updates of the healing."""
+HEALED: Mapping[Scale, int] = {"smoke": 2, "laptop": 30, "paper": 200}
+"""Scale → updates of the healing."""
 SEEDS = 3
 """Of `random`; the other methods draw nothing."""
 KL, LOSS = "KL", "loss"
@@ -67,23 +67,23 @@ class SimplifiedSettings:
 
 
 def settings(scale: Scale, seeds: int | None) -> list[SimplifiedSettings]:
-    """Every method, `random` with several seeds."""
+    """Every method without healing, `random` with several seeds; then healed, with one."""
     model = TINY if scale == "smoke" else SMOLLM2
-    healed = {"smoke": 2, "laptop": 0, "paper": HEALED}[scale]
     alone = SimplifiedSettings(method=ALONE, model=model)
     return [
         alone,
         *(
             replace(alone, method=method, layers=layers, healed=healed, seed=seed)
+            for healed, drawn in ((0, seeds or SEEDS), (HEALED[scale], 1))
             for layers in LAYERS[model]
             for method in METHODS
-            for seed in range((seeds or SEEDS) if method == "random" else 1)
+            for seed in range(drawn if method == "random" else 1)
         ),
     ]
 
 
 def measure(settings: SimplifiedSettings) -> list[Row]:
-    """What a model costs on the docstrings, before healing and after, and what it saves."""
+    """What a model costs on the docstrings, healed or not, and what it saves."""
     place = ground(settings.model)
     if settings.method == ALONE:
         return _alone(place)
@@ -95,21 +95,19 @@ def measure(settings: SimplifiedSettings) -> list[Row]:
         "rule": settings.method,
         "seed": settings.seed,
         "layers": settings.layers,
-        "healing": 0,
+        "healing": settings.healed,
         "share": 1 - model.num_parameters() / place.original.num_parameters(),
     }
+    if settings.healed:
+        return _costs(place, place.healed(model, settings.healed), own)
     before, after = place.tokens_a_second(model)
     saved = saved_between(place.original, model, place.text.tokens.shape[1])
-    rows = [
+    return [
         *_costs(place, model, own),
         shared.measured(SPEED, after, **own),
         shared.measured(RATIO, after / before, **own),
         *(shared.measured(f"{name} saved", one, "counted", **own) for name, one in saved.items()),
     ]
-    if settings.healed:
-        healed = heal(model, place.original, place.healing, layers=(), steps=settings.healed)
-        rows += _costs(place, healed, {**own, "healing": settings.healed})
-    return rows
 
 
 def _alone(place: Ground) -> list[Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -163,8 +163,11 @@ def measure(
     if not found.isfinite().all():
         raise RunError("check: a divergence is not finite; look at the changes")
     shares = tokens / tokens.sum()
-    measured = [ratio_estimate(one / problem.valid, shares, len(shares)) for one in found.T]
-    return BillCheck(forecasts=tuple(forecasts), measured=tuple(measured), held_out=held_out)
+    measured = tuple(
+        replace(ratio_estimate(one / problem.valid, shares, len(shares)), method="measured")
+        for one in found.T
+    )
+    return BillCheck(forecasts=tuple(forecasts), measured=measured, held_out=held_out)
 
 
 def _together(

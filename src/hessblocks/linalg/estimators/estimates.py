@@ -8,8 +8,10 @@ from torch import Tensor
 
 from hessblocks.storage import Tabular
 
-Method = Literal["exact", "estimate", "sampled"]
+Method = Literal["exact", "estimate", "sampled", "measured"]
 Stop = Literal["count", "tolerance", "limit"]
+SPENT = {"estimate": "probes", "sampled": "samples", "measured": "pieces of the data"}
+"""What was spent, by method."""
 ENDS = 6
 """Number of eigenvalues that are printed."""
 
@@ -29,10 +31,12 @@ class Estimate(Tabular):
     standard_error: float = 0.0
     """Standard error of `value` over probes; 0 for exact results."""
     probes: int = 0
-    """Products spent: random probes and the bases made of them, or samples; 0 for exact results."""
+    """Products spent: random probes and the bases made of them, or samples. Pieces of the data
+    where it was measured; 0 for exact results."""
     method: Method = "estimate"
-    """`exact` (closed form or assembled matrix), `estimate` (random probes) or `sampled` (inner
-    products of samples: a norm below zero is not told from zero)."""
+    """`exact` (closed form or assembled matrix), `estimate` (random probes), `sampled` (inner
+    products of samples: a norm below zero is not told from zero) or `measured` (forward passes; the
+    error is that over pieces of the data)."""
     stopped_by: Stop = "count"
     """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
 
@@ -55,7 +59,7 @@ class Estimate(Tabular):
         """Print value and standard error in three significant digits."""
         if self.method == "exact":
             return f"{self.value:.4g} (exact)"
-        spent = f"{self.probes} {'samples' if self.method == 'sampled' else 'probes'}"
+        spent = f"{self.probes} {SPENT[self.method]}"
         told = "" if self.value >= 0 or self.method != "sampled" else ", not told from zero"
         return f"{self.value:.3g} ± {self.standard_error:.1g} ({spent}{told})"
 
@@ -88,8 +92,8 @@ class DiagonalEstimate(Tabular):
 
     def __str__(self) -> str:
         """Print the number of entries, their range and what was spent."""
-        kind = "samples" if self.method == "sampled" else "probes"
-        spent = "exact" if self.method == "exact" else f"{self.probes} {kind}"
+        exact = self.method == "exact"
+        spent = "exact" if exact else f"{self.probes} {SPENT[self.method]}"
         low, high = float(self.values.min()), float(self.values.max())
         return f"{len(self.values):,} diagonal entries from {low:.3g} to {high:.3g} ({spent})"
 
