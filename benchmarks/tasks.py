@@ -24,6 +24,8 @@ from hessblocks.curvature import Hessian, OuterProduct, Problem
 from hessblocks.linalg import LinearOperator, diagonal, spectral_density, trace
 
 PROBES = 16
+PRODUCTS = 16
+"""Products in turn, as a power iteration or conjugate gradients make them."""
 RUNS, STEPS = 2, 20
 ROUNDS = 5
 Side = Callable[[], object]
@@ -55,7 +57,7 @@ def main() -> dict[str, Any]:
 
 
 def ours(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, Side]:
-    """Five tasks, each from model and batch."""
+    """Seven tasks, each from model and batch."""
 
     def of(kind: type[Hessian] | type[OuterProduct]) -> LinearOperator:
         return kind(Problem(model, ids), everything(model))
@@ -63,6 +65,8 @@ def ours(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, Side]:
     return {
         "H v, ours": lambda: of(Hessian) @ vector,
         "H_o v, ours": lambda: of(OuterProduct) @ vector,
+        "several H v, ours": lambda: in_turn(of(Hessian).__matmul__, vector),
+        "several H_o v, ours": lambda: in_turn(of(OuterProduct).__matmul__, vector),
         "trace, ours": lambda: trace(of(Hessian), PROBES),
         "diagonal, ours": lambda: diagonal(of(Hessian), PROBES),
         "density, ours": lambda: spectral_density(of(Hessian), STEPS, RUNS),
@@ -85,6 +89,10 @@ def of_curvlinops(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, Si
     return {
         "H v, curvlinops": lambda: of(hessian) @ vector,
         "H_o v, curvlinops": lambda: of(curvlinops.GGNLinearOperator) @ vector,
+        "several H v, curvlinops": lambda: in_turn(of(hessian).__matmul__, vector),
+        "several H_o v, curvlinops": lambda: in_turn(
+            of(curvlinops.GGNLinearOperator).__matmul__, vector
+        ),
         "trace, curvlinops": lambda: curvlinops.hutchinson_trace(of(hessian), PROBES),
         "diagonal, curvlinops": lambda: curvlinops.hutchinson_diag(of(hessian), PROBES),
         "density, curvlinops": lambda: curvlinops.lanczos_approximate_spectrum(
@@ -110,6 +118,8 @@ def of_eigenthings(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, S
     return {
         "H v, hessian-eigenthings": lambda: hessian().matvec(vector),
         "H_o v, hessian-eigenthings": lambda: outer().matvec(vector),
+        "several H v, hessian-eigenthings": lambda: in_turn(hessian().matvec, vector),
+        "several H_o v, hessian-eigenthings": lambda: in_turn(outer().matvec, vector),
         "trace, hessian-eigenthings": lambda: hessian_eigenthings.hutchinson(
             hessian(), num_samples=PROBES, seed=0
         ),
@@ -117,6 +127,14 @@ def of_eigenthings(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, S
             hessian(), num_runs=RUNS, lanczos_steps=STEPS, num_grid_points=256, seed=0
         ),
     }
+
+
+def in_turn(product: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
+    """Multiply by one vector after another, each made of the product before."""
+    for _ in range(PRODUCTS):
+        vector = product(vector)
+        vector = vector / vector.norm()
+    return vector
 
 
 def attention_in_full(run: Side) -> Side:
