@@ -13,7 +13,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.storage.tables import Row
 from hessblocks_studies.engine import Check
 from hessblocks_studies.our_questions import ladder_plan as plan
-from hessblocks_studies.our_questions.ladder import STUDY
+from hessblocks_studies.our_questions.ladder import AXES, STUDY
 from hessblocks_studies.shared.differences import Difference, line
 from hessblocks_studies.shared.trained_points import LOSS, make_model, whole_loss
 
@@ -21,7 +21,7 @@ PLAN = plan.points("laptop", None)
 
 
 def test_the_parameters_are_those_of_the_model() -> None:
-    point = next(p for p in PLAN if p.variant == plan.BASE)
+    point = next(p for p in PLAN if p.variant == plan.BASE and p.size.width == 64)
     model = make_model(point)
     assert sum(p.numel() for p in model.parameters()) == point.parameters == 361_280
 
@@ -35,7 +35,7 @@ def test_every_rung_reads_four_tokens_a_parameter_of_a_text_without_tables() -> 
         assert size.data == "package:torch, no tables"
         assert (size.heads, size.mlp_width) == (4, 4 * width)
     most = max(p.size.steps * p.size.batch_size * p.size.context for p in PLAN)
-    assert most < 13e6
+    assert most < 10e6
 
 
 def test_rates_and_starts_follow_the_width() -> None:
@@ -58,14 +58,31 @@ def test_rates_and_starts_follow_the_width() -> None:
 
 def test_the_rates_are_tried_at_three_widths_and_checked_at_the_fourth() -> None:
     tuned = [p for p in PLAN if p.phase == plan.TUNING]
-    assert {p.size.width for p in tuned} == {64, 96, 128}
+    assert {p.size.width for p in tuned} == {48, 64, 96}
     assert {p.seed for p in tuned} == {0}
     assert len(tuned) == 3 * 3 * 4
     nexts = [p for p in PLAN if p.phase == plan.NEIGHBOURS]
-    assert {(p.size.width, round(p.size.learning_rate * 19200, 1)) for p in nexts} == {
-        (192, 20.2),
-        (192, 202.4),
+    assert {(p.size.width, round(p.size.learning_rate * 12800, 1)) for p in nexts} == {
+        (128, 20.2),
+        (128, 202.4),
     }
+
+
+def test_the_usual_size_is_run_once_and_counts_in_all_three_phases() -> None:
+    found = [p for p in PLAN if p.size.width == 64 and p.phase in AXES]
+    models = [p for p in found if p.variant != plan.TABLE]
+    kinds = [(p.variant, p.seed, p.size.steps, p.size.depth) for p in models]
+    assert len(kinds) == len({*kinds}) == 4 * 5 * 7
+    usual = [p for p in models if p.also]
+    assert {p.phase for p in usual} == {plan.WIDTHS}
+    assert len(usual) == 4 * 5
+    assert usual[0].also == (
+        (plan.TOKENS, plan.at(plan.BASE, "4 tokens a parameter")),
+        (plan.DEPTHS, plan.at(plan.BASE, "6 layers")),
+    )
+    gaps = STUDY.summarise(rows(lambda _: 0.0)).tables["gaps"]
+    for phase in AXES:
+        assert len({one["rung"] for one in gaps if one["phase"] == phase}) == 4
 
 
 class Uniform(nn.Module):
@@ -115,11 +132,15 @@ def rows(gap: Callable[[int], float]) -> list[Row]:
         if point.phase == plan.TUNING:
             loss += abs(math.log10(point.size.learning_rate * size.width / 0.64))
         own: Row = {
-            **point.owner, "phase": point.phase, "learning_rate": size.learning_rate,
+            **point.owner, "learning_rate": size.learning_rate,
             "tokens_a_parameter": point.tokens_a_parameter, "layers": size.depth,
             "parameters": point.parameters, "quantity": LOSS,
         }  # fmt: skip
-        found += [{**own, "step": step, "value": loss} for step in (0, size.steps)]
+        found += [
+            {**own, "phase": phase, "variant": name, "step": step, "value": loss}
+            for phase, name in ((point.phase, point.name), *point.also)
+            for step in (0, size.steps)
+        ]
     return found
 
 
@@ -134,7 +155,7 @@ def test_a_gap_that_grows_with_the_width_is_said() -> None:
     assert found[grows.format("sas-p")].holds is not True
     matches = "sas matches pre-ln, zero queries, widths: width {}"
     assert found[matches.format(64)].holds is True
-    assert found[matches.format(192)].holds is False
+    assert found[matches.format(128)].holds is False
     assert found["sas-p matches pre-ln, zero queries, depths: 24 layers"].holds is True
     line_ = next(
         one

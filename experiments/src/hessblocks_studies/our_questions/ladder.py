@@ -38,8 +38,10 @@ def measure(settings: plan.LadderSettings) -> list[Row]:
         return rows
 
     found = settings.placed(shared.train_point(settings, observe))
-    place = {"tokens_a_parameter": settings.tokens_a_parameter, "layers": size.depth}
-    return [{**row, **place, "parameters": settings.parameters} for row in found]
+    place: Row = {"tokens_a_parameter": settings.tokens_a_parameter, "layers": size.depth}
+    place |= {"parameters": settings.parameters}
+    phases = ((settings.phase, settings.name), *settings.also)
+    return [{**row, **place, "phase": p, "variant": name} for p, name in phases for row in found]
 
 
 def places(rows: Rows, phase: str) -> dict[str, float]:
@@ -85,7 +87,7 @@ def summarise(rows: Rows) -> Summary:
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
-        f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.NARROWEST}.",
+        f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.TUNED}.",
         [panel for panel in (*panels, tuned.tuning.tuning_panel(labels, "tuning")) if panel.shown],
         checks,
         gaps=table,

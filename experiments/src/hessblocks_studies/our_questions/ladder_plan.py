@@ -20,30 +20,33 @@ TUNING, WIDTHS, NEIGHBOURS, TOKENS, DEPTHS = (
 )  # fmt: skip
 PAPER_TOKENS = 4
 """Tokens a parameter of the paper's main runs."""
-NARROWEST = 64
 RUNGS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32, 48, 64),
-    "laptop": (64, 96, 128, 192),
+    "laptop": (48, 64, 96, 128),
     "paper": (256, 384, 512, 768),
 }
 """Scale → widths; rates are tuned at the first three and checked at the fourth."""
+USUAL: dict[Scale, int] = {"smoke": 16, "laptop": 64, "paper": 256}
+"""Scale → width at which tokens a parameter and depth are changed."""
+TUNED = 64
+"""Width of the rates in `RATES` and `BEST`."""
 MANY: dict[Scale, tuple[float, ...]] = {
     "smoke": (1,),
     "laptop": (1, 12, 25),
     "paper": (1, 12),
 }
-"""Scale → further tokens a parameter, at the smallest width."""
+"""Scale → further tokens a parameter, at the usual width."""
 LAYERS: dict[Scale, tuple[int, ...]] = {
     "smoke": (2,),
     "laptop": (3, 12, 24),
     "paper": (36, 72),
 }
-"""Scale → further depths, at the smallest width."""
+"""Scale → further depths, at the usual width."""
 SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 3}
 RATES = (1e-2, 3e-3, 3e-2)
-"""Tried at width `NARROWEST`, the likeliest first; in proportion to 1 / width elsewhere."""
+"""Tried at width `TUNED`, the likeliest first; in proportion to 1 / width elsewhere."""
 BEST: dict[str, float] = dict.fromkeys(BLOCKS, 1e-2)
-"""Block → the rate of its runs at width `NARROWEST`: a guess until the tuning is done."""
+"""Block → the rate of its runs at width `TUNED`: a guess until the tuning is done."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMALLEST, evaluations=2),
     "laptop": replace(
@@ -68,6 +71,8 @@ class LadderSettings(shared.TunedSettings):
     """Whether the last loss is that of all held-out windows."""
     probe: shared.Probe | None = None
     """How the curvature is measured at both ends; None where it is not."""
+    also: tuple[tuple[str, str], ...] = ()
+    """Further phases that this run belongs to, each with the run's name there."""
 
     @property
     def parameters(self) -> int:
@@ -148,24 +153,25 @@ def _point(
 
 def rate_of(block: str, width: int) -> float:
     """The rate of a block's runs, in proportion to 1 / width."""
-    return BEST[block] * NARROWEST / width
+    return BEST[block] * TUNED / width
 
 
 def rungs(scale: Scale) -> dict[str, dict[str, shared.TextSize]]:
-    """Phase → rung → size; the paper's tokens and the usual depth stand in all three."""
-    first = RUNGS[scale][0]
-    usual = size_of(scale, first)
+    """Phase → rung → size; the usual size is a rung of all three, and is run as one of width."""
+    width = USUAL[scale]
     return {
         WIDTHS: {f"width {width}": size_of(scale, width) for width in RUNGS[scale]},
-        TOKENS: {
-            f"{tokens:g} tokens a parameter": size_of(scale, first, tokens)
-            for tokens in sorted({PAPER_TOKENS, *MANY[scale]})
-        },
-        DEPTHS: {
-            f"{depth} layers": size_of(scale, first, depth=depth)
-            for depth in sorted({usual.depth, *LAYERS[scale]})
-        },
+        TOKENS: {_tokens(tokens): size_of(scale, width, tokens) for tokens in MANY[scale]},
+        DEPTHS: {_layers(depth): size_of(scale, width, depth=depth) for depth in LAYERS[scale]},
     }
+
+
+def _tokens(tokens: float) -> str:
+    return f"{tokens:g} tokens a parameter"
+
+
+def _layers(depth: int) -> str:
+    return f"{depth} layers"
 
 
 def tuning(scale: Scale) -> list[LadderSettings]:
@@ -176,7 +182,7 @@ def tuning(scale: Scale) -> list[LadderSettings]:
             TUNING,
             block,
             f"width {width}",
-            replace(size_of(scale, width), learning_rate=rate * NARROWEST / width),
+            replace(size_of(scale, width), learning_rate=rate * TUNED / width),
             shared.TUNING_SEED,
             tuned=True,
         )
@@ -187,24 +193,19 @@ def tuning(scale: Scale) -> list[LadderSettings]:
 
 
 def runs(scale: Scale, seeds: int) -> list[LadderSettings]:
-    """All rungs, seed by seed, the verdicts' blocks first; each seed has a table of its own."""
+    """All rungs of width, then of tokens and depth, seed by seed; each seed has its own table."""
+    usual = size_of(scale, USUAL[scale])
+    names = {TOKENS: _tokens(PAPER_TOKENS), DEPTHS: _layers(usual.depth)}
     found = []
-    for seed in shared.run_seeds(seeds):
-        for phase, sizes in rungs(scale).items():
-            first = next(iter(sizes.values()))
-            found.append(_point(scale, phase, TABLE, "", first, seed))
-            found += [
-                _point(
-                    scale,
-                    phase,
-                    block,
-                    rung,
-                    replace(size, learning_rate=rate_of(block, size.width)),
-                    seed,
-                )
-                for rung, size in sizes.items()
-                for block in BLOCKS
-            ]
+    for phase, sizes in rungs(scale).items():
+        for seed in shared.run_seeds(seeds):
+            found.append(_point(scale, phase, TABLE, "", usual, seed))
+            for rung, size in sizes.items():
+                for block in BLOCKS:
+                    run = replace(size, learning_rate=rate_of(block, size.width))
+                    everywhere = phase == WIDTHS and size == usual
+                    also = tuple((p, at(block, name)) for p, name in names.items() if everywhere)
+                    found.append(_point(scale, phase, block, rung, run, seed, also=also))
     return found
 
 
@@ -227,7 +228,7 @@ def next_rates(scale: Scale) -> list[LadderSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[LadderSettings]:
-    """The tuning, the rungs, the next rates at the last width.
+    """The tuning, the rungs of width, the next rates at the last width, the other rungs.
 
     Args:
         scale: of the study.
@@ -236,4 +237,6 @@ def points(scale: Scale, count: int | None) -> list[LadderSettings]:
     Returns:
         The points' settings.
     """
-    return [*tuning(scale), *runs(scale, count or SEEDS[scale]), *next_rates(scale)]
+    found = runs(scale, count or SEEDS[scale])
+    widths = [run for run in found if run.phase == WIDTHS]
+    return [*tuning(scale), *widths, *next_rates(scale), *found[len(widths) :]]
