@@ -165,6 +165,15 @@ def test_a_gap_that_grows_with_the_width_is_said() -> None:
     assert line_["reach_of_one_new_seed"] == pytest.approx(line_["reach"] * math.sqrt(6))
 
 
+def test_the_tuning_is_shown_by_block_at_the_width_of_its_rates() -> None:
+    panel = STUDY.summarise(rows(lambda _: 0.0)).figure.panels[-1]
+    assert panel.title == "tuning"
+    assert {series.name for series in panel.series} == {*plan.BLOCKS}
+    for series in panel.series:
+        assert series.x == pytest.approx([3e-3, 1e-2, 3e-2])
+        assert series.y[1] == min(series.y)
+
+
 def test_partial_results_are_summarised_too() -> None:
     def seeds(some: list[Row]) -> dict[tuple[object, ...], int]:
         gaps = STUDY.summarise(some).tables.get("gaps", ())

@@ -4,15 +4,18 @@ The rule: PLAN.md beside this file, section `ladder`.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from torch import nn
 
 from hessblocks.figures import Panel
-from hessblocks.storage import Row
+from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Study, Summary
 from hessblocks_studies.our_questions import ladder_plan as plan
 
+Grids = Mapping[str, Mapping[float, Mapping[Scalar, float]]]
+"""Block at a width → rate → seed → loss."""
 AXES = {
     plan.WIDTHS: "parameters of pre-LN",
     plan.TOKENS: "tokens a parameter",
@@ -82,13 +85,12 @@ def summarise(rows: Rows) -> Summary:
             checks += [_rung_check(runs[phase], phase, block, rung) for rung in rungs]
             checks += _slope_checks(block, label, rungs, found[block])
         panels.append(_panel(label, rungs, found))
-    labels = {name: name for name in tuned.tuning.grids}
     return shared.summary(
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
         f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.TUNED}.",
-        [panel for panel in (*panels, tuned.tuning.tuning_panel(labels, "tuning")) if panel.shown],
+        [panel for panel in (*panels, _tuning_panel(tuned.tuning.grids)) if panel.shown],
         checks,
         gaps=table,
         tuning=tuned.tuning_table(),
@@ -151,6 +153,26 @@ def _panel(
         for block, gaps in found.items()
     }
     return shared.panel(f"against {label}", label, "above pre-LN (nats per token)", curves, log="x")
+
+
+def _tuning_panel(grids: Grids) -> Panel:
+    """Loss at each rate of the tuning, its mean over the widths that have all rates."""
+    losses: dict[str, dict[float, list[float]]] = {}
+    for label, grid in grids.items():
+        block, _, width = label.removesuffix(")").rpartition(" (width ")
+        for rate, seeds in grid.items():
+            usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # not to the last digit
+            losses.setdefault(block, {}).setdefault(usual, []).extend(seeds.values())
+    curves: dict[str, Sequence[shared.Place]] = {
+        block: [
+            (rate, fmean(each), float("nan"))
+            for rate, each in sorted(own.items())
+            if len(each) == max(map(len, own.values()))
+        ]
+        for block, own in losses.items()
+    }
+    x_label = f"peak learning rate at width {plan.TUNED}"
+    return shared.panel("tuning", x_label, "mean loss (nats per token)", curves, log="x")
 
 
 STUDY = Study(
