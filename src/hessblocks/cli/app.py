@@ -11,20 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from cyclopts import (
-    App,
-    Argument,
-    ArgumentCollection,
-    CoercionError,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-    ValidationError,
-)
+import cyclopts
+from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Dict
 from rich.console import Console
 
@@ -218,21 +206,21 @@ EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 def sentence(error: CycloptsError) -> str:
     """Say what is wrong, which names are known and which of them is near."""
     match error:
-        case UnknownCommandError(unused_tokens=[name, *_], app=app):
+        case cyclopts.UnknownCommandError(unused_tokens=[name, *_], app=app):
             if name.startswith("-"):
                 return f"No such option: {name}"
             return _unknown_command(name, [each for each in app or () if not each.startswith("-")])
-        case UnknownOptionError(token=token, argument_collection=arguments):
+        case cyclopts.UnknownOptionError(token=token, argument_collection=arguments):
             return _unknown_option(token, arguments)
-        case UnusedCliTokensError(unused_tokens=[*words]):
+        case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
             return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
-        case MissingArgumentError(argument=Argument() as argument):
+        case cyclopts.MissingArgumentError(argument=Argument() as argument):
             known = ", ".join(_known(argument))
             end = f"; known: {known}." if known else "."
             return f"{_name(argument)}: expected a value, got none{end}"
-        case CoercionError(argument=Argument() as argument, token=token) if token:
+        case cyclopts.CoercionError(argument=Argument() as argument, token=token) if token:
             return _unfit(argument, token)
-        case ValidationError(argument=Argument() as argument, exception_message=reason):
+        case cyclopts.ValidationError(argument=Argument() as argument, exception_message=reason):
             return f"{_name(argument)}: {reason}"
     return " ".join(str(error).split())
 

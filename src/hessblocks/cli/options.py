@@ -7,7 +7,6 @@ these leave open.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +15,6 @@ from cyclopts import Group, Parameter, Token
 
 from hessblocks import settings
 from hessblocks.conventions import PARTS
-from hessblocks.errors import ArgumentError
 
 NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
@@ -83,30 +81,15 @@ def several(name: str) -> Parameter:
     )
 
 
-def check_place(data: Path | str | None) -> None:
-    """Refuse a missing path before torch is loaded.
-
-    Raises:
-        ArgumentError: there is no file or folder of this name.
-    """
-    if data is None or data in BUILT_IN:
-        return
-    with suppress(OSError):  # a folder without permission: the reader names it better
-        if data and Path(data).exists():
-            return
-        raise ArgumentError(
-            f"--data: {data or 'an empty name'} is no file or folder; give one that exists."
-        )
-
-
-BUILT_IN = ("python-code", "random")
-"""Names of data that are no path."""
 PRESETS_HELP = (
     "Names of blocks, with commas; `hessblocks presets` lists them. Slots of one alone stand in "
     "brackets: sas[mlp.gated=true]. A block of your own is FILE.json, with what "
     "BlockConfig.to_dict gives."
 )
 RESUMES = "Run folder; a run that was stopped there goes on where it stopped."
+SAVED = (
+    "A folder that save_pretrained wrote, a GGUF file, or a name in the local Hugging Face cache"
+)
 Text = Annotated[Path, Parameter(help="File or folder of text that the model is meant for.")]
 Out = Annotated[Path, Parameter(help=RESUMES)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]

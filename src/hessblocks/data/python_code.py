@@ -61,9 +61,8 @@ def load_corpus(
     check_vocabulary(vocabulary)
     if path is None:
         source = standard_library()
-        return load_source(
-            source, f"{source.name}-{sys.implementation.cache_tag}", vocabulary, task
-        )
+        entry = f"{source.name}-{sys.implementation.cache_tag}"
+        return load_source(source, entry, vocabulary, task)
     if path == "":  # which would be the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
@@ -125,8 +124,12 @@ def _build(
     if source.by_tail:
         cut = [text.cut(round((1 - VALIDATION_SHARE) * len(text))) for text in texts["train"]]
         texts = {"train": [head for head, _ in cut], "validation": [tail for _, tail in cut]}
-    if not all(any(map(_has_text, texts[split])) for split in ("train", "validation")):
-        raise _too_little_text(source.name)
+    for split in ("train", "validation"):
+        if not any(block.strip() for text in texts[split] for block in text.blocks()):
+            raise ArgumentError(
+                f"--data: {source.name} has too little text (UTF-8) to train on and to hold some "
+                "out; is it binary or empty? Give text or code."
+            )
     made = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
@@ -137,10 +140,6 @@ def _build(
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")
     return made
-
-
-def _has_text(text: TextFile) -> bool:
-    return any(block.strip() for block in text.blocks())
 
 
 VALIDATION_SHARE = 0.1
@@ -250,13 +249,6 @@ def user_files(path: Path) -> Source:
         return _source(printable(path.resolve().name), root, paths, splits, links)
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
-
-
-def _too_little_text(name: str) -> ArgumentError:
-    return ArgumentError(
-        f"--data: {name} has too little text (UTF-8) to train on and to hold some out; "
-        "is it binary or empty? Give text or code."
-    )
 
 
 def _no_text(name: str) -> ArgumentError:

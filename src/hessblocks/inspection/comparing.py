@@ -1,22 +1,16 @@
 """Compare blocks from Python, as `hessblocks compare` does."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hessblocks import settings
 from hessblocks.blocks import PRESETS, BlockConfig, parted, pattern_names, preset
 from hessblocks.conventions import AnyPath
 from hessblocks.data import DEFAULT_VOCABULARY, load_corpus
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.progress import Progress
-from hessblocks.settings import (
-    ComparisonSettings,
-    ModelSettings,
-    ObservationSettings,
-    TunedSettings,
-    kinds,
-    make,
-)
 from hessblocks.storage import FolderResults, canonical, load_results
 from hessblocks.training import compare as run_all
 from hessblocks.training import resolve_device
@@ -71,15 +65,16 @@ def compare(
         >>> sorted({row.quantity for row in found.measurements})[:4]
         ['flops', 'frobenius_norm', 'loss', 'parameters']
     """
-    of = {one: kinds(one) for one in (ModelSettings, TunedSettings, ObservationSettings)}
+    asked = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
+    of = {one: settings.kinds(one) for one in asked}
     for name in fields:
         check_name("setting", name, [known for one in of.values() for known in one])
     own = {one: {n: fields[n] for n in fields if n in names} for one, names in of.items()}
     given = blocks if isinstance(blocks, Mapping) else dict(zip(blocks, blocks, strict=True))
     first = next((one for one in given.values() if isinstance(one, BlockConfig)), None)
     if first is not None:
-        own[ModelSettings].setdefault("width", first.width)
-    model = make(ModelSettings, own[ModelSettings])
+        own[settings.ModelSettings].setdefault("width", first.width)
+    model = settings.make(settings.ModelSettings, own[settings.ModelSettings])
     sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
     written = []
     for name, one in given.items():
@@ -92,14 +87,13 @@ def compare(
     names = [parted(one)[0] for name in given for one in pattern_names(name)]
     for name in names:
         check_name("blocks", name, [*PRESETS, *dict(written)])
-    model = make(ModelSettings, {**own[ModelSettings], "blocks": tuple(written)})
-    training = make(TunedSettings, own[TunedSettings])
-    observation = make(ObservationSettings, own[ObservationSettings])
-    settings = ComparisonSettings(
+    training = settings.make(settings.TunedSettings, own[settings.TunedSettings])
+    observation = settings.make(settings.ObservationSettings, own[settings.ObservationSettings])
+    comparison = settings.ComparisonSettings(
         presets=tuple(given),
         seeds=tuple(seeds),
         match=match,
-        model=model,
+        model=replace(model, blocks=tuple(written)),
         training=training.of_each,
         tune=training.tune,
         curvature=observation.sample,
@@ -107,5 +101,5 @@ def compare(
         device=resolve_device(device),
     )
     corpus = load_corpus(data, vocab_size)
-    run_all(settings, corpus, out, progress or Progress(), finish=finish)
+    run_all(comparison, corpus, out, progress or Progress(), finish=finish)
     return load_results(out)

@@ -41,15 +41,15 @@ def write_tables(
     }
     rows, maps = curvature.norm_rows(groups, norms), []
     if len(norms) == len(groups):
-        own = {name: records[name] for name in groups}
-        if _all_have("column", own):
-            columns = [curvature.ColumnSquares(**records[name]["column"]) for name in groups]
+        own = [records[name] for name in groups]
+        if all("column" in one for one in own):
+            columns = [curvature.ColumnSquares(**one["column"]) for one in own]
             maps = [
                 curvature.combine_columns(groups, columns, part)
                 for part in _ordered(columns[0].squares)
             ]
-        elif _all_have("samples", own):
-            products = [torch.tensor(records[name]["samples"]).double() for name in groups]
+        elif all("samples" in one for one in own):
+            products = [torch.tensor(one["samples"]).double() for one in own]
             maps = [curvature.combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     rows += _eigenvalue_rows(groups, records)
@@ -92,19 +92,12 @@ def _eigenvalue_rows(
     """List eigenvalues of H, the largest first, each followed by its residual."""
     rows = []
     for name, record in records.items():
+        of = {"group": name, "layer": groups[name].layer, "role": groups[name].role} if name else {}
         for found in record.get("eigenvalues", []):
             for quantity, value in zip(storage.EIGENVALUE, found.values(), strict=True):
                 row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
-                rows.append(row | (_place(groups[name], name) if name else {}))
+                rows.append(row | of)
     return rows
-
-
-def _place(group: curvature.ParameterGroup, name: str) -> dict[str, Any]:
-    return {"group": name, "layer": group.layer, "role": group.role}
-
-
-def _all_have(key: str, records: Mapping[str, Record]) -> bool:
-    return all(key in record for record in records.values())
 
 
 def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:

@@ -138,11 +138,12 @@ def _subjects(
     own = settings.memory_limit  # by default the whole process, model and all, stays within half
     limit = int(1e9 * min(own, 1e9)) if own else 9 * free_memory(device) // 20
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
+    whole = {"": curvature.merge("all groups", list(groups.values()))}
     return Subjects(
         problem=problem(memory_limit=limit),
         products=problem(memory_limit=max(1, limit // 2)),
         groups=groups,
-        each=settings.each_group,
+        units=groups if settings.each_group else whole,
         limit=limit // 2,
     )
 

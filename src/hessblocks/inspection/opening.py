@@ -3,7 +3,6 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,13 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
+from hessblocks import data
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
 from hessblocks.conventions import IGNORED
-from hessblocks.data import (
-    DEFAULT_VOCABULARY,
-    END_OF_TEXT,
-    Corpus,
-    CorpusWarning,
-    Windows,
-    documents_of,
-    encoded,
-    load_corpus,
-    standard_library,
-)
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
 from hessblocks.models import build, read_blocks
-from hessblocks.settings import InspectionSettings
+from hessblocks.settings import InspectionSettings, check_place
 from hessblocks.storage import parse_json
 
 RANDOM = "random"
@@ -93,7 +82,8 @@ def opened(
     if isinstance(source, nn.Module):  # text cannot become its tokens
         subject = Subject(name=type(source).__name__, model=source)
     else:
-        _check_text(settings.data, batch)  # before the weights are read
+        if batch is None:
+            check_place(settings.data)  # before the weights are read
         subject = saved_model(str(source), task)
     _check_sizes_are_used([source, *beside], settings)  # before its text is read, which takes long
     if subject.context is not None and settings.tokens > subject.context:
@@ -130,9 +120,9 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
     return subject, dict(batch) if batch else _random_batch(subject, settings)
 
 
-def _corpus(settings: InspectionSettings, vocabulary: int) -> Corpus:
+def _corpus(settings: InspectionSettings, vocabulary: int) -> data.Corpus:
     """Load the text that is asked for, with an encoding of its own."""
-    return load_corpus(None if settings.data == PYTHON_CODE else settings.data, vocabulary)
+    return data.load_corpus(None if settings.data == PYTHON_CODE else settings.data, vocabulary)
 
 
 def _random_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
@@ -163,7 +153,7 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             "random."
         )
     name, documents = _documents(subject, settings)
-    ids = encoded(subject.tokenizer, documents)
+    ids = data.encoded(subject.tokenizer, documents)
     if ids.size and ids.max() >= subject.vocabulary:
         raise ArgumentError(
             f"MODEL: the tokenizer of {subject.name} gives token ids up to {ids.max()}, the model "
@@ -173,32 +163,23 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     return _drawn(ids, name, settings)
 
 
-def _check_text(data: str, batch: Batch | None) -> None:
-    """Refuse a text that is not there."""
-    with suppress(OSError):  # a closed folder, of which the reader speaks
-        known = data in (RANDOM, PYTHON_CODE) or (data and Path(data).exists())
-        if batch is None and not known:
-            said = data or "an empty name"
-            raise ArgumentError(f"--data: {said} is no file or folder; give one that exists.")
-
-
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
     """Read a name and the documents of a text: all, or what was held out from a model of ours."""
     if subject.ours:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "--vocab-size", CorpusWarning)
-            corpus = _corpus(settings, DEFAULT_VOCABULARY)
+            warnings.filterwarnings("ignore", "--vocab-size", data.CorpusWarning)
+            corpus = _corpus(settings, data.DEFAULT_VOCABULARY)
         return f"the held-out text of {corpus.name}", list(_held_out(corpus))
     if settings.data == PYTHON_CODE:
-        source = standard_library()
+        source = data.standard_library()
         return source.name, [text for _, text in source.read("validation")]
-    return settings.data, documents_of(Path(settings.data))
+    return settings.data, data.documents_of(Path(settings.data))
 
 
-def _held_out(corpus: Corpus) -> Iterator[str]:
+def _held_out(corpus: data.Corpus) -> Iterator[str]:
     """Decode the held-out documents to text again."""
     ids = np.asarray(corpus.splits["validation"])
-    ends = np.flatnonzero(ids == corpus.tokenizer.token_to_id(END_OF_TEXT))
+    ends = np.flatnonzero(ids == corpus.tokenizer.token_to_id(data.END_OF_TEXT))
     for piece in np.split(ids, ends + 1):
         if text := corpus.tokenizer.decode(piece.tolist()):
             yield text
@@ -239,7 +220,7 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
     Raises:
         ArgumentError: fewer windows than asked for.
     """
-    windows = Windows(ids, settings.tokens)
+    windows = data.Windows(ids, settings.tokens)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 

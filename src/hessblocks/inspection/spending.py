@@ -5,23 +5,14 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hessblocks import curvature
 from hessblocks.conventions import PARTS, Part
-from hessblocks.curvature import (
-    Cost,
-    ParameterGroup,
-    Problem,
-    Work,
-    decide,
-    merge,
-    product_seconds,
-    root_is_known,
-)
 from hessblocks.errors import ArgumentError, HessblocksError, duration, in_units, main_memory
 from hessblocks.linalg import FEWEST_PROBES
 from hessblocks.progress import Progress
@@ -94,26 +85,19 @@ class Spending:
 class Subjects:
     """Problem and groups to measure."""
 
-    problem: Problem
+    problem: curvature.Problem
     """For norms and maps; holds the whole memory limit."""
-    products: Problem
+    products: curvature.Problem
     """For spectra and eigenvalues, with half the limit; their vectors have the other half."""
-    groups: Mapping[str, ParameterGroup]
+    groups: Mapping[str, curvature.ParameterGroup]
     """By name."""
-    units: Mapping[str, ParameterGroup] = field(init=False)
+    units: Mapping[str, curvature.ParameterGroup]
     """Groups whose eigenvalues are asked for: each one, or all together under the name ''."""
-    each: bool
-    """Whether each group."""
     limit: int
     """Bytes for vectors of eigenvalues and spectra."""
 
-    def __post_init__(self) -> None:
-        """Put the groups together."""
-        whole = {"": merge("all groups", list(self.groups.values()))}
-        object.__setattr__(self, "units", self.groups if self.each else whole)
-
     @property
-    def largest(self) -> ParameterGroup:
+    def largest(self) -> curvature.ParameterGroup:
         """Find the dearest unit."""
         return max(self.units.values(), key=lambda unit: unit.size)
 
@@ -132,11 +116,11 @@ class _Purse:
         self.page = _page(len(of.groups))
         self.end = time.perf_counter() + 60 * (settings.budget or MINUTES) - self.page
         self.product = 0.0
-        self.spectra = 0.0
+        self.spectra = 0.0  # of a budget, kept for them
         asked = settings.spectrum or settings.eigenvalues
         if asked or settings.eigenvalues is None:
             try:
-                self.product = product_seconds(of.products, of.largest)
+                self.product = curvature.product_seconds(of.products, of.largest)
             except HessblocksError:  # too little memory, or no second derivative
                 if asked:
                     raise
@@ -149,7 +133,7 @@ class _Purse:
 
     def for_norms(self) -> float:
         """Compute the seconds for norms and map, beside spectra and eigenvalues."""
-        left = self.left() - (self.spectra if self.settings.budget is not None else 0.0)
+        left = self.left() - self.spectra
         # one more, since estimating what norms cost takes time too
         each = (FEWEST_PRODUCTS + 1) * self.units * self.step
         count = self.settings.eigenvalues
@@ -179,10 +163,10 @@ class _Purse:
                 f"budget: too small; a spectrum takes {duration(SPECTRUM_PROBES[0] * each)} at "
                 "least, a third of the budget: give more, or leave it out"
             )
-        self.spectra = probes * each
+        self.spectra = probes * each if self.settings.budget is not None else 0.0
         return {"steps": steps, "spectrum_probes": probes}
 
-    def with_eigenvalues(self, spending: Spending, cost: Cost) -> Spending:
+    def with_eigenvalues(self, spending: Spending, cost: curvature.Cost) -> Spending:
         """Add the largest eigenvalues: as many as asked, by default where they fit."""
         asked = self.settings.eigenvalues
         fitting = self.of.vectors() - 3  # a search holds three vectors more
@@ -198,8 +182,7 @@ class _Purse:
             )
         products = PRODUCTS * count
         if asked is None or self.settings.budget is not None:
-            spare = self.left() - (cost.seconds or 0.0)
-            spare -= self.spectra if self.settings.budget is not None else 0.0
+            spare = self.left() - (cost.seconds or 0.0) - self.spectra
             products = min(products, int(spare / self.step / self.units))
         if asked is None:
             count = min(count, products // FEWEST_PRODUCTS)
@@ -213,7 +196,7 @@ class _Purse:
             f"{duration(least * self.step)}, at least: give more, or --eigenvalues 0"
         )
 
-    def said(self, spending: Spending, cost: Cost) -> str:
+    def said(self, spending: Spending, cost: curvature.Cost) -> str:
         """Say what is measured besides norms and map, and what everything takes."""
         eigen = spending.products * self.units
         spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
@@ -301,7 +284,7 @@ def chosen(
 
 def _norms(
     of: Subjects, settings: CurvatureInspection, purse: _Purse
-) -> tuple[Cost, Spending, float | None]:
+) -> tuple[curvature.Cost, Spending, float | None]:
     """Choose norms and map: as asked, else of all parts where they fit, else samples of H_o.
 
     The norms of all parts alone are chosen where their map does not fit.
@@ -316,15 +299,15 @@ def _norms(
         bounded: bool,
         method: str = settings.method,
         probes: int = settings.probes,
-    ) -> tuple[Cost, Spending]:
-        work = Work(
+    ) -> tuple[curvature.Cost, Spending]:
+        work = curvature.Work(
             problem=of.problem,
             groups=of.groups,
             parts=parts,
             blocks="all" if mapped else "diagonal",
         )
         spectrum = purse.spectrum(parts)
-        cost, sampling = decide(
+        cost, sampling = curvature.decide(
             work,
             probes=probes,
             method=method,
@@ -343,7 +326,7 @@ def _norms(
         return cost, spending
 
     given = settings.budget is not None
-    if not settings.chooses or not root_is_known(of.problem):
+    if not settings.chooses or not curvature.root_is_known(of.problem):
         return *priced(settings.parts, settings.map, given), None
     # a column of all three parts costs about as much as a product of H of all groups
     needed = purse.product * sum(min(settings.probes, one.size) for one in of.groups.values())

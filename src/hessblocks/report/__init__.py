@@ -1,11 +1,12 @@
 """Figures, tables and the HTML page of finished or started runs, from their files alone."""
 
 from hessblocks.figures import number
-from hessblocks.report.captions import ratio_text, short_names, with_interval
+from hessblocks.report.captions import ratio_text, short_names
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results, comparison_rows
 from hessblocks.report.curvature_page import (
     WHOLE,
     eigenvalue_text,
+    heterogeneity_text,
     norm_text,
     write_curvature_report,
 )

@@ -27,22 +27,17 @@ def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
     return f"Mean over {len(seeds)} seeds ({names}); {mark} is ± 1 standard error of that mean."
 
 
-def by_name(groups: Iterable[str]) -> dict[str, list[int]]:
-    """Map names of groups without their layer to the layers; empty for one outside of layers."""
+def short_names(groups: Iterable[str]) -> str:
+    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
             layers[found[2]].append(int(found[1]))
         else:
             layers[group] = []
-    return layers
-
-
-def short_names(groups: Iterable[str]) -> str:
-    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
     return ", ".join(
         f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
-        for rest, found in by_name(groups).items()
+        for rest, found in layers.items()
     )
 
 

@@ -10,7 +10,7 @@ from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
-from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, load_curvature
+from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, Ratio, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Numbers behind the page, linked where they are."""
@@ -85,6 +85,13 @@ def norm_text(norm: Norm) -> str:
     return with_error(Average(value=norm.value, standard_error=norm.standard_error, seeds=1))
 
 
+def heterogeneity_text(ratio: Ratio) -> str:
+    """Format heterogeneity with its interval; alone where it is exact."""
+    if ratio.low == ratio.high:
+        return norm_text(ratio)
+    return f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+
+
 def eigenvalue_text(found: Sequence[Eigenvalue]) -> str:
     """Format eigenvalues, each with its residual."""
     return ", ".join(f"{one.value:.4g} (residual {one.residual:.1g})" for one in found)
@@ -96,15 +103,11 @@ def _headline(results: CurvatureResults) -> str:
     order = [name for name in results.by_size() if results.norms[name][part].value > 0]
     if part not in results.heterogeneity or not order:
         return f"{len(results.norms)} groups are measured so far."
-    ratio = results.heterogeneity[part]
-    shown = norm_text(ratio)
-    if ratio.low < ratio.high:
-        shown = f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
     ends = (order[0], order[-1])
     found = [f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends]
     sentences = [
         f"The {PART_WORDS[part]} is largest in {found[0]} and smallest in {found[1]}: a ratio of "
-        f"{shown}."
+        f"{heterogeneity_text(results.heterogeneity[part])}."
     ]
     if part in results.off_diagonal_shares:
         share = results.off_diagonal_shares[part]

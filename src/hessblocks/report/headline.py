@@ -32,11 +32,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     Returns:
         Sentences; a single one if nothing is measured yet.
     """
-    return sentences(compare_results(results))
-
-
-def sentences(found: Comparison) -> tuple[str, ...]:
-    """Write the sentences of `headline` for a comparison."""
+    found = compare_results(results)
     rows = found.rows
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])

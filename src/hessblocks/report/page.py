@@ -13,7 +13,7 @@ from hessblocks.report import templates
 from hessblocks.report.captions import ratio_text, with_error
 from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
 from hessblocks.report.comparison_figures import all_figures
-from hessblocks.report.headline import sentences
+from hessblocks.report.headline import headline
 from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
 
@@ -53,9 +53,6 @@ def write_report(folder: AnyPath) -> Path:
     folder = Path(folder)
     results = load_results(folder)
     found = compare_results(results)
-    rows = [*map(comparison_cells, found.rows), *_table_of_pairs(found)]
-    command = command_line(results.settings)
-    told, figures = sentences(found), all_figures(found)
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
     shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
@@ -63,15 +60,15 @@ def write_report(folder: AnyPath) -> Path:
         "comparison.html",
         title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
         heading=f"hessblocks: {_heading(found.presets)}",
-        headline=told,
+        headline=headline(found),
         missing=results.missing,
         columns=(*COLUMNS, *map(str.capitalize, found.budget_columns)),
-        rows=rows,
+        rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
         rates=found.rate_words,
         zero_groups=found.zero_groups,
         blocks=[templates.inlined(one.read_bytes()) for one in blocks if one.is_file()],
-        figures=[templates.shown_figure(figure, folder) for figure in figures],
-        command=command,
+        figures=[templates.shown_figure(figure, folder) for figure in all_figures(found)],
+        command=command_line(results.settings),
         settings=list(templates.setting_rows(shown)),
         environment=list(templates.environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
@@ -112,10 +109,9 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
 def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
     """The row of what any block must beat, where it was computed."""
     if found.results.reference is not None:
-        width = len(COLUMNS) + len(found.budget_columns)
-        cells = dict.fromkeys(range(width), templates.ABSENT)
-        cells |= {0: "bigram table", COLUMNS.index(FINAL): f"{found.results.reference:.3f}"}
-        yield tuple(cells.values())
+        known = {COLUMNS[0]: "bigram table", FINAL: f"{found.results.reference:.3f}"}
+        columns = (*COLUMNS, *found.budget_columns)
+        yield tuple(known.get(name, templates.ABSENT) for name in columns)
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:

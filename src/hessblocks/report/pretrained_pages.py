@@ -12,14 +12,8 @@ from typing import Any
 
 from hessblocks.conventions import AnyPath
 from hessblocks.figures import Figure, number
+from hessblocks.report import templates
 from hessblocks.report.captions import with_error
-from hessblocks.report.templates import (
-    ABSENT,
-    drawn_picture,
-    inlined,
-    layer_map,
-    write_summary_page,
-)
 from hessblocks.statistics import Average
 
 COSTS = ("Changed together", "Forecast KL", "Measured KL", "Forecast trusted")
@@ -42,7 +36,7 @@ def write_price_report(folder: AnyPath) -> Path:
     Raises:
         RunError: a file is missing, damaged or cannot be written.
     """
-    return write_summary_page(folder, "price", _priced)
+    return templates.write_summary_page(folder, "price", _priced)
 
 
 def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +44,8 @@ def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"What compressing {found['model']} costs",
         "headline": price_headline(found),
-        "allocation": drawn_picture(figure, folder, "allocation") if figure else [],
-        "check": [inlined(picture.read_bytes())] if picture.is_file() else [],
+        "allocation": templates.drawn_picture(figure, folder, "allocation") if figure else [],
+        "check": [templates.inlined(picture.read_bytes())] if picture.is_file() else [],
         "costs": (COSTS, [cost_cells(row) for row in found["together"]]),
         "columns": BILL,
         "rows": list(map(_bill_cells, found["bill"])),
@@ -121,7 +115,7 @@ def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
             bits.setdefault(found[1], []).append(row["bits"])
     layers = max(map(len, bits.values()), default=0)
     kinds = {name: tuple(one) for name, one in bits.items() if len(one) == layers}
-    return layer_map({"Bits of an entry, by layer": kinds}, "Bits")
+    return templates.layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
 STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
@@ -141,7 +135,7 @@ def write_simplify_report(folder: AnyPath) -> Path:
     Raises:
         RunError: a file is missing, damaged or cannot be written.
     """
-    return write_summary_page(folder, "simplify", _removed)
+    return templates.write_summary_page(folder, "simplify", _removed)
 
 
 def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +143,7 @@ def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "heading": f"What can be taken from {found['model']}",
         "headline": simplify_headline(found),
-        "picture": drawn_picture(figure, folder, "removals") if figure else [],
+        "picture": templates.drawn_picture(figure, folder, "removals") if figure else [],
         "steps": (STEPS, list(map(step_cells, found.get("steps", [])))),
         "columns": REMOVALS,
         "rows": list(map(_removal_cells, found["cheapest"])),
@@ -216,7 +210,7 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
             for kind in _kinds(rows)
             if kind in known
         }
-    return layer_map(maps, "log₁₀ nats")
+    return templates.layer_map(maps, "log₁₀ nats")
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -231,7 +225,7 @@ def _log(value: float | None) -> float:
 
 
 def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    forecast = ABSENT if row["forecast"] is None else _nats(row)
+    forecast = templates.ABSENT if row["forecast"] is None else _nats(row)
     trusted = f" (no: {row['outside']})" if row["outside"] else ""
     return (
         row["kind"],
@@ -253,9 +247,9 @@ def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         own = [row for row in rows if row["kind"] == kind]
         kl = [row["kl"] for row in own]
         ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]
-        middle = (
-            f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ABSENT
-        )
+        middle = templates.ABSENT
+        if ratios:
+            middle = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         saved = sum(row["share"] for row in own) / len(own)
         found.append(
             (kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}", middle)

@@ -27,7 +27,6 @@ from hessblocks.settings.pretrained import PricingSettings, SimplifySettings
 from hessblocks.settings.run_settings import (
     MATCHES,
     ROLES,
-    BlockSizes,
     ComparisonSettings,
     CurvatureSettings,
     DataSettings,
@@ -36,6 +35,7 @@ from hessblocks.settings.run_settings import (
     PresetSizes,
     RunSettings,
     SharedSettings,
+    check_place,
     chooses,
     is_due,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.settings import field_marks
@@ -80,7 +80,7 @@ class TrainingSettings:
             )
 
     @classmethod
-    def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> TrainingSettings:
+    def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> Self:
         """Make settings with the optimiser's own defaults where None is given.
 
         Args:
@@ -147,7 +147,7 @@ class TunedSettings(TrainingSettings):
     """Search each block's best rate first, in half decades with one seed, then run at these."""
 
     @classmethod
-    def chosen(cls, *, tune: bool = False, **others: Any) -> TunedSettings:
+    def chosen(cls, *, tune: bool = False, **others: Any) -> Self:
         """Make settings; see `TrainingSettings.chosen`.
 
         Args:
@@ -162,9 +162,7 @@ class TunedSettings(TrainingSettings):
         """
         if tune and others.get("learning_rate") is not None:
             raise ArgumentError("--tune: it searches the rates; leave --learning-rate out.")
-        made = super().chosen(tune=tune, **others)
-        assert isinstance(made, TunedSettings)
-        return made
+        return super().chosen(tune=tune, **others)
 
     @property
     def of_each(self) -> TrainingSettings:

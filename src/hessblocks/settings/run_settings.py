@@ -1,6 +1,7 @@
 """Settings of a run or comparison: sizes, training, curvature, what is measured on the way."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -92,6 +93,26 @@ MATCHES = ("steps", "tokens", "time", "flops")
 """What blocks that are compared can be given as much of."""
 STARTS = ("scaled", "fixed")
 """How weights can be drawn; as `blocks.STARTS`, which needs torch."""
+
+
+BUILT_IN = ("python-code", "random")
+"""Names of data that are no path."""
+
+
+def check_place(data: Path | str | None) -> None:
+    """Refuse a missing path, before torch or a model is loaded.
+
+    Raises:
+        ArgumentError: there is no file or folder of this name.
+    """
+    if data is None or data in BUILT_IN:
+        return
+    with suppress(OSError):  # a folder without permission: the reader names it better
+        if data and Path(data).exists():
+            return
+        raise ArgumentError(
+            f"--data: {data or 'an empty name'} is no file or folder; give one that exists."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

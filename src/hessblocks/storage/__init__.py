@@ -16,6 +16,7 @@ from hessblocks.storage.curvature_results import (
     CurvatureResults,
     Eigenvalue,
     Norm,
+    Ratio,
     SpectrumRow,
     group_key,
     load_curvature,

@@ -209,11 +209,6 @@ class CurvatureResults(Tabular):
         }
 
 
-def is_curvature_run(folder: Path) -> bool:
-    """Tell by config.json whether `hessblocks curvature` wrote a folder."""
-    return read_object(folder / "config.json").get("command") == "curvature"
-
-
 def curvature_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a run of `hessblocks curvature`.
 
@@ -254,7 +249,8 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     """
     folder = Path(folder)
     refuse_links(folder)
-    if not (folder / "config.json").is_file() or not is_curvature_run(folder):
+    path = folder / "config.json"
+    if not path.is_file() or read_object(path).get("command") != "curvature":
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)
     whole: dict[str, dict[str, Norm]] = defaultdict(dict)

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.storage import manifest
+from hessblocks.storage import manifest, tables
 from hessblocks.storage.config import read_settings, run_path
 from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_config, group_key
 from hessblocks.storage.files import read_bytes, read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
 from hessblocks.storage.store import POINTS, read_store
-from hessblocks.storage.tables import (
-    STEPS,
-    ResultRow,
-    SignalRow,
-    read_results,
-    read_table,
-    steps_done,
-)
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"
@@ -35,9 +27,9 @@ READERS: Mapping[str, Read] = {
     "summary.json": read_object,
     **dict.fromkeys((*PRICES, "removals.csv"), read_bytes),
     **dict.fromkeys(KINDS, fault_in_finished_lines),
-    "results.csv": read_results,
-    "map.csv": partial(read_table, MapRow),
-    "spectra.csv": partial(read_table, SpectrumRow),
+    "results.csv": tables.read_results,
+    "map.csv": partial(tables.read_table, MapRow),
+    "spectra.csv": partial(tables.read_table, SpectrumRow),
 }
 
 
@@ -76,15 +68,19 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
 
 
 def _run(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
-    rows: list[ResultRow] = []
+    rows: list[tables.ResultRow] = []
 
     def lacking(path: Path) -> str:
-        rows[:] = read_results(path)
-        return _lacking(rows, config)
+        rows[:] = tables.read_results(path)
+        wanted = {"begun", "trained"} if not config.get("curvature") else {*tables.STEPS}
+        wanted -= {"mapped-final"} if _diverged(rows) else set()
+        missing = [step for step in tables.STEPS if step in wanted - tables.steps_done(rows)]
+        return f"lacks {', '.join(missing)}" if missing else ""
 
     yield _file(folder / "results.csv", lacking)
     of = manifest.identity_in(folder)
-    if (folder / "model").exists() or ("trained" in steps_done(rows) and not _diverged(rows)):
+    finished = "trained" in tables.steps_done(rows) and not _diverged(rows)
+    if finished or (folder / "model").exists():
         yield manifest.check_manifest(folder / "model", of)
     for path in (folder / name for name in KINDS):
         if path.name == "metrics.jsonl" or path.exists():
@@ -93,15 +89,7 @@ def _run(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
         yield manifest.check_manifest(path, of, path.name)
 
 
-def _lacking(rows: list[ResultRow], config: Mapping[str, Any]) -> str:
-    """Name the steps of a run whose rows are not there."""
-    wanted = {"begun", "trained"} if not config.get("curvature") else {*STEPS}
-    wanted -= {"mapped-final"} if _diverged(rows) else set()
-    lacking = [step for step in STEPS if step in wanted - steps_done(rows)]
-    return f"lacks {', '.join(lacking)}" if lacking else ""
-
-
-def _diverged(rows: list[ResultRow]) -> bool:
+def _diverged(rows: list[tables.ResultRow]) -> bool:
     return any(row.quantity == "loss" and math.isnan(row.value) for row in rows)
 
 
@@ -139,7 +127,7 @@ def _curvature(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]
 
 
 def _signal(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]:
-    yield _file(folder / "results.csv", partial(read_table, SignalRow))
+    yield _file(folder / "results.csv", partial(tables.read_table, tables.SignalRow))
 
 
 def _price(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:

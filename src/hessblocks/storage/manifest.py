@@ -43,11 +43,6 @@ class Finding:
         """True if the check found no fault."""
         return self.state == "whole"
 
-    @property
-    def sentence(self) -> str:
-        """Sentence about the state, without a full stop."""
-        return f"{self.path}{':' if self.words.startswith('its') else ''} {self.words}"
-
 
 def identity_of(config: Mapping[str, Any]) -> str:
     """Compute the identity of a run: a digest of its configuration.

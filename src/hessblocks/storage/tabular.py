@@ -10,21 +10,13 @@ import abc
 import contextlib
 import json
 import math
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from pathlib import Path
 from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import atomic_path, damaged, parse_json, read_object, write_text
@@ -263,7 +255,7 @@ def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> dict[str,
 def _typed(hint: Any, value: Any, tensors: Mapping[str, Tensor], lengths: dict[str, int]) -> Any:
     """Read a value of JSON as one of a type, or raise ValueError."""
     kind, inner = get_origin(hint), get_args(hint)
-    for one in inner if kind in (Union, UnionType) else ():  # the first that it can be
+    for one in inner if kind in (typing.Union, UnionType) else ():  # the first that it can be
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             return _typed(one, value, tensors, lengths)
     if is_dataclass(hint) and isinstance(hint, type):

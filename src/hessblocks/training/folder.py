@@ -208,11 +208,9 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     for path in paths:
         fault = storage.fault_in_lines(path, torn=False)
         if fault or (found and _lacks_lines(found, path)):
-            why = (
-                f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
-                if fault
-                else ""
-            )
+            why = ""
+            if fault:
+                why = f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
             _warn(f"{path} is damaged; training {name} from the start{why}")
             found = None
     if not found:

@@ -20,17 +20,11 @@ from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings, SharedSettings
-from hessblocks.training import ranks
+from hessblocks.training import preparation, ranks
 from hessblocks.training.cost import start_counting, update_flops
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, map_rows
-from hessblocks.training.preparation import (
-    build_model,
-    check,
-    closed_tracker,
-    line_files,
-    model_without_weights,
-)
+from hessblocks.training.preparation import build_model
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
@@ -57,7 +51,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
         ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
         RunError: another process has ended.
     """
-    check(settings, presets, corpus)
+    preparation.check(settings, presets, corpus)
     settings.training.sequences_each(ranks.asked_for())
     ranks.join(settings.device)
     with ranks.beating():
@@ -94,7 +88,7 @@ def carry_out(
     trainer = make_trainer(model, settings, corpus, folder.checkpoints)
     sequences = settings.training.sequences_each(ranks.count())
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-    with closed_tracker(settings.report_to):
+    with preparation.closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
     if recorder.divergence and ranks.is_first():
         found = recorder.divergence
@@ -193,7 +187,7 @@ class Run:
     @property
     def _lines(self) -> list[Path]:
         """List the files of JSON lines that the run writes."""
-        names = line_files(self.settings, self.corpus.vocab_size)
+        names = preparation.line_files(self.settings, self.corpus.vocab_size)
         return [getattr(self.folder, name) for name in names]
 
     @property
@@ -221,7 +215,7 @@ class Run:
     def _counts(self) -> Rows:
         """Count parameters, and operations of an update."""
         settings, vocabulary = self.settings, self.corpus.vocab_size
-        model = model_without_weights(settings.model, settings.preset, vocabulary)
+        model = preparation.model_without_weights(settings.model, settings.preset, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
         flops = update_flops(settings, vocabulary)
         return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})

@@ -4,23 +4,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler, Subset
-from transformers import (
-    DataCollatorForLanguageModeling,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    PrinterCallback,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from hessblocks.conventions import AnyPath
 from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
@@ -49,7 +43,7 @@ class GuardedTrainer(Trainer):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.remove_callback(PrinterCallback)
+        self.remove_callback(transformers.PrinterCallback)
         self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -235,7 +229,7 @@ class MaskedRunTrainer(RunTrainer):
         return (None if loss is None else loss * share / self._share, *others)
 
 
-def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
+def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokenizerFast:
     """Wrap the tokenizer of a corpus for the collators and models of Hugging Face.
 
     Args:
@@ -249,7 +243,7 @@ def tokenizer_of(corpus: Corpus, context: int) -> PreTrainedTokenizerFast:
     own = {
         name: one for name, one in known.items() if corpus.tokenizer.token_to_id(one) is not None
     }
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context, **own
     )
 
@@ -268,13 +262,9 @@ def masking(corpus: Corpus, context: int, share: float = MASK_SHARE) -> Masking:
     Returns:
         A function from windows to a batch. Each call draws other masks, from torch's random state.
     """
-    masks = DataCollatorForLanguageModeling(tokenizer_of(corpus, context), mlm_probability=share)
-    return partial(_masked, masks)
-
-
-def _masked(masks: DataCollatorForLanguageModeling, examples: Iterable[Example]) -> dict[str, Any]:
-    made: dict[str, Any] = masks([{"input_ids": example["input_ids"]} for example in examples])
-    return made
+    tokenizer = tokenizer_of(corpus, context)
+    masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share)
+    return lambda examples: masks([{"input_ids": one["input_ids"]} for one in examples])
 
 
 def masked_once(windows: Subset[Example], masks: Masking) -> list[Example]:
@@ -394,5 +384,5 @@ def _evaluation_batch(sequences: int, most: int) -> int:
     """Choose the batch of an evaluation pass, one that fills all processes without repetitions."""
     if ranks.count() == 1:
         return most
-    shares = [size for size in range(most, 0, -1) if sequences % (size * ranks.count()) == 0]
-    return shares[0] if shares else 1
+    sizes = range(most, 0, -1)
+    return next((size for size in sizes if sequences % (size * ranks.count()) == 0), 1)

@@ -41,7 +41,7 @@ def compare(
 
     The same --out with more presets or seeds trains the new ones only.
     """
-    options.check_place(text.data)
+    settings.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.cli.interruption import interruptible
-from hessblocks.settings import CurvatureInspection
+from hessblocks.settings import CurvatureInspection, check_place
 
 SHOWN = 40
 """Groups in the terminal's table; the page has them all."""
@@ -36,7 +36,7 @@ def curvature(
     screen: options.Screen,
 ) -> None:
     """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
-    options.check_place(settings.data)
+    check_place(settings.data)
     from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report

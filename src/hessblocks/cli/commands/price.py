@@ -10,19 +10,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.settings import PricingSettings
+from hessblocks.settings import PricingSettings, check_place
 
 
 @options.taking
 def price(
-    source: Annotated[
-        str,
-        Parameter(
-            name="MODEL",
-            help="A folder that save_pretrained wrote, a GGUF file, or a name in the local Hugging "
-            "Face cache.",
-        ),
-    ],
+    source: Annotated[str, Parameter(name="MODEL", help=f"{options.SAVED}.")],
     /,
     *,
     data: options.Text,
@@ -34,7 +27,7 @@ def price(
     screen: options.Screen,
 ) -> None:
     """Forecast what changes of weights cost in nats per token, check it, and share out bits."""
-    options.check_place(data)
+    check_place(data)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.inspection import measure_price

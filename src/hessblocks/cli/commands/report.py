@@ -96,19 +96,14 @@ def _is_run(folder: Path) -> bool:
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
     """Write the page of a run, which lacks nothing."""
-    from hessblocks.report import (
-        write_curvature_report,
-        write_price_report,
-        write_report,
-        write_simplify_report,
-    )
+    from hessblocks import report as pages
     from hessblocks.storage import held, read_object
 
     own = {
-        "curvature": write_curvature_report,
-        "price": write_price_report,
-        "simplify": write_simplify_report,
+        "curvature": pages.write_curvature_report,
+        "price": pages.write_price_report,
+        "simplify": pages.write_simplify_report,
     }
     with held(folder):
         command = str(read_object(folder / "config.json").get("command"))
-        return own.get(command, write_report)(folder), []
+        return own.get(command, pages.write_report)(folder), []

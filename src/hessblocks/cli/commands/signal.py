@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.settings import SignalInspection
+from hessblocks.settings import SignalInspection, check_place
 
 
 @options.taking
@@ -42,7 +42,7 @@ def signal(
 
     The folder of an earlier `signal` is written anew.
     """
-    options.check_place(settings.data)
+    check_place(settings.data)
     from hessblocks.cli.terminal import described, lines, make_progress, show
     from hessblocks.inspection import measure_signal
     from hessblocks.report import write_signal_figures

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.settings import SimplifySettings
+from hessblocks.settings import SimplifySettings, check_place
 
 
 @options.taking
@@ -19,8 +19,8 @@ def simplify(
         str,
         Parameter(
             name="MODEL",
-            help="A folder that save_pretrained wrote, a GGUF file, or a name in the local Hugging "
-            "Face cache: Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, or a model of blocks.",
+            help=f"{options.SAVED}: Llama, Mistral, Qwen2, Qwen3, GPT-2, GPT-NeoX, or a model of "
+            "blocks.",
         ),
     ],
     /,
@@ -34,7 +34,7 @@ def simplify(
     screen: options.Screen,
 ) -> None:
     """Measure what each part of a model costs to remove, take the cheapest, and heal the rest."""
-    options.check_place(data)
+    check_place(data)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
     from hessblocks.report import STEPS, simplify_headline, step_cells, write_simplify_report

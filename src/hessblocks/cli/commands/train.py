@@ -42,7 +42,7 @@ def train(
     screen: options.Screen,
 ) -> None:
     """Train one block; --out then holds the model, ready for `from_pretrained`."""
-    options.check_place(text.data)
+    settings.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out
     from hessblocks.models import read_blocks

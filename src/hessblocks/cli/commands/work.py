@@ -49,9 +49,10 @@ def carry_out(
     found = compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in found.rows)
     seconds = time.perf_counter() - start
+    shares = (f"{name} {100 * own / seconds:.0f} %" for name, own in progress.seconds.items())
     terminal.show(
         summary(found, seconds=seconds),
-        [*_lines(found), terminal.time_line(progress.seconds, seconds)],
+        [*_lines(found), f"{seconds:.0f} s: {', '.join(shares)}"],
         ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(found)}"])],
         as_json=as_json,
         width=terminal.WIDE,

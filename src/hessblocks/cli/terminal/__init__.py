@@ -9,6 +9,5 @@ from hessblocks.cli.terminal.console import (
     plain_table,
     show,
     summary_lines,
-    time_line,
 )
 from hessblocks.cli.terminal.signal_screen import described, lines

@@ -7,27 +7,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import rich.progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    ProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bars
 
 from hessblocks.escape import printable
 from hessblocks.progress import Progress
 
 
-def task_bars(*columns: ProgressColumn, field: str, **options: Any) -> Bars:
+def task_bars(
+    *columns: rich.progress.ProgressColumn, field: str, **options: Any
+) -> rich.progress.Progress:
     """Make bars on standard error: description, progress, the columns, and a field of the task."""
-    return Bars(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
+    return rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(),
         *columns,
-        TextColumn(f"{{task.fields[{field}]}}", markup=False),
+        rich.progress.TextColumn(f"{{task.fields[{field}]}}", markup=False),
         console=Console(stderr=True),
         **options,
     )
@@ -45,7 +40,7 @@ class ScreenProgress(Progress):
         """Show a bar while the stage runs, or one line when it ends: its time and its last loss."""
         what, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
         hidden = not sys.stderr.isatty()
-        columns = TimeElapsedColumn(), TimeRemainingColumn()
+        columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
         self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
         try:
             with super().stage(name, detail, total), self._bars:

@@ -74,34 +74,24 @@ def comparison_table(found: report.Comparison) -> Table:
         "heterogeneity\nafter training",
         *(name.replace(" ", "\n", 1) for name in found.budget_columns),
     )
-    end = found.results.reference
-    pairs = ["bigram table", "", "", "", f"{end:.3f}"] if end is not None else []
-    filled = [*pairs, *[""] * (len(columns) - len(pairs))]
-    return plain_table(
-        columns,
-        [
-            (
-                row.preset,
-                "" if row.parameters is None else f"{row.parameters:,}",
-                _number(row.tokens_per_second, ",.0f"),
-                _number(row.initial_loss, ".3f"),
-                "diverged" if row.diverged else _number(row.final_loss, ".3f"),
-                "" if row.rate is None else f"{row.rate:g}",
-                "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
-                report.ratio_text(row.before) if row.before else "",
-                report.ratio_text(row.after) if row.after else "",
-                *row.budget,
-            )
-            for row in found.rows
-        ]
-        + [tuple(filled)] * bool(pairs),
-    )
-
-
-def time_line(seconds: Mapping[str, float], total: float) -> str:
-    """Say how long it took, and the share of each stage."""
-    shares = ", ".join(f"{name} {100 * own / total:.0f} %" for name, own in seconds.items())
-    return f"{total:.0f} s: {shares}"
+    rows = [
+        (
+            row.preset,
+            "" if row.parameters is None else f"{row.parameters:,}",
+            _number(row.tokens_per_second, ",.0f"),
+            _number(row.initial_loss, ".3f"),
+            "diverged" if row.diverged else _number(row.final_loss, ".3f"),
+            "" if row.rate is None else f"{row.rate:g}",
+            "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
+            report.ratio_text(row.before) if row.before else "",
+            report.ratio_text(row.after) if row.after else "",
+            *row.budget,
+        )
+        for row in found.rows
+    ]
+    if (reference := found.results.reference) is not None:
+        rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
+    return plain_table(columns, rows)
 
 
 def _number(average: Average | None, form: str) -> str:
@@ -126,9 +116,7 @@ def summary_lines(results: CurvatureResults, most: int) -> list[str]:
     if len(results.norms) > most:
         lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
     for part, ratio in results.heterogeneity.items():
-        text = report.norm_text(ratio)
-        if ratio.low < ratio.high:
-            text = f"{report.with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
+        text = report.heterogeneity_text(ratio)
         lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
     for part, found in results.off_diagonal_shares.items():
         lines.append(f"off-diagonal share of {part}: {report.norm_text(found)}")

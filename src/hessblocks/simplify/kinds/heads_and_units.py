@@ -39,9 +39,7 @@ def heads(at: Place) -> Candidate | None:
     state = at.state
     for name, place in zip(READ, places, strict=True):
         rows_kept = kept if name == "query" else _others(group, groups, width).to(kept)
-        for end in ("weight", "bias"):
-            if f"{place}.{end}" in state:
-                state[f"{place}.{end}"] = state[f"{place}.{end}"][rows_kept]
+        state |= _cut(state, place, rows_kept)
     if part.sink is not None:
         state[SINK] = state[SINK][_others(group, groups, each).to(kept)]
     left = groups - 1
@@ -66,11 +64,15 @@ def units(at: Place, share: float = UNITS) -> Candidate | None:
     kept = added.topk(count - gone).indices.sort().values
     new, state = refitted(at, OUTPUT, equations, kept), at.state
     for name in read:
-        for end in ("weight", "bias"):
-            if f"{name}.{end}" in state:
-                state[f"{name}.{end}"] = state[f"{name}.{end}"][kept]
+        state |= _cut(state, name, kept)
     made = at.block.replace(mlp_width=len(kept))
     return at.candidate("mlp units", made, {**state, **new}, _widened(at, OUTPUT, new, kept))
+
+
+def _cut(state: dict[str, Tensor], name: str, kept: Tensor) -> dict[str, Tensor]:
+    """Weight and bias of a matrix with the outputs that are kept."""
+    ends = (f"{name}.weight", f"{name}.bias")
+    return {end: state[end][kept] for end in ends if end in state}
 
 
 def _others(group: int, groups: int, width: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hessblocks.blocks import BlockConfig, Identity, Shared, Weight
+from hessblocks.blocks import Identity, Shared, Weight
 from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.place import Candidate, Place
 
@@ -21,7 +21,8 @@ PROJECTION = "attention.projection"
 def identity_query(at: Place) -> Candidate | None:
     """Let the normalised states be the queries (2510.23912)."""
     block = at.block
-    if not at.dense("attention.query", PROJECTION) or _inner(block) != block.width:
+    as_wide = block.heads * block.resolved_head_width == block.width
+    if not as_wide or not at.dense("attention.query", PROJECTION):
         return None
     if block.attention.query_key == "one-matrix":
         return None
@@ -93,7 +94,3 @@ def refitted(
     rows = torch.cat([rows, rows.new_tensor([weight.shape[1]])])
     found = equations.solve(torch.cat([old, module.bias.detach()[None]]), rows).to(weight)
     return {f"{name}.weight": found[:-1].T.contiguous(), f"{name}.bias": found[-1]}
-
-
-def _inner(block: BlockConfig) -> int:
-    return block.heads * block.resolved_head_width
