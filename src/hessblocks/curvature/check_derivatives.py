@@ -18,14 +18,14 @@ from hessblocks.storage import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDerivatives:
-    """First and second derivatives in one group, beside differences."""
+    """First and second derivatives by one group, with central differences."""
 
     group: str
-    """Its name."""
+    """Name of the group."""
     first: witness.Comparison
-    """⟨g, z⟩ with z in this group alone, against differences of the loss."""
+    """⟨g, z⟩ against differences of the loss, where z is zero outside of this group."""
     second: witness.Comparison
-    """The group's rows of H z, with z in all parameters, against differences of the gradient."""
+    """This group's rows of H z against differences of the gradient, where z covers all groups."""
 
     @property
     def verdict(self) -> witness.Verdict:
@@ -39,13 +39,13 @@ class DerivativeCheck(Tabular):
     """First and second derivatives of a loss against central differences."""
 
     groups: tuple[GroupDerivatives, ...]
-    """By group, in the order that was asked."""
+    """Comparisons per group, in the order of `groups`."""
     dtype: torch.dtype
-    """Dtype of the comparison: the model's own, or float64 if its own was too rough."""
+    """Dtype of the comparison: the model's, or float64 if that was not accurate enough."""
 
     @property
     def verdict(self) -> witness.Verdict:
-        """Verdict: `wrong` if any group is; `right` if none is and at least one is right."""
+        """`wrong` if any group is wrong; else `right` if any group is right; else `unclear`."""
         verdicts = [group.verdict for group in self.groups]
         return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
 
@@ -66,7 +66,7 @@ class DerivativeCheck(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say the verdict, and below it found, differences and verdict of each group."""
+        """Show the verdict, and a table with derivatives, differences and verdict per group."""
         width = max(len(each.group) for each in self.groups)
         lines = [
             f"{each.group:{width}}  <g, z> {each.first.found:10.4g} ({each.first.expected:10.4g})  "
@@ -80,32 +80,31 @@ class DerivativeCheck(Tabular):
 def check_derivatives(
     problem: products.Problem, groups: Mapping[str, ParameterGroup] | None = None, *, seed: int = 0
 ) -> DerivativeCheck:
-    """Compare gradient and Hessian-vector product with central differences, group by group.
+    """Compare gradient and Hessian-vector product with central differences, for each group.
 
-    ⟨g, z⟩ is held against (L(θ + h z) − L(θ − h z)) / 2h with z in one group at a time, and H z
-    with z in all of them against (g(θ + h z) − g(θ − h z)) / 2h. z is normal numbers times the root
-    mean square of each tensor. h is ε^⅓ with ε the rounding of the model's dtype, then 8 and 64
-    times shorter and longer until all agree. What D(h) and D(2h) differ by, and eight roundings, is
-    the error of the difference. A derivative is `wrong` where the gap is above two errors and the
-    tolerance (a share of 1e-6 in float64, 1e-2 in float32, a third in half precision), and
-    `unclear` where the error is above a tenth of it. What is not right in less than float64 is
-    looked at again in a float64 copy of model and batches: long steps cross kinks (ReLU), which are
-    no part of H.
+    ⟨g, z⟩ is compared with (L(θ + h z) − L(θ − h z)) / 2h, with z in one group at a time. H z is
+    compared with (g(θ + h z) − g(θ − h z)) / 2h, with z in all groups. z is normal, times the root
+    mean square of each tensor. The step h is ε^⅓ with ε the machine epsilon, then 8 and 64 times
+    shorter and longer until all agree. The error of a difference is |D(h) − D(2h)| plus rounding,
+    8 ε. A derivative is `wrong` if the gap exceeds two errors plus the tolerance (relative
+    1e-6 in float64, 1e-2 in float32, 1/3 in half precision). It is `unclear` if the error exceeds a
+    tenth of its size. Below float64, a comparison that is not `right` is repeated with a float64
+    copy of model and batches, since long steps cross kinks (ReLU), which do not contribute to H.
 
     Args:
-        problem: model, batches and any loss; not sharded over processes, and not shared by several.
-        groups: by name; None for all trainable parameters, layer by layer and role by role.
+        problem: model, batches and any loss; neither model nor work is shared by processes.
+        groups: groups by name; None: all trainable parameters, by layer and role.
         seed: seed of z.
 
     Returns:
-        The comparisons and their verdict; `.to_rows()`, and as text a table.
+        The comparisons and their verdict; `.to_rows()`; printed as a table.
 
     Raises:
         ArgumentError: groups of another model, or several processes.
         RunError: a loss or product is not finite, or a part cannot be differentiated at all.
 
     Cost: about seven gradients and one product, and four forward passes per group, over all
-        batches; a few times that where steps have to be sought.
+        batches; a few times as much if several steps are tried.
 
     Source: Nocedal and Wright, Numerical Optimization, section 8.1, on the step.
 
@@ -131,7 +130,7 @@ def check_derivatives(
             return found
         try:
             return _checked(*wider, groups, seed)
-        except Exception:  # a part that takes its own dtype alone
+        except Exception:  # some part supports only its own dtype
             return found
 
 
@@ -173,7 +172,7 @@ def _checked(
 def _product(
     problem: products.Problem, passes: Sequence[Any], along: witness.Tensors
 ) -> witness.Tensors:
-    """Compute H z by parameter, as the operators do, although a guard would refuse it."""
+    """Compute H z by parameter, like the operators but without `Guard`."""
     free = copy.copy(problem)
     vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
     everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
@@ -192,6 +191,6 @@ def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, "
 
 
 def _within(group: ParameterGroup, tensors: witness.Tensors) -> dict[str, Tensor]:
-    """Return tensors of the group's parameters that are zero outside of the group."""
+    """Return the tensors of the group's parameters, with zeros outside of the group."""
     vectors = _entries(group, tensors)[None]
     return {name: one[0] for name, one in group.scatter(vectors, tensors).items()}

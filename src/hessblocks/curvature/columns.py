@@ -1,8 +1,8 @@
-"""Probe one group at a time: Hessian-vector products give its blocks with all groups.
+"""Estimate the norms of one block column by Hessian-vector products with probes in one group.
 
 Letters: K probes, z a probe that is zero outside group j, H_ij the block with rows i and columns j.
-E‖H_ij z‖² = ‖H_ij‖_F² for every i at once, since H z holds all H_ij z. Where only the groups' own
-blocks are asked for, i = j alone is multiplied.
+H z contains H_ij z for every i, and E‖H_ij z‖² = ‖H_ij‖_F². If only diagonal blocks are wanted,
+only the rows i = j are computed.
 """
 
 import hashlib
@@ -26,15 +26,14 @@ Squares = dict[Part, Float[Tensor, "K rows"]]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSquares:
-    """Squared norms ‖H_ij z‖² of each probe z in one group j, for each group i and part."""
+    """Squared norms ‖H_ij z‖² for each probe z in group j, each group i and part."""
 
     column: str
     """Name of group j."""
     exact: bool
-    """Whether the probes are all unit vectors of the group, so that the squares add up to
-    ‖H_ij‖_F²."""
+    """Whether the probes are all unit vectors of group j; then the squares sum to ‖H_ij‖_F²."""
     squares: Mapping[Part, Mapping[str, tuple[float, ...]]]
-    """By part and name of group i, one number per probe."""
+    """Squares by part and name of group i, one per probe."""
 
     def norm(self, part: Part, row: str) -> Estimate:
         """Estimate the Frobenius norm of one block from this column alone."""
@@ -42,7 +41,7 @@ class ColumnSquares:
 
 
 def norm_of(squares: Float[Tensor, " K"], *, exact: bool) -> Estimate:
-    """Take the root of the sum of exact squares, or of the mean of random ones with its error."""
+    """Compute the root of the sum of exact squares, or of the mean of random ones, with error."""
     if exact:
         return Estimate(value=float(squares.sum().sqrt()), method="exact")
     return norm_from_squares(squares)
@@ -58,21 +57,22 @@ def column_squares(
     seed: int = 0,
     by_name: bool = True,
 ) -> ColumnSquares:
-    """Multiply probes in one group and measure each group's share of the products.
+    """Multiply H with probes in one group; return each group's squared norms of the products.
 
     The probes depend on the seed and on the column's name, not on the other groups, so that columns
-    are independent of each other and of the order in which they are measured. A column with no more
-    entries than probes is measured exactly, by its unit vectors.
+    are independent of each other and of their order. If group j has at most K entries, its unit
+    vectors are the probes, and the result is exact.
 
     Args:
         problem: model, batches and loss.
-        groups: by name, as `parameter_groups` gives them.
+        groups: groups by name, as from `parameter_groups`.
         column: name of group j.
         rows: names of the groups i; all by default.
-        parts: which of H_o, H_f and H; they share the products.
+        parts: parts to compute, of H_o, H_f and H; they share the probes.
         probes: K, at least 4.
         seed: seed of the probes.
-        by_name: whether groups of equal size draw others from it.
+        by_name: whether the probes depend on the column's name; if not, groups of equal size have
+            the same probes.
 
     Returns:
         The squares of each group and part.
@@ -81,9 +81,9 @@ def column_squares(
         ArgumentError: too few probes.
         RunError: a product is not finite.
 
-    Cost: about one gradient's time per probe and part, and of one probe more where a block gave
-        nothing but zeros; memory of one vector of all rows for each part and probe taken together,
-        bounded by the problem's memory limit.
+    Cost: about one gradient's time per probe and part, and of one probe more if all products of a
+        block are 0. Memory: one vector of all rows for each part and each probe of a batch, bounded
+        by the problem's memory limit.
     """
     check_probes(probes)
     if by_name:
@@ -116,7 +116,7 @@ def column_squares(
 
 
 def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
-    """List the groups read of a column: all, from it on (triangle), or its own (diagonal)."""
+    """List a column's row groups: all, those from j on (triangle), or only j (diagonal)."""
     place = names.index(column)
     return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
 
@@ -124,10 +124,10 @@ def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
 def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source: Probes) -> None:
     """Replace zeros of blocks that all Rademacher probes missed by Gaussian estimates, in place.
 
-    Signs can send a block to 0 that is not, a Gaussian vector does so with probability 0; what it
-    gives below rounding of the largest product is taken for 0.
+    A nonzero block may map all sign vectors to 0, but maps a Gaussian vector to 0 with probability
+    0. Products below the rounding error of the largest product count as 0.
 
-    Cost: a product; where a block was missed, as many again as there were signs.
+    Cost: one product; if a block was missed, as many more as there were probes.
     """
     first = source.draw(1).T
     looks = measured([first])
@@ -144,10 +144,10 @@ def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source:
 
 
 def check_probes(probes: int) -> None:
-    """Require enough probes for an error bar.
+    """Check that there are enough probes for an error bar.
 
     Raises:
-        ArgumentError: there are not.
+        ArgumentError: there are too few.
     """
     if not isinstance(probes, Integral):
         raise ArgumentError(f"probes: expected a whole number, got {probes!r}")
@@ -160,7 +160,7 @@ def check_probes(probes: int) -> None:
 def _vectors(
     problem: Problem, group: ParameterGroup, probes: int, seed: int, parts: int
 ) -> Iterator[Tensor]:
-    """Draw K random signs in blocks of (k, size); all unit vectors if there are no more than K."""
+    """Draw K random sign vectors in batches of (k, size); if size ≤ K, return all unit vectors."""
     operator, together = Hessian(problem, group), _together(problem, parts)
     if group.size <= probes:
         unit = torch.eye(group.size, dtype=operator.dtype, device=operator.device)
@@ -169,7 +169,7 @@ def _vectors(
 
 
 def _together(problem: Problem, parts: int) -> int:
-    """Count the vectors of one multiplication: as many as fit if each builds the graphs anew."""
+    """Choose the vectors per product; if graphs are not cached, as many as fit the memory."""
     if problem.plan.hold:
         return problem.plan.together
     limit = problem.memory_limit or default_limit(problem.device)

@@ -1,7 +1,7 @@
 """Estimate the cost of norms and maps, and choose between probes and samples.
 
-Letters: K probes, G groups. A group's K products cost about a gradient each; 4 K sampled gradients,
-two thirds of one each, give the same error for all groups together (docs/products.md).
+Letters: K probes, G groups. Each of the K products of a group costs about one gradient. With 4 K
+sampled gradients, each 2/3 of a gradient, all groups get the same error (docs/products.md).
 """
 
 import logging
@@ -28,20 +28,20 @@ Blocks = Literal["all", "triangle", "diagonal"]
 METHODS = ("auto", "probes", "sampled")
 BLOCKS: tuple[Blocks, ...] = ("all", "triangle", "diagonal")
 SAMPLES_A_PROBE = 4
-"""Samples that tell as much of every group as a probe in each (derived in docs/products.md)."""
+"""Samples with the same error for every group as one probe per group (see docs/products.md)."""
 PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
-"""Gradients that a product of H_o costs, by the blocks that are read; mean over the columns of a
-deep model (measured)."""
+"""Cost of a product of H_o in gradients, by kind of blocks; mean over the columns of a deep model
+(measured)."""
 SAMPLE = 0.7
-"""Gradients that a sample costs."""
+"""Cost of a sample in gradients."""
 FORWARD = 1 / 3
-"""Share of the forward pass in the first sample."""
+"""Share of the forward pass in the time of the first sample."""
 TIMED = 2
-"""Samples that are timed; from one the estimate was half of what 64 took (135M parameters)."""
+"""Number of timed samples; the estimate from 1 was half the time of 64 (135M parameters)."""
 MOST = 1024
-"""Probes or samples that a budget buys at most."""
+"""Upper bound on the probes or samples for a budget."""
 LONG = 60.0
-"""Seconds from which on work is announced though nobody asked what it costs."""
+"""Work that takes more seconds is announced, even if nobody asked for its cost."""
 LOG = logging.getLogger("hessblocks.curvature")
 
 
@@ -50,21 +50,21 @@ class Cost:
     """Estimated cost of norms or of a map."""
 
     method: Way
-    """probes (products with random vectors in each group) or sampled (random gradients, for H_o
-    alone)."""
+    """`probes` (products with random vectors in each group) or `sampled` (random gradients, for H_o
+    only)."""
     count: int
-    """Probes per group, or samples in all."""
+    """Probes per group, or total number of samples."""
     groups: int
     """G."""
     products: int
-    """Products, or backward passes, in all."""
+    """Total number of products, or of backward passes."""
     seconds: float | None
-    """Seconds, from one product; None where it was not asked for."""
+    """Seconds, extrapolated from one product; None if not estimated."""
     bytes: int
-    """At the worst moment, besides model and data, as far as was counted."""
+    """Estimated peak memory in bytes, besides model and data."""
 
     def __str__(self) -> str:
-        """Say all of it in one line."""
+        """Show all fields in one line."""
         each = f"{self.count} probes in each of {self.groups} groups"
         if self.method == "sampled":
             each = f"{self.count} sampled gradients for all {self.groups} groups"
@@ -77,40 +77,40 @@ Tell = Callable[[Cost], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Norms or a map that somebody asks for."""
+    """Description of norms or a map to compute."""
 
     problem: Problem
     """Model, batches and loss."""
     groups: Mapping[str, ParameterGroup]
-    """By name."""
+    """Groups by name."""
     parts: Sequence[Part]
     """Parts H_o, H_f and H to measure."""
     blocks: Blocks
-    """Kind of blocks to read."""
+    """Kind of blocks to compute."""
 
     def products(self, probes: int, names: Iterable[str] | None = None) -> int:
-        """Count the products of all columns, or of some; none needs more than it has entries."""
+        """Count the products of all columns or some; a column needs at most its size."""
         return sum(min(probes, self.groups[name].size) for name in names or self.groups)
 
 
 def decide(
     work: Work, *, probes: int, method: str, budget: float | None, tell: Tell | None
 ) -> tuple[Cost, Sampling | None]:
-    """Choose method and count, and tell the cost before anything is spent.
+    """Choose the method and its number of probes or samples, and report the estimated cost.
 
     Args:
-        work: what is asked for.
-        probes: K; 4 K samples stand for them.
-        method: probes, sampled, or auto for what is cheaper.
-        budget: minutes that take the place of `probes`.
-        tell: called with the cost before the work starts; None: it goes to the log, at level INFO.
+        work: norms or map to compute.
+        probes: K; the sampled method uses 4 K samples.
+        method: probes, sampled, or auto for the cheaper one.
+        budget: minutes; determines the number of probes or samples instead of `probes`.
+        tell: called with the cost before the work starts; None: log the cost, at level INFO.
 
     Returns:
-        The cost, and how samples are drawn where they are.
+        The cost, and the plan of samples if the method is `sampled`.
 
     Raises:
         ArgumentError: an unknown method or kind of blocks, `sampled` for another part than H_o or
-            for a loss that does not tell a root, or a budget that is too small.
+            for a callable loss, or a budget that is too small.
     """
     check_name("method", method, METHODS)
     check_name("blocks", work.blocks, BLOCKS)
@@ -124,7 +124,7 @@ def decide(
     started, measured = time.perf_counter(), bool(budget or tell or LOG.isEnabledFor(logging.INFO))
     sampling = None
     if method == "sampled" or (method == "auto" and _sampling_is_cheaper(work, probes)):
-        # samples that do not fit the memory are refused where somebody insists on them
+        # if samples do not fit the memory, `auto` uses probes, `sampled` raises the error
         with nullcontext() if method == "sampled" else suppress(ArgumentError):
             sampling = plan_samples(work.problem, work.groups, SAMPLES_A_PROBE * probes)
     price = _of_samples(work, sampling, measured) if sampling else _of_probes(work, measured)
@@ -159,7 +159,7 @@ def _sampling_is_cheaper(work: Work, probes: int) -> bool:
 
 
 def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, float, int]:
-    """Estimate seconds spent once, seconds of each sample, and bytes."""
+    """Estimate fixed seconds, seconds per sample, and bytes."""
     some = replace(sampling, batches=1, size=TIMED)
     problem = work.problem
     if not measured:
@@ -170,7 +170,7 @@ def _of_samples(work: Work, sampling: Sampling, measured: bool) -> tuple[float, 
 
 
 def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
-    """Estimate seconds spent once, seconds of each probe in the dearest column, and bytes."""
+    """Estimate fixed seconds, seconds per probe in the most expensive column, and bytes."""
     problem, groups = work.problem, work.groups
     name, group = next(iter(groups.items()))
     rows = merge("rows", [groups[one] for one in rows_of(list(groups), name, work.blocks)])
@@ -181,7 +181,7 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
     fixed = each = 0.0
     if measured:
         each = _clocked(partial(total_products, problem, vector, block), problem.device)
-        if problem.plan.hold:  # the first has built the graphs
+        if problem.plan.hold:  # the first product builds the cached graphs
             fixed, each = (
                 each,
                 _clocked(partial(total_products, problem, vector, block), problem.device),
@@ -191,13 +191,13 @@ def _of_probes(work: Work, measured: bool) -> tuple[float, float, int]:
 
 
 def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: float) -> int:
-    """Count the probes or samples that so many seconds allow; the same in every process.
+    """Compute the number of probes or samples for a time of `seconds`, equal in all processes.
 
     Returns:
-        The count.
+        The number.
 
     Raises:
-        ArgumentError: fewer than an error bar needs.
+        ArgumentError: it is too small for an error bar.
     """
     least = FEWEST_SAMPLES if sampled else FEWEST_PROBES
     products = least if sampled else work.products(least)
@@ -214,7 +214,7 @@ def _affordable(work: Work, sampled: bool, fixed: float, each: float, seconds: f
 
 
 def _clocked(run: Callable[[], object], device: torch.device) -> float:
-    """Measure the seconds of one call, the device's work included."""
+    """Measure the seconds of one call, including the work on the device."""
     start = time.perf_counter()
     run()
     if device.type == "cuda":
@@ -227,33 +227,33 @@ def product_seconds(problem: Problem, group: ParameterGroup) -> float:
 
     Args:
         problem: model, batches and loss.
-        group: whose Hessian is multiplied.
+        group: group of the Hessian's rows and columns.
 
     Returns:
         Seconds of one product.
 
     Raises:
-        ArgumentError: not even one row fits the memory.
+        ArgumentError: one row of a batch does not fit the memory.
         RunError: the product is not finite, or there is no second derivative.
     """
     op = Hessian(problem, group)
     vector = torch.ones(group.size, 1, dtype=op.dtype, device=op.device)
-    held = problem.plan.hold  # the first product builds the graphs then
+    held = problem.plan.hold  # then the first product builds the graphs
     return [_clocked(lambda: op @ vector, problem.device) for _ in range(1 + held)][-1]
 
 
 class Forecast:
-    """Say once, at level WARNING, that work which nobody asked the cost of takes long.
+    """Logs one WARNING if work without a reported cost will take long.
 
-    Its own products are timed: from the second report on, so that what is spent once counts once.
+    It times the work's products; fixed costs end with the first report.
     """
 
     def __init__(self, cost: Cost, passes: int = 1) -> None:
         """Start the clock.
 
         Args:
-            cost: what was decided; where its seconds are known, they were told already.
-            passes: over the data for a product, of which the first alone is reported.
+            cost: cost from `decide`; if it has seconds, it was reported already.
+            passes: passes over the data per product, of which only the first is reported.
         """
         self._cost, self._total = cost, cost.products * passes
         self._said = cost.seconds is not None
@@ -261,7 +261,7 @@ class Forecast:
         self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int) -> None:
-        """Compare the time so far with the forecast, after so many products."""
+        """Extrapolate the time so far, after `done` products; warn if the total is long."""
         now = time.perf_counter()
         if self._first is None:
             self._first = done, now

@@ -1,4 +1,4 @@
-"""Estimate the Frobenius norm of each group's own block of the Hessian, and of its parts."""
+"""Estimate Frobenius norms of the Hessian's diagonal blocks, one per group, and of their parts."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 MOST_POINTS = 60
-"""Groups up to which each is a point of the picture; more are drawn as layers × roles."""
+"""Up to this many groups are drawn as points; more are drawn as a map, layers × roles."""
 
 
 class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
-    """Frobenius norms of the groups' own blocks: group name → part → estimate."""
+    """Frobenius norms of the diagonal blocks: group name → part → estimate."""
 
     def __init__(
         self, groups: Mapping[str, ParameterGroup], norms: Mapping[str, dict[Part, Estimate]]
     ) -> None:
-        """Hold `norms` and the groups that they belong to."""
+        """Store `norms`, by name of the group, and the groups."""
         super().__init__(norms)
         self._groups = {name: groups[name] for name in norms}
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """List the parts that were measured."""
+        """List the estimated parts."""
         return tuple(next(iter(self.values()), {}))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         return heterogeneity({name: parts[part] for name, parts in self.items()})
 
     def __str__(self) -> str:
-        """Say how many groups and parts there are, and how uneven the last part is."""
+        """Show the number of groups, the parts, and the heterogeneity of the last part."""
         names = ", ".join(SYMBOLS[part] for part in self.parts)
         last = self.heterogeneity(self.parts[-1])
         return f"norms of {names} of {len(self)} groups; the last: {last}"
@@ -63,7 +63,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the norms on a logarithmic axis, one mark per part, with bars of one standard error.
 
-        More than 60 groups are drawn as colours, layers × roles, of the last part.
+        More than 60 groups are drawn as a heatmap, layers × roles, of the last part.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -108,32 +108,32 @@ def group_norms(
     budget: float | None = None,
     tell: Tell | None = None,
 ) -> GroupNorms:
-    """Estimate Frobenius norms of H_o, H_f and H for each group's own block (Hutchinson probes).
+    """Estimate Frobenius norms of the diagonal blocks of H_o, H_f and H by Hutchinson's probes.
 
-    The same numbers as `frobenius_norm` of each operator, but the parts share their probes and,
-    where the memory allows it, all groups share one graph. A group with no more entries than probes
-    is computed exactly, and its estimates say so.
+    The results equal `frobenius_norm` of each operator. But the parts share their probes and, if
+    the memory allows, all groups share one graph. A group with at most `probes` entries is computed
+    exactly, with `method="exact"`.
 
     Args:
         problem: model, batches and loss.
-        groups: by name; None: those of `parameter_groups`.
+        groups: groups by name; None: those of `parameter_groups`.
         probes: random vectors per group, at least 4.
-        seed: seed of the probes; groups of equal size draw the same from it.
-        parts: which parts.
-        method: as `curvature_map` takes it; `sampled` is for H_o alone.
-        budget: minutes that take the place of `probes`.
-        tell: as `curvature_map` takes it.
+        seed: seed of the probes; groups of equal size have the same probes.
+        parts: parts to estimate.
+        method: see `curvature_map`; `sampled` is for H_o only.
+        budget: minutes; determines the number of probes instead of `probes`.
+        tell: see `curvature_map`.
 
     Returns:
         Estimates by group name and part, a dictionary of dictionaries; `.to_rows()`, `.plot()`,
         `.heterogeneity("full")`.
 
     Raises:
-        ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model,
-            or what `curvature_map` refuses.
+        ArgumentError: too few probes, no groups, no parts or unknown ones, groups of another model;
+            or see `curvature_map`.
 
-    Cost: about one gradient per probe for a group of the first layer, less further up; sampled, two
-        thirds of a gradient for each of 4 · probes samples, whatever the number of groups.
+    Cost: about one gradient per probe for a group of the first layer, less for later layers;
+        sampled, 2/3 of a gradient for each of 4 · probes samples, for any number of groups.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -181,8 +181,8 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         norms: norms of the groups' own blocks.
 
     Returns:
-        The ratio, its 95 % interval, and the groups at both ends; the ratio's standard error is a
-        fourth of the interval's width.
+        The ratio, its 95 % interval, and the groups with the largest and smallest norm; the ratio's
+        standard error is a quarter of the interval's width.
     """
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)

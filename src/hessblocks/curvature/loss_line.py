@@ -69,23 +69,23 @@ def loss_along(
     """Compute the loss at θ + step · direction, a one-dimensional loss landscape.
 
     Along a unit eigenvector of the Hessian the second derivative at step 0 is its eigenvalue. The
-    model's own weights are never changed.
+    model's weights are not changed.
 
     Args:
         problem: model, batches and loss.
-        direction: tensors by parameter name, shaped as the parameters, such as `named_tensors` of
-            an operator gives for an eigenvector; parameters that are left out do not move.
+        direction: tensors by parameter name, shaped as the parameters, such as the result of an
+            operator's `named_tensors` for an eigenvector; a missing parameter stays constant.
         steps: multiples of the direction, such as `torch.linspace(-0.5, 0.5, 21)`.
 
     Returns:
         The losses; `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: no direction or steps, a name that is no trainable parameter's, another
-            shape, or a step that is no finite number.
-        RunError: a loss is not finite; the message says at which step.
+        ArgumentError: no direction or no steps, a name of no trainable parameter, a wrong shape, or
+            a step that is no finite number.
+        RunError: a loss is not finite; the message names the step.
 
-    Cost: one forward pass over the batches per step, and a copy of the parameters that move.
+    Cost: one forward pass over the batches per step, and a copy of the parameters in `direction`.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -100,7 +100,7 @@ def loss_along(
     check_problem(problem)
     parameters, numbers = problem.parameters, _finite_numbers(steps)
     _check_direction(direction, problem)
-    # the direction is given whole, a sharded problem holds some rows of each parameter
+    # the direction has whole tensors, a sharded problem has only rows of each parameter
     own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
     moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
     losses = []
@@ -124,7 +124,7 @@ def _finite_numbers(steps: Iterable[float]) -> list[float]:
 
 
 def _check_direction(direction: Mapping[str, Tensor], problem: Problem) -> None:
-    """Refuse names that are not trainable parameters, and tensors of other shapes or types."""
+    """Check that names are trainable parameters, and tensors have their shapes and dtypes."""
     if not isinstance(direction, Mapping) or not direction:
         raise ArgumentError(
             "direction: expected tensors by parameter name, as operator.named_tensors(vector) "

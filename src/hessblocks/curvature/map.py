@@ -48,14 +48,14 @@ class CurvatureMap(Tabular):
     names: tuple[str, ...]
     """The groups, in the order of rows and columns."""
     layers: tuple[int | None, ...]
-    """Layer of each group, counted from 0; None outside the layers."""
+    """Layer of each group, counted from 0; None for groups outside the layers."""
     table: Mapping[tuple[str, str], Estimate]
-    """Norm of each block (row, column) that was measured; (column, row) holds the same."""
+    """Norm of each estimated block, by (row, column); (column, row) has the same."""
     off_diagonal_share: Estimate | None
-    """Share of the squared norm of the whole that lies off the groups' own blocks, 0 to 1; None
-    where they alone were measured, or where groups overlap."""
+    """Share of the off-diagonal blocks in the squared norm of the whole matrix, 0 to 1; None if
+    only diagonal blocks were estimated, or groups overlap."""
     method: Way = "probes"
-    """probes or sampled; a sampled norm below zero cannot be told from zero."""
+    """`probes` or `sampled`; a sampled norm may be negative, which means 0 within its error."""
 
     @property
     def heterogeneity(self) -> Heterogeneity[Estimate]:
@@ -70,7 +70,7 @@ class CurvatureMap(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Name the groups of the map, and say how uneven it is and what was spent."""
+        """Show the number of groups, the heterogeneity, and the method with its cost."""
         own = next(iter(self.table.values()))
         kind = "samples" if self.method == "sampled" else "probes"
         spent = f", {own.probes} {kind}" if own.probes else ""
@@ -78,7 +78,7 @@ class CurvatureMap(Tabular):
         return f"{read}; own blocks: {self.heterogeneity}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw the map in colours on a logarithmic scale, zeros in a colour of their own.
+        """Draw the map as a heatmap on a logarithmic scale, with a separate colour for zeros.
 
         Args:
             ax: axes of matplotlib to draw on; None for a figure of its own.
@@ -107,43 +107,42 @@ def curvature_map(
 ) -> CurvatureMap:
     """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
 
-    Block by block it would take G² · K products.
+    Separate estimates of the blocks would take G² · K products.
 
-    By probes, for every part: a probe z in group j gives ‖H_ij z‖² for all i. H is symmetric, so
-    that block (i, j) is measured twice, by column j and by column i. Both have nearly the same
-    variance, and the 2 K squares are averaged. A group with no more entries than probes is measured
-    exactly, and so are its row and its column.
+    With `probes`, for every part: a probe z in group j gives ‖H_ij z‖² for all i. Since H is
+    symmetric, column j and column i both estimate block (i, j). Both have nearly the same variance,
+    and the 2 K squares are averaged. If a group has at most K entries, its row and column are
+    exact.
 
-    Sampled, for H_o alone: g = Jᵀ L ε with L Lᵀ the loss's curvature is one ordinary gradient, and
-    pairs of them give unbiased squares of all blocks at once (`norms_from_pairs`). Of blocks that
-    are small beside their groups' own, some come out below zero and keep their sign.
+    With `sampled`, for H_o only: g = Jᵀ L ε with L Lᵀ = H_ℓ costs one ordinary gradient. Pairs of
+    samples give unbiased estimates of all squared norms (`norms_from_pairs`). The estimate of a
+    small off-diagonal block may be negative; its root keeps the sign.
 
     Args:
         problem: model, batches and loss.
-        groups: by name; None: those of `parameter_groups`.
+        groups: groups by name; None: those of `parameter_groups`.
         part: outer (H_o), functional (H_f) or full (H).
         probes: K random vectors per group, at least 4; 4 K samples.
         seed: seed of the probes.
-        method: `probes`, `sampled`, or `auto`: sampled for H_o where the loss tells its root, it
-            costs less and the samples fit the memory; the map's `method` says which.
-        blocks: `all`; `triangle`, each block by one column only, with K probes for 2 K; `diagonal`,
-            the groups' own only.
-        budget: minutes that take the place of `probes`.
-        tell: called with the cost before the work starts, such as `print`; one product is measured
-            for it. None: the log `hessblocks.curvature` is told, at level INFO; without that, soon
-            after the start and at level WARNING (on stderr), where it takes more than a minute.
+        method: `probes`, `sampled`, or `auto`: `sampled` for H_o if the loss is no callable, it
+            costs less and the samples fit the memory; the map's `method` is the choice.
+        blocks: `all`; `triangle`, where one column estimates each block, with K probes instead of
+            2 K; `diagonal`, only diagonal blocks.
+        budget: minutes; determines the number of probes instead of `probes`.
+        tell: called with the estimated cost before the work starts, such as `print`; the estimate
+            costs one product. None: log it to `hessblocks.curvature` at level INFO. If that level
+            is off, log a WARNING (on stderr) soon after the start of work of over a minute.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
 
     Raises:
         ArgumentError: an unknown part, method or kind of blocks, no group, too few probes, a budget
-            that is too small, or `sampled` for another part or for a loss given as a callable.
+            that is too small, or `sampled` for another part or for a callable loss.
         RunError: a loss or a product is not finite.
 
-    Cost: about two gradients' time for each group and probe; two fifths less as a triangle, half as
-        a diagonal; sampled, two thirds of a gradient for each of 4 K samples, whatever the number
-        of groups.
+    Cost: about two gradients' time for each group and probe; 40 % less for `triangle`, half for
+        `diagonal`; sampled, 2/3 of a gradient for each of 4 K samples, for any number of groups.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -179,9 +178,9 @@ def combine_samples(
     """Make the map of H_o from the inner products of samples.
 
     Args:
-        groups: rows and columns, by name.
+        groups: groups of rows and columns, by name.
         products: inner products of each group, in the same order.
-        own: whether the groups' own blocks alone are wanted.
+        own: whether to compute only the diagonal blocks.
 
     Returns:
         The map.
@@ -197,13 +196,13 @@ def combine_samples(
 def combine_columns(
     groups: Mapping[str, ParameterGroup], columns: Sequence[ColumnSquares], part: Part
 ) -> CurvatureMap:
-    """Make the map from the columns of all its groups.
+    """Make the map from the block columns of all groups.
 
     Args:
-        groups: rows and columns, by name.
-        columns: one for each group, in the same order, each with all rows, those from its own on,
-            or its own.
-        part: one that the columns hold.
+        groups: groups of rows and columns, by name.
+        columns: one column per group, in the same order, with all rows, the rows from the diagonal
+            on, or only the diagonal.
+        part: part of the map.
 
     Returns:
         The map of that part.
@@ -232,7 +231,7 @@ def _map(
 
 
 def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estimate | None:
-    """Compute the norm of block (i, j): from an exact column if there is one, else from both."""
+    """Compute the norm of block (i, j) from an exact column if there is one, else from both."""
     ways = [(column, row) for column, row in ((j, i), (i, j)) if _holds(columns, part, column, row)]
     for column, row in ways:
         if columns[column].exact or i == j:
@@ -252,7 +251,7 @@ def _squares(columns: Sequence[ColumnSquares], part: Part, column: int, row: int
 
 
 def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int) -> float:
-    """Weigh this column's estimate of two transposed blocks; an exact one counts alone."""
+    """Compute the weight of a column's estimate of a block; exact columns replace other ones."""
     if not _holds(columns, part, row, column):
         return 2.0
     exact, other = columns[column].exact, columns[row].exact
@@ -262,11 +261,11 @@ def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int)
 def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimate | None:
     """Compute Σ_{i≠j} s_ij / Σ_ij s_ij, with the delta method over the independent columns.
 
-    Column j measures the blocks (i, j) and, by symmetry, (j, i) with weight one half each; an exact
-    column replaces what others measured of its blocks. Within a column, all blocks share probes.
+    Column j estimates the blocks (i, j) and, by symmetry, (j, i), each with weight 1/2. An exact
+    column replaces the others' estimates of its blocks. All blocks of a column share probes.
 
     Returns:
-        The share, 0 where everything is 0; None where only own blocks were measured.
+        The share, 0 if all blocks are 0; None if only diagonal blocks were estimated.
     """
     own, others, counts = [], [], []
     places = range(len(columns))

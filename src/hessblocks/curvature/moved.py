@@ -1,4 +1,4 @@
-"""Forward a public name that went to the experiments, with a DeprecationWarning."""
+"""Forward a public name that moved to the experiments, with a DeprecationWarning."""
 
 import warnings
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError
 
 STUDIES = "hessblocks_studies.shared"
-"""New home of the name, as a string, since the core imports no experiment."""
+"""Module that now has the name; a string, since the core must not import experiments."""
 
 
 def blockwise_learning_rates(*given: Any, **options: Any) -> Any:
@@ -16,8 +16,8 @@ def blockwise_learning_rates(*given: Any, **options: Any) -> Any:
     Our study finds no gain from such rates.
 
     Args:
-        *given: as there.
-        **options: as there.
+        *given: see the function in the experiments.
+        **options: see the function in the experiments.
 
     Returns:
         Parameter groups for an optimiser of torch, each with its own learning rate.

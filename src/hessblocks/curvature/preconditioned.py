@@ -1,4 +1,4 @@
-"""Preconditioned Hessian, and how near an optimiser's step is to the edge of stability.
+"""Preconditioned Hessian, and its largest eigenvalue against the edge of stability.
 
 Letters: H the Hessian, D the optimiser's diagonal preconditioner, A = D^(-1/2) H D^(-1/2), whose
 eigenvalues are those of D⁻¹H, N entries, η learning rate, β momentum, v second moment of gradients,
@@ -23,17 +23,17 @@ from hessblocks.linalg import extreme_eigenvalues, working_dtype
 from hessblocks.storage import Tabular
 
 KINDS: tuple[type[Optimizer], ...] = (SGD, Adam, AdamW)
-"""Optimisers whose step is D⁻¹ times an average of gradients, with a diagonal D that stands in
-their state."""
+"""Optimisers whose step is D⁻¹ times an average of gradients, with a diagonal D from their
+state."""
 
 
 class PreconditionedHessian(Hessian):
-    """Preconditioned Hessian A = D^(-1/2) H D^(-1/2), with D as the optimiser holds it now.
+    """Preconditioned Hessian A = D^(-1/2) H D^(-1/2), with D from the optimiser's current state.
 
-    Entries that the optimiser does not move are 0 in A.
+    Rows and columns of A are 0 for entries that the optimiser does not change.
 
-    D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW, whose step then is η
-    D⁻¹ times the plain moving average of gradients. Weight decay is no part of H.
+    D is 1 for SGD, and (1 − β₁ᵗ) (√(v / (1 − β₂ᵗ)) + eps) for Adam and AdamW: their step is η D⁻¹
+    times the moving average of gradients without bias correction. H excludes weight decay.
 
     Source: Cohen et al. (2022), Adaptive gradient methods at the edge of stability, arXiv
         2207.14484.
@@ -54,15 +54,15 @@ class PreconditionedHessian(Hessian):
     def __init__(
         self, problem: Problem, optimizer: Optimizer, group: ParameterGroup | None = None
     ) -> None:
-        """Read the preconditioner; products use the weights at the time of the product.
+        """Read the preconditioner; each product uses the current weights.
 
         Args:
             problem: model, batches and loss.
-            optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it.
-            group: whose own block is asked for; None: all trainable parameters.
+            optimizer: torch's SGD, Adam or AdamW of this model, also in a Trainer's wrapper.
+            group: group of the diagonal block; None: all trainable parameters.
 
         Raises:
-            ArgumentError: another optimiser, one that has moved nothing of the group yet, a
+            ArgumentError: another optimiser, one that has no state for the group yet, a
                 preconditioner that is 0 or not finite, a sharded model, or a group of another
                 model.
         """
@@ -75,15 +75,15 @@ class PreconditionedHessian(Hessian):
         self._scale: Tensor = _inverse_root(problem, _plain(optimizer), self._columns, self.dtype)
 
     def named_tensors(self, vector: Float[Tensor, " N"]) -> dict[str, Float[Tensor, "..."]]:
-        """Turn a vector of A into a change of the weights, D^(-1/2) times it.
+        """Convert a vector v of A to the change of the weights D^(-1/2) v.
 
-        Along it the loss bends by vᵀ A v.
+        The loss's second derivative along this change is vᵀ A v.
 
         Args:
             vector: see `Hessian`.
 
         Returns:
-            As `Hessian` does.
+            See `Hessian`.
         """
         return super().named_tensors(self._scale * vector)
 
@@ -94,27 +94,27 @@ class PreconditionedHessian(Hessian):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Sharpness(Tabular):
-    """Largest eigenvalue of A as far as a few products show it."""
+    """Estimate of the largest eigenvalue of A from a few Lanczos steps."""
 
     value: float
-    """Largest Ritz value, which is at most the largest eigenvalue but for rounding."""
+    """Largest Ritz value, a lower bound of the largest eigenvalue up to rounding."""
     residual: float
-    """‖A v − value · v‖ of the unit vector: an eigenvalue lies within it, though not surely the
-    largest."""
+    """‖A v − value · v‖ of the unit vector v. Some eigenvalue lies within it of `value`, perhaps
+    not the largest."""
     threshold: float
-    """Largest eigenvalue at which a step of the optimiser's rate and momentum is stable with D held
-    fixed; nan where these differ between the parameters."""
+    """Largest eigenvalue for which the optimiser's learning rate and momentum are stable with
+    constant D; NaN if these differ between parameters."""
     products: int
-    """Products with H spent."""
+    """Number of products with H."""
     vector: Float[Tensor, " N"]
-    """The unit vector, to start the next measurement with."""
+    """Unit Ritz vector v, a start for the next estimate."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Build one row: value, residual, threshold and products."""
         return [{name: value for name, value in vars(self).items() if name != "vector"}]
 
     def __str__(self) -> str:
-        """Say the value, its residual, what was spent, and the threshold."""
+        """Show value, residual, number of products, and threshold."""
         edge = "" if math.isnan(self.threshold) else f"; stable up to {self.threshold:.4g}"
         return f"{self.value:.4g} (residual {self.residual:.1g}, {self.products} products{edge})"
 
@@ -130,30 +130,28 @@ def preconditioned_sharpness(
 ) -> Sharpness:
     """Estimate the largest eigenvalue of D⁻¹H by Lanczos, with D the optimiser's preconditioner.
 
-    With D held fixed a step on a quadratic is stable up to (2 + 2β₁) / ((1 − β₁) η) for Adam, 38 /
-    η at β₁ = 0.9; for SGD up to (2 + 2β) / η with momentum β, (2 + 2β) / ((1 + 2β) η) with
-    Nesterov's. Training in large batches hovers there (the edge of stability); in small ones it
-    stays below.
+    With constant D, steps on a quadratic are stable up to (2 + 2β₁) / ((1 − β₁) η) for Adam, 38 / η
+    at β₁ = 0.9; for SGD up to (2 + 2β) / η with momentum β, (2 + 2β) / ((1 + 2β) η) with Nesterov
+    momentum. Training with large batches stays near this threshold (the edge of stability), with
+    small batches below it.
 
     Args:
-        problem: model, batches and loss; take batches of the training data, since D knows no
-            others.
-        optimizer: torch's SGD, Adam or AdamW of this very model, also as a Trainer wraps it; Adam
+        problem: model, batches and loss; use batches of the training data, from which D comes.
+        optimizer: torch's SGD, Adam or AdamW of this model, also in a Trainer's wrapper; Adam
             after its first step.
-        group: group whose own block is measured; None: all trainable parameters. Entries that the
-            optimiser does not move do not count.
-        start: what was found before; a few products then suffice along a training. Without one the
-            residual says how far the first few have come.
-        products: with H at most; fewer where the residual falls to the rounding's root of the
-            largest eigenvalue.
-        seed: seed of the random start, and of the 1 % that is added to a start that was given.
+        group: group of the diagonal block; None: all trainable parameters. Entries that the
+            optimiser does not change are left out.
+        start: an earlier result; during training a few products then suffice. Without a start,
+            check the residual.
+        products: largest number of products with H; Lanczos stops earlier once the residual is
+            below √ε times the largest eigenvalue, with ε the machine epsilon.
+        seed: seed of the random start, and of the 1 % noise that is added to a given start.
 
     Returns:
-        Value, residual, threshold and the vector to start with next.
+        Value, residual, threshold and the start of the next estimate.
 
     Raises:
-        ArgumentError: no products, a start that does not fit, or what `PreconditionedHessian`
-            refuses.
+        ArgumentError: no products, a start that does not fit, or see `PreconditionedHessian`.
         RunError: a product is not finite.
 
     Cost: `products` products with H, each about two gradients of the batches, and as many vectors.
@@ -173,7 +171,7 @@ def preconditioned_sharpness(
     if isinstance(products, bool) or not isinstance(products, int) or products < 1:
         raise ArgumentError(f"products: expected a whole number above 0, got {products!r}")
     operator = PreconditionedHessian(problem, optimizer, group)
-    with warnings.catch_warnings():  # what was not reached is said by the residual
+    with warnings.catch_warnings():  # the residual shows whether Lanczos has converged
         warnings.filterwarnings("ignore", message="extreme_eigenvalues: not converged")
         found = extreme_eigenvalues(
             operator,
@@ -197,10 +195,10 @@ def has_preconditioner(optimizer: Optimizer) -> bool:
     """Tell whether an optimiser has a preconditioner yet.
 
     Returns:
-        Always for SGD; for Adam from its first step on.
+        True for SGD; for Adam, True after its first step.
 
     Raises:
-        ArgumentError: an optimiser whose preconditioner is not known, or that climbs.
+        ArgumentError: the optimiser's preconditioner is unknown, or the optimiser maximises.
     """
     plain = _plain(optimizer)
     return isinstance(plain, SGD) or len(plain.state) > 0
@@ -227,7 +225,7 @@ def _plain(optimizer: Any) -> Optimizer:
 def _inverse_root(
     problem: Problem, optimizer: Optimizer, group: ParameterGroup, dtype: torch.dtype
 ) -> Float[Tensor, " N"]:
-    """Compute D^(-1/2) of a group's entries, 0 where the optimiser does not move them."""
+    """Compute D^(-1/2) of a group's entries, 0 for entries that the optimiser does not change."""
     named = dict(problem.model.named_parameters())
     settings = {p: one for one in optimizer.param_groups for p in one["params"]}
     ways = {name: settings.get(named[name]) for name in group.parameters}
@@ -248,7 +246,7 @@ def _inverse_root(
 
 
 def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None) -> Tensor:
-    """Compute D^(-1/2) of one parameter; one without state never had a gradient and stays."""
+    """Compute D^(-1/2) of one parameter; 0 without a state, since it never had a gradient."""
     own, state = parameter.detach(), optimizer.state.get(parameter)
     if settings is None or not (state or isinstance(optimizer, SGD)):
         return torch.zeros_like(own)
@@ -262,7 +260,7 @@ def _root(optimizer: Any, parameter: Tensor, settings: Mapping[str, Any] | None)
 
 
 def _edge(settings: Mapping[str, Any]) -> float:
-    """Compute the largest stable eigenvalue from the roots of a recursion."""
+    """Compute the largest eigenvalue for which the optimiser's linear recursion is stable."""
     rate, nesterov = float(settings["lr"]), bool(settings.get("nesterov"))
     if "betas" in settings:
         beta = pull = float(settings["betas"][0])

@@ -26,7 +26,7 @@ transformers.AutoModelForMaskedLM.register(HessblocksConfig, HessblocksForMasked
 transformers.AutoModelForSequenceClassification.register(
     HessblocksConfig, HessblocksForSequenceClassification
 )
-# transformers' Trainer looks here whether a smoothed loss is that of the next token
+# transformers' Trainer reads this to decide whether label smoothing must shift the labels
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["hessblocks"] = HessblocksForCausalLM.__name__
 __all__ = [
     "TASKS",

@@ -17,12 +17,12 @@ from hessblocks.errors import ArgumentError
 
 
 def attention_kernel(implementation: str) -> Kernel:
-    """Look up the softmax attention of that name, in the form that the blocks call.
+    """Return transformers' attention function of that name, with the signature that blocks call.
 
-    Softcaps and sinks are not known to sdpa: there `eager_attention` takes its place.
+    sdpa supports neither softcaps nor sinks: for these, `eager_attention` replaces it.
 
     Returns:
-        The kernel; it raises `ArgumentError` for a softcap or a sink where the function takes none.
+        The kernel; it raises `ArgumentError` for an unsupported softcap or sink.
     """
     function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
 
@@ -35,7 +35,7 @@ def attention_kernel(implementation: str) -> Kernel:
         sinks: Tensor | None = None,
     ) -> Tensor:
         query, key, value, mask = tensors
-        key, value = key.to(query.dtype), value.to(query.dtype)  # identity values miss autocast
+        key, value = key.to(query.dtype), value.to(query.dtype)  # autocast skips identity values
         called, more = function, {"softcap": softcap, "s_aux": sinks}
         more = {name: value for name, value in more.items() if value is not None}
         if more and implementation not in WITH_EXTRAS:
@@ -66,10 +66,12 @@ def eager_attention(
     s_aux: Float[Tensor, " H"] | None = None,
     **_: Any,
 ) -> tuple[Float[Tensor, "B T H V"], None]:
-    """Compute softmax attention that builds A, as transformers calls it; see `matrix_kernel`.
+    """Compute softmax attention with the whole matrix A, with transformers' signature.
+
+    See `matrix_kernel`.
 
     Returns:
-        A V as (B, T, H, V), and None in the place of A.
+        A V as (B, T, H, V), and None in place of A.
     """
     more: dict[str, Any] = {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     mixed = matrix_kernel(module, query, key, value, mask, causal=False, **more)
@@ -77,24 +79,24 @@ def eager_attention(
 
 
 WITH_EXTRAS = ("sdpa", "eager", "second_order")
-"""Attention functions for layers with a softcap or a sink; in the place of sdpa stands eager."""
+"""Attention functions for layers with a softcap or a sink; `eager` replaces sdpa."""
 
 
 def check_mask(
     mask: Shaped[Tensor, "..."] | None, rows: tuple[int, int], heads: int, cache: Cache | None
 ) -> None:
-    """Refuse a mask whose shape does not fit, or whose entries would be misread.
+    """Check the shape and the entries of a mask.
 
-    While a model is compiled, neither shape nor values are asked for.
+    Nothing is checked while a model is compiled.
 
     Args:
-        mask: as the model was given it.
-        rows: sequences, and tokens of each that are new.
-        heads: heads of attention.
+        mask: mask argument of the model.
+        rows: number of sequences, and of new tokens per sequence.
+        heads: number of heads.
         cache: keys and values of earlier tokens.
 
     Raises:
-        ArgumentError: names the shape, the dtype or the value that came and what fits.
+        ArgumentError: a wrong shape, dtype or value; the message names it and what is expected.
     """
     if not isinstance(mask, Tensor):
         return
@@ -122,7 +124,7 @@ def check_mask(
 
 
 def _check_entries(mask: Tensor) -> None:
-    """Refuse ones and zeros as numbers: they would be added to scores, or be misread."""
+    """Refuse floating-point ones and zeros, which would be added to the scores."""
     if mask.dtype == torch.bool:
         return
     got = str(mask.dtype)
@@ -137,19 +139,19 @@ def _check_entries(mask: Tensor) -> None:
 
 
 def with_bias(mask: Any, bias: Float[Tensor, "#B H T S"] | None, *, causal: bool) -> Any:
-    """Add what positions add to the scores to a mask.
+    """Add a position bias, such as ALiBi's, to a mask.
 
     Args:
-        mask: booleans, numbers, flex attention's own, or None for what `causal` says.
-        bias: finite; None for nothing.
-        causal: whether, without a mask, a token attends to no later one.
+        mask: booleans, numbers, a mask of flex attention, or None (see `causal`).
+        bias: finite numbers to add to the scores; None: no bias.
+        causal: whether, without a mask, a token attends only to itself and earlier ones.
 
     Returns:
-        Numbers to add to the scores; the mask itself where there is no bias.
+        Numbers to add to the scores; `mask` if there is no bias.
     """
     if bias is None:
         return mask
-    if mask is None and causal and bias.shape[-2] > 1:  # a last token sees all keys
+    if mask is None and causal and bias.shape[-2] > 1:  # a single last token attends to all keys
         mask = bias.new_ones(bias.shape[-2:], dtype=torch.bool).tril()
     if mask is None or mask.dtype != torch.bool:
         return bias if mask is None else mask + bias
@@ -159,7 +161,7 @@ def with_bias(mask: Any, bias: Float[Tensor, "#B H T S"] | None, *, causal: bool
 def padding(
     mask: Shaped[Tensor, "#sequences ..."] | None,
 ) -> Bool[Tensor, "#sequences keys"] | None:
-    """Find padding: True where a token is none; None where no mask says so."""
+    """Return True at tokens and False at padding; None without a mask of two axes."""
     if mask is None or mask.ndim != 2:
         return None
     return mask.bool()
@@ -169,12 +171,13 @@ def has_own_mask(
     mask: Shaped[Tensor, "#sequences ..."] | None,
     position_ids: Int[Tensor, "#sequences tokens"] | None,
 ) -> bool:
-    """Tell whether a mask may be more than causal or full with padding: own or packed.
+    """Tell whether the mask may be the user's, or one of packed sequences.
 
-    transformers reads sequences packed into one row off positions that start again.
+    Other masks are causal or full, with padding. transformers finds packed sequences in a row where
+    positions restart.
 
     Returns:
-        True where that cannot be excluded.
+        True if that cannot be excluded.
     """
     if mask is None:
         return position_ids is not None
@@ -184,7 +187,7 @@ def has_own_mask(
 def starts_again(
     position_ids: Int[Tensor, "#sequences tokens"], mask: Shaped[Tensor, "#sequences ..."] | None
 ) -> bool:
-    """Tell whether positions of unpadded tokens do not grow; False with a mask of four axes."""
+    """Tell whether positions of unpadded tokens restart; False with a mask of four axes."""
     if mask is not None and mask.ndim != 2:
         return False
     found = position_ids.diff(dim=-1) < 1

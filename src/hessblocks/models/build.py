@@ -1,4 +1,4 @@
-"""Build a model from presets or blocks of your own, and sizes."""
+"""Build a model from sizes and a preset or the user's block."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ TASKS: dict[str, type[PreTrainedModel]] = {
     "masked-lm": heads.HessblocksForMaskedLM,
     "classification": heads.HessblocksForSequenceClassification,
 }
-"""Task → class of the models built for it."""
+"""Model class of each task."""
 
 
 def build(
@@ -37,34 +37,34 @@ def build(
     """Build a Hugging Face model made of `depth` blocks.
 
     Args:
-        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`. Several blocks are
-            repeated in turn over the layers: ["pre-ln", "sas-p"], or as text "pre-ln+sas-p". A
-            field for the first layer (`first_norm`) then matters in the first block only.
+        block: name of a preset (`hessblocks.PRESETS`) or a `BlockConfig`. Several blocks, such as
+            ["pre-ln", "sas-p"] or "pre-ln+sas-p", alternate over the layers; then only the first
+            block's field for the first layer (`first_norm`) has an effect.
         depth: number of layers, a multiple of the number of blocks.
         vocab_size: entries of the vocabulary.
         context: longest sequence, in tokens.
         task: causal-lm, masked-lm or classification; the last two attend in both directions.
         classes: number of classes where `task` is classification; 1 makes it a regression.
         tie_word_embeddings: whether the language-model head is the transposed token embedding.
-        start: initialisation of matrices and embeddings: `scaled`, as each block says, or `fixed`,
-            a standard deviation of 0.02; see `blocks.with_start`.
+        start: initialisation of matrices and embeddings: `scaled`, from each block's fields, or
+            `fixed`, a standard deviation of 0.02; see `blocks.with_start`.
         embedding_std: standard deviation of the entries of token and position embeddings at
-            initialisation, as `BlockConfig.embedding_std`; None for that of the first block.
-        position: positional encoding, as a part or its kind (`"rotary"`); None for each block's
-            own.
+            initialisation; None: `embedding_std` of the first block.
+        position: positional encoding, as a part or its kind (`"rotary"`); None: the field of each
+            block.
         slots: fields to change in every block, by path: `{"attention.query.init": "zeros"}`; see
             `hessblocks.blocks.with_slots`.
-        name: name of the block in tables and on the model's card; the preset's by default.
+        name: name of the block in tables and on the model card; by default the preset's name.
         **block_fields: fields of `BlockConfig` to change in every block (`width=256, heads=4`).
 
     Returns:
-        A model whose weights are drawn from torch's global random state: call `torch.manual_seed`
-        before, or build under `torch.device("meta")` to count parameters without memory.
+        A model with weights drawn from torch's global random state; call `torch.manual_seed`
+        before. Build it under `torch.device("meta")` to count parameters without memory.
 
     Raises:
         ArgumentError: a block that is neither a preset's name nor a `BlockConfig`, an unknown task
-            or field, a size below 1, parts that exclude each other, a depth that is no multiple of
-            the number of blocks, or blocks that differ in what all layers must share, as the width.
+            or field, a size below 1, incompatible parts, a depth that is no multiple of the number
+            of blocks, or blocks that differ in a field that all layers share, such as the width.
 
     Examples:
         >>> import hessblocks as hb

@@ -1,4 +1,4 @@
-"""Write a model card: a README.md that says what the model is and how it is loaded."""
+"""Write a model card: a README.md with the model's architecture, training and loading code."""
 
 import hashlib
 import re
@@ -21,20 +21,20 @@ HEADS = {
     "ForSequenceClassification": ("classifier of sequences", "text-classification"),
     "Model": ("trunk without a head", "feature-extraction"),
 }
-"""End of a class's name (that of the Auto class that loads it) → kind of model, task of the Hub."""
+"""For each suffix of a class name (the Auto class has it too): kind of model, and Hub task."""
 TEMPLATE = Path(__file__).with_name("card.md")
-"""The card, for jinja."""
+"""Path of the card's jinja template."""
 SHORTEST = 16
-"""Tokens of context from which on the card shows how text is generated."""
+"""For a context of at least this many tokens, the card shows how to generate text."""
 
 
 def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> None:
-    """Write the card of a saved model; a README.md that is not ours, or was edited, stays.
+    """Write the card of a saved model; keep a README.md that is not ours or was edited.
 
     Args:
-        folder: with the saved model, and the tokeniser where there is one.
-        model: that was saved.
-        training: what it was trained on and how, in words; empty where that is not known.
+        folder: folder with the saved model, and its tokeniser if there is one.
+        model: the saved model.
+        training: description of the training, by topic; empty if unknown.
 
     Raises:
         RunError: the file cannot be written.
@@ -100,7 +100,7 @@ def _template() -> Template:
 
 
 def _own_parts(block: Any) -> list[str]:
-    """List the imports of the modules that define the user's own parts."""
+    """List the import statements of modules that define users' parts."""
     if isinstance(block, list):
         return list(dict.fromkeys(line for one in block for line in _own_parts(one)))
     if not isinstance(block, dict):
@@ -116,5 +116,5 @@ def _own_parts(block: Any) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Format a value for Markdown: on one line, with nothing in it that acts."""
+    """Format a value for Markdown, on one line, with all markup escaped."""
     return re.sub(r"([\\`*_{}\[\]<>()#|~!&$@:])", r"\\\1", printable(str(value)))

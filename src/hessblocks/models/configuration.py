@@ -14,7 +14,7 @@ from hessblocks.errors import ArgumentError
 
 
 class _OfBlock:
-    """A size of the block under the name that Hugging Face has for it; another one is refused."""
+    """Descriptor: a size of the block under its Hugging Face name; setting another value fails."""
 
     def __init__(self, read: Callable[[dict[str, Any]], int]) -> None:
         self._read = read
@@ -37,12 +37,12 @@ class _OfBlock:
 class HessblocksConfig(PreTrainedConfig):
     """Sizes of a model and the description of its block.
 
-    The names that Hugging Face's tools ask for (`hidden_size`, `num_hidden_layers`, ...) can be
-    read, and stand in config.json beside ours. Where one is given together with ours, both must
-    agree.
+    The names that Hugging Face's tools read (`hidden_size`, `num_hidden_layers`, ...) are
+    attributes too, and config.json has both names. If both names of a size are given, their values
+    must agree.
 
     Raises:
-        ArgumentError: a size is given twice, and differs.
+        ArgumentError: a size is given twice with different values.
     """
 
     model_type = "hessblocks"
@@ -62,27 +62,28 @@ class HessblocksConfig(PreTrainedConfig):
         return super().__new__(cls)
 
     vocab_size: int = 4096
-    """Entries of the vocabulary."""
+    """Number of tokens in the vocabulary."""
     depth: int = 4
-    """Layers."""
+    """Number of layers."""
     context: int = 128
     """Longest sequence, in tokens."""
     causal: bool = True
-    """Whether a token attends to itself and what stands before it only."""
+    """Whether a token attends only to itself and earlier tokens."""
     preset: str | None = None
     """Name of the preset that the block was made from, for tables and figures."""
     block: dict[str, Any] | list[dict[str, Any]] = field(default_factory=BlockConfig().to_dict)
-    """The block, as `BlockConfig.to_dict` gives it, or those that the layers have in turn."""
+    """The block, as returned by `BlockConfig.to_dict`, or a list of blocks that alternate."""
     embedding_std: float = 0.02
     """Standard deviation of the entries of token and position embeddings at initialisation."""
     family: dict[str, Any] | None = None
-    """Configuration of the pretrained model that it was made from, where there was one."""
+    """Configuration of the pretrained model that this one was converted from; None if there is
+    none."""
     tie_word_embeddings: bool = True
     """Whether the head is the transposed token embedding."""
     use_cache: bool = True
-    """Whether `generate` keeps keys and values."""
+    """Whether `generate` caches keys and values."""
     pad_token_id: int | None = None
-    """Token that fills batches up."""
+    """Padding token."""
     bos_token_id: int | None = None
     """Token that begins a sequence."""
     eos_token_id: int | list[int] | None = None
@@ -90,24 +91,24 @@ class HessblocksConfig(PreTrainedConfig):
 
     @property
     def pattern(self) -> list[dict[str, Any]]:
-        """List the blocks that the layers repeat in order; one if all layers are equal."""
+        """List the blocks that alternate over the layers; one block if all layers are equal."""
         if not self.block:
             raise ArgumentError("block: expected a block, or a list of at least one")
         return self.block if isinstance(self.block, list) else [self.block]
 
     @property
     def blocks(self) -> list[BlockConfig]:
-        """Make the block of each layer, as an object; refuse what does not fit into one model."""
+        """Make the `BlockConfig` of each layer; raise an error if they do not fit together."""
         pattern = [BlockConfig.from_dict(one) for one in self.pattern]
         check_pattern(pattern, self.depth)
         return pattern * (self.depth // len(pattern))
 
     @property
     def block_config(self) -> BlockConfig:
-        """Return the block of all layers, as an object.
+        """Return the `BlockConfig` of all layers.
 
         Raises:
-            ArgumentError: the layers have several.
+            ArgumentError: layers have different blocks.
         """
         if len(self.pattern) > 1:
             raise ArgumentError("block_config: the layers have several blocks; read blocks instead")
@@ -120,24 +121,24 @@ class HessblocksConfig(PreTrainedConfig):
     intermediate_size = _OfBlock(lambda block: block["mlp_width"] or 4 * block["width"])
 
     def to_diff_dict(self) -> dict[str, Any]:
-        """Return what config.json holds.
+        """Return the content of config.json.
 
         Returns:
-            Our values, and the sizes under Hugging Face's names.
+            Our values, and the sizes with Hugging Face's names.
         """
         found: dict[str, Any] = super().to_diff_dict()
         return found | {name: getattr(self, name) for name in (*self.attribute_map, *SIZES)}
 
 
 def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
-    """Refuse blocks that cannot stand in one model.
+    """Check that blocks can alternate in one model.
 
     Args:
-        pattern: blocks that the layers have in turn.
-        depth: layers.
+        pattern: blocks that alternate over the layers.
+        depth: number of layers.
 
     Raises:
-        ArgumentError: they do not fill the layers, or differ in what a model has once.
+        ArgumentError: `depth` is no multiple of their number, or they differ in a shared field.
     """
     if not pattern or depth % len(pattern):
         raise ArgumentError(
@@ -146,7 +147,7 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
         )
     if all(block.sub_blocks == "mlp" for block in pattern):
         raise ArgumentError("sub_blocks: no layer has attention; leave it in one of them")
-    alibi = isinstance(pattern[0].position, ALiBiPosition)  # its slopes are by head
+    alibi = isinstance(pattern[0].position, ALiBiPosition)  # it has one slope per head
     for place, block in enumerate(pattern):
         for name in (*SHARED, "heads") if alibi else SHARED:
             first, own = getattr(pattern[0], name), getattr(block, name)
@@ -162,6 +163,6 @@ SHARED = (
     *("width", "resolved_head_width", "position", "final_norm"),
     *("logit_softcap", "carried"),
 )
-"""What all blocks of a model have in common."""
+"""Fields that all blocks of a model share."""
 SIZES = tuple(name for name, one in vars(HessblocksConfig).items() if isinstance(one, _OfBlock))
 """Hugging Face's names of the block's sizes."""

@@ -1,4 +1,4 @@
-"""Draw blocks: what each keeps, drops (dashed) and starts from a special value (blue)."""
+"""Draw blocks: parts, missing parts (dashed) and parts with a special initial value (blue)."""
 
 import dataclasses
 import textwrap
@@ -9,17 +9,17 @@ from typing import Any
 from hessblocks.blocks import BlockConfig, BlockPart, Branch, Identity, NoNorm, Norm, Weight, preset
 
 SHOWN = (
-    *("width", "heads", "key_value_heads", "mlp_width"),  # sizes, which no drawing has
-    "embedding_std",  # a start, which none has either
+    *("width", "heads", "key_value_heads", "mlp_width"),  # sizes, which are not drawn
+    "embedding_std",  # an initial value, which is not drawn
     *("layout", "norm_placement", "first_norm", "final_norm", "attention_branch", "mlp_branch"),
     *("attention.shaping", "attention.query", "attention.key", "attention.value"),
     *("attention.first_value", "attention.projection", "mlp.gated"),
     *("attention.query_key_norm", "attention.window", "attention.gate"),  # in words, below
 )
-"""Fields that a drawing shows; of any other one that differs from pre-LN's, new ones too, the words
-below tell."""
+"""Fields that need no words. Any other field, new ones included, is named below the drawing if it
+differs from pre-LN's."""
 _FITTING = 28
-"""Letters of these words that fit below a block."""
+"""Number of letters that fit below a block."""
 GATED = {"silu": "SwiGLU", "gelu": "GEGLU", "relu": "ReGLU"}
 """Names of gated MLPs, by activation."""
 _LETTERS = 21
@@ -101,7 +101,7 @@ def _column(name: str, block: BlockConfig, left: int, top: int) -> list[str]:
 
 
 def _sequential(block: BlockConfig, drawing: _Drawing) -> None:
-    """Draw each sub-block from its norm (or, for post, its first matrix) up to its sum."""
+    """Draw each sub-block from its norm (with post-norm, its first matrix) up to its sum."""
     drawing.line((88, 30), (88, _ROW - 34))
     for place, branch in enumerate((block.attention_branch, block.mlp_branch)):
         bottom = y = _ROW - 66 - 6 * _STEP * place
@@ -139,7 +139,7 @@ def _attention(drawing: _Drawing, block: BlockConfig, x: int, y: int, width: int
 
 
 def _besides(block: BlockConfig) -> Iterator[str]:
-    """List what else a block has, in words."""
+    """List in words the parts of a block that are not drawn."""
     if not isinstance(block.attention.query_key_norm, NoNorm):
         yield "QK-norm"
     if block.attention.window is not None:
@@ -155,7 +155,7 @@ def _besides(block: BlockConfig) -> Iterator[str]:
 
 
 def _changed(part: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """List path and value of each field in which two parts differ."""
+    """List path and value of each field that differs between two parts."""
     for field in dataclasses.fields(part):
         one, two = getattr(part, field.name), getattr(other, field.name, None)
         if one != two:

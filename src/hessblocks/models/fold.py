@@ -1,7 +1,7 @@
-"""Fold a trained model into one with fewer matrices and gains that computes the same.
+"""Fold a trained model into an equivalent one with fewer matrices and gains.
 
-Reparametrised weights αW_init + βΔW become one matrix, and the gain of a branch goes into what it
-multiplies. What remains is an ordinary model of the library, with a configuration of its own.
+Reparametrised weights αW_init + βΔW become one matrix. The gain of a branch is multiplied into a
+matrix of the branch. The result is an ordinary model of the library, with its own configuration.
 
 Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ weight.T.
 """
@@ -31,7 +31,7 @@ def merged_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
         A block without reparametrised weights and branch gains.
 
     Raises:
-        ArgumentError: nothing can be merged, and what stands in the way.
+        ArgumentError: nothing can be merged; the message says why.
     """
     if block.heads > 1:
         raise ArgumentError(
@@ -57,8 +57,8 @@ def merge_layer(
     """Multiply one layer's matrices in a state dictionary.
 
     Args:
-        state: changed in place.
-        prefix: prefix of the layer's names, with a dot at its end.
+        state: state dictionary, changed in place.
+        prefix: prefix of the layer's names, with the final dot.
         wide: configuration before merging.
         merged: configuration after merging.
     """
@@ -90,33 +90,33 @@ def _scores_touch(block: blocks.BlockConfig) -> bool:
 
 
 MATRICES = (blocks.Dense, blocks.Reparametrised)
-"""Weights that are one matrix, or become one."""
+"""Weights that are one matrix, or can be folded into one."""
 
 
 def fold(
     model: PreTrainedModel, *, merge: bool = False, tolerance: float = 1e-6
 ) -> PreTrainedModel:
-    """Fold reparametrised weights and branch gains into matrices; the function stays the same.
+    """Fold reparametrised weights and branch gains into matrices, without changing the function.
 
-    A branch gain goes into the output matrix of its sub-block or, where there is none, into the
-    gains of shaped attention; where there are neither, or a norm of the branch stands between, it
-    stays. The given model is left alone.
+    A branch gain is multiplied into the output matrix of its sub-block or, without such a matrix,
+    into the gains of shaped attention. It is kept if there are neither, or if a norm follows. The
+    given model is not changed.
 
     Args:
-        model: any model that `hessblocks.build` makes.
-        merge: also multiply neighbouring matrices, W_V W_P and W_Q W_Kᵀ, where that is exact and
-            saves something: in blocks with one head.
+        model: any model of `hessblocks.build`.
+        merge: whether to multiply also W_V W_P and W_Q W_Kᵀ, if that is exact and saves parameters:
+            in blocks with one head.
         tolerance: largest difference of the logits, relative to the largest logit.
 
     Returns:
         A model of the same class, on the same device and in the same precision.
 
     Raises:
-        ArgumentError: not a model of this library, weights that are not its own (parametrisations
-            of torch, adapters), or nothing that `merge` could merge.
-        RunError: the logits differ by more than `tolerance`, as they do in half precision.
+        ArgumentError: not a model of this library, additional weights (parametrisations of torch,
+            adapters), or nothing to merge although `merge` is set.
+        RunError: the logits differ by more than `tolerance`, as in half precision.
 
-    Cost: copies of both models in double precision, and a forward pass of each over 32 tokens.
+    Cost: copies of both models in float64, and a forward pass of each over 32 tokens.
     """
     if not isinstance(getattr(model, "model", None), HessblocksModel):
         raise ArgumentError(
@@ -137,7 +137,7 @@ def fold(
 
 
 def _check_own(model: PreTrainedModel, state: State) -> None:
-    """Refuse tensors that such a model does not have, such as those of a parametrisation."""
+    """Check that the model has only tensors of our models, none of a parametrisation."""
     with torch.device("meta"):
         own = type(model)(model.config).state_dict()
     if foreign := sorted(state.keys() ^ own.keys()):
@@ -160,7 +160,7 @@ def _folded_block(block: blocks.BlockConfig) -> blocks.BlockConfig:
 
 
 def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
-    """Find what takes each branch's gain; none behind a norm or a user's own weight."""
+    """Find the tensors that absorb each branch's gain; none before a norm or for a user's part."""
     found: dict[str, tuple[str, ...]] = {}
     projection = block.attention.projection
     if isinstance(projection, MATRICES):
@@ -178,7 +178,7 @@ def _gain_targets(block: blocks.BlockConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _dense(weight: blocks.Weight | None) -> blocks.Weight | None:
-    """Make one plain matrix of a weight, whatever its initial value; the user's own stay."""
+    """Return the configuration of a weight as one plain matrix; a user's weight is unchanged."""
     if not isinstance(weight, MATRICES):
         return weight
     return blocks.Dense(bias=getattr(weight, "bias", False))
@@ -193,7 +193,7 @@ def _fold_layer(state: State, prefix: str, layer: Any, block: blocks.BlockConfig
     for branch, targets in _gain_targets(block).items():
         gain = getattr(layer, branch).gain
         for target in (prefix + target for target in targets):
-            if target in state:  # a bias may be missing
+            if target in state:  # there may be no bias
                 state[target] = (gain * state[target]).detach()
         state.pop(f"{prefix}{branch}.gain", None)
 
@@ -228,7 +228,7 @@ def _check_same(model: PreTrainedModel, folded: PreTrainedModel, tolerance: floa
 
 
 def _double(model: PreTrainedModel) -> Any:
-    """Copy the model in double precision, with an attention kernel that has it."""
+    """Copy the model in float64, with an attention kernel that supports it."""
     found: Any = copy.deepcopy(model).double().eval()
     found.set_attn_implementation("sdpa")
     return found

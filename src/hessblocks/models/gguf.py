@@ -1,4 +1,4 @@
-"""Open a GGUF file, the format of llama.cpp: its header is checked before transformers reads it."""
+"""Open a GGUF file, llama.cpp's format; check its header before transformers reads the file."""
 
 import importlib.util
 import io
@@ -14,25 +14,25 @@ from hessblocks.escape import printable
 
 ENDING = ".gguf"
 NO_MODELS = ("general", "tokenizer")
-"""Sections of a header that are no architecture."""
+"""Prefixes of header fields that are not an architecture's name."""
 
 
 def is_gguf(source: str) -> bool:
-    """Tell whether a source is named as a GGUF file."""
+    """Tell whether a source has the file name of a GGUF file."""
     return source.lower().endswith(ENDING)
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file that is damaged, or whose model transformers cannot make.
+    """Check that a GGUF file is undamaged, and that transformers supports its architecture.
 
     Args:
         path: path of the file.
 
     Raises:
         ArgumentError: no such file, the package `gguf` is missing, or an unknown architecture.
-        RunError: the file is damaged, or it names more layers than it holds tensors.
+        RunError: the file is damaged, or has tensors for fewer layers than its header says.
 
-    Cost: reads the header; the weights are mapped, not read.
+    Cost: reads the header; the weights are memory-mapped, not read.
     """
     if not path.is_file():
         raise ArgumentError(f"MODEL: {path} is no file; give a GGUF file that exists.")
@@ -45,7 +45,7 @@ def check_gguf(path: Path) -> None:
         kind = str(reader.fields["general.architecture"].contents())
         counted = reader.fields.get(f"{kind}.block_count")
         layers = int(counted.contents()) if counted else 0
-    except Exception as error:  # of any kind: the file is somebody else's
+    except Exception as error:  # a file from elsewhere may cause any kind of error
         raise RunError(
             f"MODEL: {path} is damaged or no GGUF file; copy or download it again."
         ) from error
@@ -64,15 +64,15 @@ def check_gguf(path: Path) -> None:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide the bar that transformers draws for a GGUF file, whatever its settings say."""
+    """Hide transformers' progress bar for a GGUF file, which ignores transformers' settings."""
     with redirect_stderr(io.StringIO()):
         yield
 
 
 def drop_quantization_config(model: PreTrainedModel) -> None:
-    """Make an ordinary model of one that was read from a GGUF file.
+    """Mark a model that was read from a GGUF file as not quantised.
 
-    Its weights are float32 already, but transformers would refuse to save it as "quantized".
+    Its weights are float32 already, but transformers would refuse to save a "quantized" model.
     """
     if quantizer := getattr(model, "hf_quantizer", None):
         quantizer.remove_quantization_config(model)

@@ -1,4 +1,4 @@
-"""Read blocks that a command is given: presets, variants of them, and files."""
+"""Read the blocks in a command's arguments: presets, variants of presets, and files."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.storage import canonical, read_object, stays_inside
 
 ENDING = ".json"
-"""Of a file with a block."""
+"""Suffix of a file with a block."""
 
 
 def read_blocks(
     words: Sequence[str], what: str = "--presets", known: Sequence[str] = PRESETS
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Read names of blocks; a file is called by its name without the ending.
+    """Read names of blocks; a file's block is named like the file, without the suffix.
 
     Args:
         words: presets, variants in brackets, files, or several of these joined by +.
-        what: they are given as, for errors.
-        known: names besides files.
+        what: name of the argument, for errors.
+        known: allowed names besides files.
 
     Returns:
-        The names, and of each file its name and its block as JSON.
+        The names; and for each file, name and block as JSON.
 
     Raises:
-        ArgumentError: no word, an unknown name, brackets that cannot be read, a file that is
-            missing or holds no block of this version, or two blocks of one name.
+        ArgumentError: no words, an unknown name, invalid brackets, a file that is missing or has no
+            block of this version, or two blocks with the same name.
     """
     files: dict[str, Path] = {}
     names = []
@@ -47,11 +47,11 @@ def read_blocks(
 
 
 class _FileError(Exception):
-    """What is wrong with a file, without the word that it was given as."""
+    """Error in a file; the message does not include the argument."""
 
 
 def _named(word: str, files: dict[str, Path]) -> str:
-    """Give a word its name; a file is noted."""
+    """Return the name of the block in `word`; add a file to `files`."""
     if ENDING not in word:
         return word
     file, ending, brackets = word.rpartition(ENDING)
@@ -64,7 +64,7 @@ def _named(word: str, files: dict[str, Path]) -> str:
 
 
 def _read(path: Path) -> BlockConfig:
-    """Read a block from a file, as `BlockConfig.to_dict` gives it."""
+    """Read a block from a file in the format of `BlockConfig.to_dict`."""
     if not path.is_file():
         raise _FileError(f"{path} is no file; give one that exists.")
     try:

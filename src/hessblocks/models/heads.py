@@ -1,4 +1,4 @@
-"""Put heads on the trunk: Hugging Face models of a task, with a loss in nats.
+"""Hugging Face models for tasks: trunk with a head, and a loss in nats.
 
 Letters: B sequences, T tokens, V vocabulary.
 """
@@ -32,7 +32,7 @@ _TRUNK_ARGUMENTS = frozenset(inspect.signature(HessblocksModel.forward).paramete
 
 
 def _check_others(others: dict[str, Any], head: nn.Module) -> None:
-    """Refuse keywords that neither the head nor the trunk takes."""
+    """Refuse keywords that neither the head nor the trunk accepts."""
     unknown = {name: value for name, value in others.items() if name not in _TRUNK_ARGUMENTS}
     check_keywords(unknown, type(head))
 
@@ -42,8 +42,8 @@ class _LanguageModel(HessblocksPreTrainedModel):
 
     _tied_weights_keys = {"lm_head.weight": "model.token_embedding.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True
-    """The Trainer passes `num_items_in_batch`, so that accumulated batches weigh by valid
-    tokens."""
+    """Makes the Trainer pass `num_items_in_batch`, for the mean over the tokens of accumulated
+    batches."""
     _causal: ClassVar[bool]
 
     def __init__(self, config: HessblocksConfig) -> None:
@@ -68,7 +68,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
     _causal = True
 
     def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse what `generate_batch` calls first.
+        """Refuse `generate_batch`, which calls this first.
 
         Raises:
             ArgumentError: always.
@@ -105,12 +105,12 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
                 ignored.
             use_cache: whether to return keys and values.
             logits_to_keep: compute logits of this many last tokens, 0 for all, or of these indices.
-            num_items_in_batch: valid labels of all batches that are accumulated; None means of this
-                one.
+            num_items_in_batch: number of valid labels in all accumulated batches; None: in this
+                batch.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
-            Logits, loss, keys and values, and hidden states where asked for.
+            Logits, loss, keys and values, and, if wanted, hidden states.
 
         Raises:
             ArgumentError: an unknown argument, tokens outside the vocabulary, or too long a
@@ -140,7 +140,7 @@ class HessblocksForCausalLM(_LanguageModel, GenerationMixin):
 
 
 class _WithoutCache(HessblocksPreTrainedModel):
-    """Trunk with a head that sees whole sequences at once, and no cache."""
+    """Trunk with a head for whole sequences, without a key-value cache."""
 
     _result: ClassVar[type[ModelOutput]]
 
@@ -149,7 +149,7 @@ class _WithoutCache(HessblocksPreTrainedModel):
 
     @abc.abstractmethod
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Compute logits from the trunk's last vectors, (sequences, tokens, width)."""
+        """Compute logits from the trunk's final hidden states, (sequences, tokens, width)."""
 
     @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
@@ -170,8 +170,8 @@ class _WithoutCache(HessblocksPreTrainedModel):
             position_ids: (sequences, tokens); by default counted over the unpadded tokens.
             inputs_embeds: vectors instead of `input_ids`.
             labels: one for each row of the logits.
-            num_items_in_batch: valid labels of all batches that are accumulated; None means of this
-                one.
+            num_items_in_batch: number of valid labels in all accumulated batches; None: in this
+                batch.
             **others: `output_hidden_states` and `return_dict`, as in transformers.
 
         Returns:
@@ -269,13 +269,13 @@ def cross_entropy(
     """Compute the mean cross-entropy over the labels that are not `IGNORED`, in nats.
 
     Args:
-        logits: float32 or wider is kept, half precision is widened.
+        logits: logits; half precision is cast to float32.
         labels: classes; `IGNORED` is left out.
-        items: what the sum is divided by, where several batches are accumulated; None means the
-            valid labels of this batch.
+        items: divisor of the sum for accumulated batches; None: the number of valid labels in this
+            batch.
 
     Returns:
-        The loss as a number with a graph.
+        The loss, a scalar with a graph.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = F.cross_entropy(
@@ -295,12 +295,12 @@ def squared_error(
     """Compute the mean squared difference between one number per sequence and its label.
 
     Args:
-        predicted: float32 or wider is kept, half precision is widened.
+        predicted: predictions; half precision is cast to float32.
         labels: numbers, (B,) or (B, 1), in any unit; none is left out.
-        items: what the sum is divided by, as in `cross_entropy`.
+        items: divisor of the sum, see `cross_entropy`.
 
     Returns:
-        The loss as a number with a graph, in the square of the labels' unit.
+        The loss, a scalar with a graph, in the square of the labels' unit.
     """
     wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
     total = F.mse_loss(wide, labels.to(wide.dtype).reshape(wide.shape), reduction="sum")
@@ -312,6 +312,6 @@ def next_token_loss(
     tokens: Int[Tensor, "B T"],
     items: Num[Tensor, ""] | int | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute `cross_entropy` of the logits with the next tokens; the last logits have none."""
+    """Compute `cross_entropy` of the logits with the next tokens; the last logits are ignored."""
     following = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
     return cross_entropy(logits, following, items)

@@ -26,12 +26,12 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.pretrained import HessblocksPreTrainedModel, check_keywords, keep_values
 
 _Given = tuple[Tensor, Tensor | None, Tensor | None, Cache | None]
-"""Vectors, mask, positions and cache of a pass: what its masks and places are made from."""
+"""Hidden states, mask, positions and cache of a forward pass."""
 
 
 @dataclass(frozen=True)
 class _Window:
-    """Stand in for a configuration from which transformers makes the masks of a window."""
+    """Minimal configuration from which transformers makes sliding-window masks."""
 
     _attn_implementation: str
     sliding_window: int
@@ -42,7 +42,7 @@ class Layer(GradientCheckpointingLayer, Block):
 
 
 class HessblocksModel(HessblocksPreTrainedModel):
-    """Trunk: embeddings, layers and final norm, from token ids to the last layer's vectors."""
+    """Trunk: embeddings, layers and final norm, from token ids to final hidden states."""
 
     _input_embed_layer = "token_embedding"
 
@@ -67,7 +67,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             layer.share(first)  # type: ignore[operator]
         self.final_norm = block.final_norm.build(block.width)
         counts = {one.heads for one in blocks if one.sub_blocks != "mlp"}
-        self._heads = counts.pop() if len(counts) == 1 else 1  # of a mask of one's own
+        self._heads = counts.pop() if len(counts) == 1 else 1  # heads of a user's mask
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
         for part in (self.layers, self.final_norm, *filter(None, own)):
             keep_values(part)
@@ -85,13 +85,13 @@ class HessblocksModel(HessblocksPreTrainedModel):
         output_hidden_states: bool | None = None,
         **others: Any,
     ) -> BaseModelOutputWithPast:
-        """Map token ids (sequences, tokens) to vectors (sequences, tokens, width).
+        """Map token ids (sequences, tokens) to hidden states (sequences, tokens, width).
 
-        With `output_hidden_states` also the embeddings and every layer's output, the last one after
-        the final norm, as transformers' models give them; `return_dict=False` gives a tuple.
+        As in transformers, `output_hidden_states` returns the embeddings and every layer's output
+        too, the last one after the final norm; `return_dict=False` returns a tuple.
 
         Returns:
-            Vectors, keys and values, and hidden states where asked for.
+            Final hidden states, keys and values, and, if wanted, all hidden states.
         """
         check_keywords({"output_attentions": self.config.output_attentions} | others, type(self))
         if output_hidden_states is None:
@@ -135,7 +135,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         x = ends.widen(x)
         for layer in self.layers:
             x = layer(x, context, keep and partial(keep, layer_idx=index))
-            index += layer.attention is not None  # a cache has no gaps: its first layer counts
+            index += layer.attention is not None  # the cache has entries only for attention layers
             if output_hidden_states:
                 states.append(ends.split(x)["x"])
         last = self.final_norm(ends.split(x)["x"])
@@ -146,7 +146,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         )
 
     def _refuse_packing(self, given: _Given) -> None:
-        """Refuse packed sequences that flash, a 2-D mask, a cache or full attention would join."""
+        """Refuse packed sequences that flash, a 2-D mask, a cache or full attention would mix."""
         _, mask, positions, cache = given
         if (
             positions is not None
@@ -205,7 +205,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return (real.cumsum(dim=-1) - 1).clamp(min=0).index_select(1, new)
 
     def _distant(self, given: _Given, past: int | Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of queries and keys, with a cache counted over the unpadded tokens."""
+        """Return positions of queries and keys; with a cache, counted over unpadded tokens."""
         x, mask, positions, cache = given
         if cache is None:
             return places, places
@@ -217,7 +217,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             found = (real.cumsum(dim=-1) - 1).clamp(min=0)
         own = found.index_select(1, past + torch.arange(tokens, device=x.device))
         if positions is not None and not torch.compiler.is_compiling():
-            other = own - positions  # with a mask of four axes also behind padding
+            other = own - positions  # with a mask of four axes, padding may come first
             other = other != (other[:, -1:] if mask is not None and real is None else 0)
             other &= (positions > 0) if real is None else real[:, int(past) :][:, :tokens]
             if bool(other.any()):
@@ -228,7 +228,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return own, found
 
     def _bias(self, given: _Given, past: int | Tensor, places: Tensor) -> Tensor | None:
-        """Make what is added to the scores, or None."""
+        """Compute the position bias that is added to the scores, or None."""
         if not self.position.biased:
             return None
         name = self.config._attn_implementation
@@ -249,7 +249,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         return cast(Tensor | None, found)
 
     def _mask_of(self, window: int, past: int | Tensor, given: _Given) -> Any:
-        """Make the mask of layers that see so many tokens; one of the user's is narrowed."""
+        """Make the mask of layers with this window; restrict a user's mask to the window."""
         x, mask, positions, cache = given
         name = self.config._attn_implementation
         if name not in WITH_MASKS:
@@ -265,16 +265,16 @@ class HessblocksModel(HessblocksPreTrainedModel):
         near = keys > queries[:, None] - window
         if mask.dtype == torch.bool:
             return mask & near
-        # −∞ is below any number that forbids a near key
+        # −∞ is below any number that masks a key inside the window
         return mask.masked_fill(~near, -torch.inf)
 
 
 WITH_MASKS = ("sdpa", "eager", "flex_attention", "second_order")
-"""Attention functions that read a mask, and so know a window."""
+"""Attention functions that use a mask, and so support a window."""
 
 
 def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
-    """Return no cache, for layers that are computed twice; refuse one that holds tokens."""
+    """Disable the cache for layers that are recomputed (checkpointing); refuse a given cache."""
     if cache is not None:
         raise ArgumentError(
             "past_key_values: layers that are computed twice cannot use them; turn gradient "
@@ -288,7 +288,7 @@ def _uncached(use_cache: bool | None, cache: Cache | None) -> tuple[bool, None]:
 
 
 def _looked_up(embedding: nn.Module, indices: Tensor | None, outside: str) -> Tensor:
-    """Look up rows of an embedding; name the argument that is outside, if the device is a CPU."""
+    """Look up rows of an embedding; on a CPU, name an index that is out of range."""
     try:
         found: Tensor = embedding(indices)
     except IndexError as error:

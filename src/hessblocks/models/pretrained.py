@@ -15,18 +15,18 @@ from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
 
 HEADS = ("lm_head", "score")
-"""Modules that may be new or left over, as when a classifier is made from a language model."""
+"""Modules that may lack weights or have no use for them, such as a new classifier's head."""
 
 
 def check_complete(path: Any, found: dict[str, Any]) -> None:
-    """Refuse weights of another size or block; warn where a head is new.
+    """Check that loaded weights fit the model; warn if a head is new.
 
     Args:
-        path: where the weights came from.
+        path: path or name of the weights.
         found: transformers' `output_loading_info`.
 
     Raises:
-        RunError: names the first weights that do not fit.
+        RunError: weights do not fit; the message names the first ones.
     """
     for name, stored, expected in sorted(found["mismatched_keys"]):
         what = "vocabulary" if "token_embedding" in name else "sizes"
@@ -53,11 +53,11 @@ def check_complete(path: Any, found: dict[str, Any]) -> None:
 
 
 KEPT = "_keeps_its_values"
-"""Marks modules of the user's own parts: their initial values are those that `build` gave them."""
+"""Mark of modules in users' parts, whose initial values transformers must not change."""
 
 
 def keep_values(part: nn.Module) -> None:
-    """Keep the initial values of plain torch modules, which only users' own parts hold."""
+    """Mark plain torch modules, which occur only in users' parts, to keep their initial values."""
     for module in part.modules():
         if isinstance(module, nn.Linear | nn.Embedding) and not hasattr(module, "_part"):
             setattr(module, KEPT, True)
@@ -84,17 +84,17 @@ class HessblocksPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Load a model, as `transformers.PreTrainedModel.from_pretrained` does.
 
-        Weights of another block or size are refused instead of being drawn anew. Only a head may be
-        new, as when a classifier is made from a language model.
+        Weights of another block or size raise an error; they are not reinitialised. Only a head may
+        be new, as when a classifier is made from a language model.
 
         Args:
             pretrained_model_name_or_path: folder or name on the Hugging Face hub.
             *arguments: as in transformers.
-            **keywords: as in transformers; `use_safetensors` is True where it is not given, so that
+            **keywords: as in transformers; the default of `use_safetensors` is True, so that
                 pickled weights are not opened.
 
         Returns:
-            The model; with `output_loading_info` also what was loaded.
+            The model; with `output_loading_info`, a pair of model and loading information.
 
         Raises:
             RunError: damaged weights, or weights that are not those of the configured model.
@@ -106,7 +106,7 @@ class HessblocksPreTrainedModel(PreTrainedModel):
         keywords.setdefault("use_safetensors", True)
         keywords |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # of keys that differ we make a report of our own
+        logging.set_verbosity_error()  # `check_complete` reports missing and unexpected keys
         try:
             model, found = load(path, *arguments, **keywords)
         except SafetensorError as error:
@@ -122,10 +122,10 @@ class HessblocksPreTrainedModel(PreTrainedModel):
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, *arguments: Any, **keywords: Any
     ) -> None:
-        """Save the model, as `PreTrainedModel.save_pretrained` does, with a card beside it.
+        """Save the model as `PreTrainedModel.save_pretrained` does, with a model card.
 
         Args:
-            save_directory: made where it is missing; a README.md there that is not ours stays.
+            save_directory: created if missing; a README.md there that is not ours is kept.
             is_main_process: whether this process writes.
             *arguments: as in transformers.
             **keywords: as in transformers.
@@ -149,15 +149,15 @@ class HessblocksPreTrainedModel(PreTrainedModel):
 
 
 HARMLESS = ("cache_position", "use_cache")
-"""Arguments that callers of Hugging Face models pass everywhere and that change no output here."""
+"""Arguments that callers pass to all Hugging Face models, without effect on our models' output."""
 
 
 def check_keywords(given: dict[str, Any], model: type[nn.Module]) -> None:
-    """Refuse what would be ignored; an argument of None is none.
+    """Refuse keywords that would be ignored, unless their value is None.
 
     Args:
-        given: by name.
-        model: that was called with them; the error names what it takes.
+        given: keywords by name.
+        model: class of the called model; the error names its arguments.
 
     Raises:
         ArgumentError: an unknown keyword, segments, or attention matrices, which the models do not

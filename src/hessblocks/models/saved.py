@@ -1,4 +1,4 @@
-"""Open a saved model with its tokeniser, without a network or any code that came with it."""
+"""Open a saved model with its tokeniser, offline and without remote code."""
 
 import hashlib
 import re
@@ -32,23 +32,23 @@ from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""No network, and no code that a folder brings along."""
+"""Options of transformers: no network, and no code from the folder."""
 _NUMBER, _IN_LAYER = re.compile(r"\.\d+\."), re.compile(r"(\.\d+\.).*")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """Model as `save_pretrained` wrote it, or of the local cache, before its weights are read."""
+    """Saved model, in a folder or in the local cache, before its weights are read."""
 
     source: str
-    """As the user named it."""
+    """Name or path from the user."""
     place: str
     """Folder or hub name that transformers loads."""
     config: Any
     """Its configuration."""
     gguf: str | None = None
-    """File in `place` that holds model and tokeniser, where it is a GGUF file."""
+    """GGUF file in `place` with model and tokeniser; None for other formats."""
 
     @classmethod
     def at(cls, source: str) -> Self:
@@ -58,7 +58,7 @@ class Saved:
             source: a folder, a run folder of `hessblocks train`, a GGUF file, or a hub name.
 
         Returns:
-            The model, none of whose weights is read yet.
+            The model, without weights.
 
         Raises:
             ArgumentError: no such folder, or a model that needs code or weights from elsewhere.
@@ -66,7 +66,7 @@ class Saved:
                 fit the weights.
 
         Warns:
-            DamageWarning: a model that hessblocks trained has other files than it was saved with.
+            DamageWarning: files of a model trained by hessblocks have changed since it was saved.
         """
         if is_gguf(source):
             return cls._in_file(source, Path(source))
@@ -82,7 +82,7 @@ class Saved:
         with quiet():
             try:
                 config = AutoConfig.from_pretrained(place, gguf_file=path.name, **_LOCAL)
-            except Exception as error:  # of any kind: the file is somebody else's
+            except Exception as error:  # a file from elsewhere may cause any kind of error
                 raise RunError(
                     f"MODEL: {source} cannot be loaded ({_first_line(error)})."
                 ) from error
@@ -98,31 +98,31 @@ class Saved:
 
     @property
     def kinds(self) -> list[str]:
-        """Names of the classes that it was saved from, as its files say; may be empty."""
+        """Names of the model's classes in its configuration; may be empty."""
         return list(getattr(self.config, "architectures", None) or [])
 
     def class_of(self, auto: Any) -> str | None:
-        """Find the class that an Auto class makes of it; None if there is none."""
+        """Find the class that an Auto class selects for this model; None if there is none."""
         known = auto._model_mapping
         return known[type(self.config)].__name__ if type(self.config) in known else None
 
     def load(self, auto: Any, **more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        """Read the weights, from safetensors alone.
+        """Read the weights, only from safetensors or GGUF.
 
         Args:
             auto: Auto class of transformers that makes the model.
-            **more: as `from_pretrained` takes it.
+            **more: see `from_pretrained`.
 
         Returns:
-            The model in float32, and what transformers says of keys that were missing or left over.
+            The model in float32, and transformers' information on missing and unexpected keys.
 
         Raises:
-            HessblocksError: weights that are not those of the configuration.
+            HessblocksError: the weights do not fit the configuration.
             RunError: damaged files, or weights that are not finite.
         """
         more |= self._file
         if self.gguf:
-            more["config"] = self.config  # which takes seconds to be read again
+            more["config"] = self.config  # reading it again would take seconds
         with quiet(), without_bars() if self.gguf else nullcontext():
             try:
                 model, found = auto.from_pretrained(
@@ -131,7 +131,7 @@ class Saved:
                     use_safetensors=True,
                     dtype=torch.float32,
                     output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # so that it says which
+                    ignore_mismatched_sizes=True,  # then the loading information names them
                     **more,
                 )
             except (HessblocksError, MemoryError):
@@ -141,7 +141,7 @@ class Saved:
                     f"{self.source}: the weights are damaged or cut off ({error}); copy or save "
                     "the model again"
                 ) from error
-            except Exception as error:  # of any kind: the files are somebody else's
+            except Exception as error:  # files from elsewhere may cause any kind of error
                 raise RunError(
                     f"MODEL: {self.source} cannot be loaded ({_first_line(error)})."
                 ) from error
@@ -160,7 +160,7 @@ class Saved:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
     def tokenizer(self) -> Any:
-        """Load the tokeniser beside the model; None where transformers can read none."""
+        """Load the model's tokeniser; None if transformers can read none."""
         folder = Path(self.place)
         own = self.gguf or any((folder / name).is_file() for name in _TOKENIZERS)
         if folder.is_dir() and not own:
@@ -168,12 +168,12 @@ class Saved:
         with quiet():
             try:
                 return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
-            except Exception:  # of any kind: the files are somebody else's
+            except Exception:  # files from elsewhere may cause any kind of error
                 return None
 
 
 def context_of(model: nn.Module) -> int | None:
-    """Read the longest sequence that a model takes; None if its configuration names none."""
+    """Read a model's maximum sequence length; None if its configuration has none."""
     config = getattr(model, "config", None)
     for name in ("context", "max_position_embeddings", "n_positions"):
         if isinstance(found := getattr(config, name, None), int) and found > 0:  # XLNet's is -1
@@ -182,7 +182,7 @@ def context_of(model: nn.Module) -> int | None:
 
 
 def _places_of_padding(model: nn.Module, places: int) -> int:
-    """Count table entries that no token takes: RoBERTa counts from `padding_idx` + 1."""
+    """Count unused entries of the position table: RoBERTa's first position is `padding_idx` + 1."""
     for name, module in model.named_modules():
         padding, table = getattr(module, "padding_idx", None), getattr(module, "weight", ())
         if "position" in name.rpartition(".")[2] and padding is not None and len(table) == places:
@@ -201,7 +201,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _place(source: str) -> str:
-    """Find what transformers loads: the folder, the model inside a run folder, or the hub name."""
+    """Find transformers' argument: the folder, the model in a run folder, or the hub name."""
     folder = Path(source)
     if source and folder.is_dir():
         if (folder / "model" / "config.json").is_file():
@@ -211,15 +211,15 @@ def _place(source: str) -> str:
     try:
         validate_repo_id(source)
     except HFValidationError as error:
-        said = source or "an empty name"
+        shown = source or "an empty name"
         raise ArgumentError(
-            f"MODEL: {said} is no folder; give one that save_pretrained wrote, or a GGUF file."
+            f"MODEL: {shown} is no folder; give one that save_pretrained wrote, or a GGUF file."
         ) from error
     return source
 
 
 def _warn_of_other_weights(source: str, place: Path) -> None:
-    """Warn if a model trained here has other files than were saved, or another run's."""
+    """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
     if not (place / storage.MANIFEST).is_file():
         return
     found = storage.check_in_place(place)
@@ -250,7 +250,7 @@ def _config(source: str, place: str) -> Any:
 
 
 def _folder_of(place: str) -> Path:
-    """Find the folder of the files, also of a hub name in the local cache."""
+    """Find the folder with the files; for a hub name, in the local cache."""
     if Path(place).is_dir():
         return Path(place)
     found = try_to_load_from_cache(place, "config.json")
@@ -258,7 +258,7 @@ def _folder_of(place: str) -> Path:
 
 
 def _check_alone(source: str, place: str) -> None:
-    """Refuse an adapter whose model is elsewhere."""
+    """Refuse an adapter without its base model."""
     if find_adapter_config_file(place, local_files_only=True):
         raise ArgumentError(
             f"MODEL: {source} holds an adapter of another model; merge both and give the merged "
@@ -272,7 +272,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
-    """Refuse weights of more layers than the model has; warn of others that it does not use."""
+    """Refuse weights of additional layers; warn of other weights that the model does not use."""
     own = model.state_dict()
     known = {_NUMBER.sub(".N.", name) for name in own}
     layers = {_IN_LAYER.sub(r"\1", name) for name in own}
@@ -296,7 +296,7 @@ HEADS: dict[str, tuple[Any, str]] = {
     "masked-lm": (AutoModelForMaskedLM, "gives no logits of masked tokens"),
     "classification": (AutoModelForSequenceClassification, "gives no logits of classes"),
 }
-"""The class that makes the model of a task, and what one of another task lacks."""
+"""For each task, the Auto class, and the error's words about a model of another task."""
 
 
 def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, Any]:
@@ -311,12 +311,12 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
         The model in evaluation mode and float32, and its tokeniser; None where it has none.
 
     Raises:
-        ArgumentError: nothing is there, or a model without the weights for the task.
+        ArgumentError: there is no such model, or it has no weights for the task.
         RunError: a name that is not in the local cache, damaged files, or weights that are not
-            finite or of more layers.
+            finite or belong to additional layers.
 
     Warns:
-        UserWarning: the files hold weights that the model does not use.
+        UserWarning: the files have weights that the model does not use.
 
     Examples:
         >>> import tempfile, hessblocks as hb
@@ -333,11 +333,11 @@ def load(source: AnyPath, *, task: str = "causal-lm") -> tuple[PreTrainedModel, 
 
 
 def load_saved(source: str, task: str) -> tuple[PreTrainedModel, Saved]:
-    """Load a model as `load` does, and say where it lies.
+    """Load a model like `load`; return it with its files instead of the tokeniser.
 
     Args:
-        source: as `load` takes it.
-        task: a name of `HEADS`.
+        source: see `load`.
+        task: a name in `HEADS`.
 
     Returns:
         The model, and its files.

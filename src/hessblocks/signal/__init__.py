@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    """A package that is also the function which it is named for."""
+    """Package that can be called: `hessblocks.signal(...)` calls `propagate`."""
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Signal:
         """See `propagate`."""

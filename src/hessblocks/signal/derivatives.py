@@ -2,8 +2,8 @@
 
 A condition number comes from Jacobian-vector and vector-Jacobian products.
 
-Letters: J the Jacobian (N × N) of all output entries of one sequence in all its input entries,
-N = tokens · width; T tokens, D width; V orthonormal columns, k of them.
+Letters: J the Jacobian (N × N) of all output entries of one sequence by all its input entries,
+N = tokens · width; T tokens, D width; V a matrix of k orthonormal columns.
 """
 
 import math
@@ -22,7 +22,7 @@ Vectors = Float[Tensor, "T D"]
 Function = Callable[[Vectors], Vectors]
 
 ROUNDING = 1e-13
-"""Relative size below which a singular value in double precision is taken for zero."""
+"""Relative size below which a singular value in float64 counts as zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,15 @@ class Conditioning:
     """Range of the singular values of a Jacobian."""
 
     largest: float
-    """Largest singular value; where not exact, a lower bound."""
+    """Largest singular value; a lower bound if not exact."""
     smallest: float
-    """Smallest singular value; where not exact, an upper bound."""
+    """Smallest singular value; an upper bound if not exact."""
     exact: bool
-    """Whether the whole Jacobian was looked at, not a subspace."""
+    """Whether the values are from the whole Jacobian, not from a Krylov subspace."""
 
     @property
     def condition(self) -> float:
-        """Condition number, a lower bound where not exact; infinite for a singular Jacobian."""
+        """Condition number; a lower bound if not exact; infinite for a singular Jacobian."""
         if self.smallest <= ROUNDING * self.largest:
             return math.inf
         return self.largest / self.smallest
@@ -48,10 +48,10 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
     """Find the extreme singular values of the Jacobian of `layer` at `x`.
 
     Args:
-        layer: one sequence's vectors to the same shape.
-        x: where the derivative is taken, in double precision.
-        dense_limit: up to this N the Jacobian is built, and the answer is exact.
-        steps: beyond, the dimensions of the Krylov subspace of JᵀJ that J is restricted to.
+        layer: function of one sequence's vectors that returns the same shape.
+        x: point of the derivative, in float64.
+        dense_limit: up to this N the whole Jacobian is computed, and the result is exact.
+        steps: for larger N, the dimension of the Krylov subspace of JᵀJ to which J is restricted.
 
     Returns:
         The largest and the smallest singular value, and whether they are exact.
@@ -76,7 +76,7 @@ def _transposed(function: Function, x: Vectors) -> Function:
 
 
 def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
-    """Compute J V, V the Krylov subspace of JᵀJ from a fixed random start, orthogonal in full."""
+    """Compute J V with V an orthonormal basis of a Krylov subspace of JᵀJ from a fixed start."""
     push = _transposed(pull, torch.zeros_like(x))  # u ↦ Jᵀu is linear: its transpose is v ↦ Jv
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(x.numel(), generator=generator, dtype=x.dtype).to(x.device)
@@ -95,7 +95,7 @@ def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
 def _orthogonalised(vector: Tensor, basis: Tensor) -> Tensor:
     """Project the columns of `basis` out and scale to length 1; zero where nothing is left."""
     rest = vector
-    for _ in range(2):  # the second time removes what rounding has left
+    for _ in range(2):  # the second pass removes rounding errors of the first
         rest = rest - basis @ (basis.T @ rest)
     if rest.norm() <= vector.norm() * torch.finfo(rest.dtype).eps:
         return torch.zeros_like(rest)
@@ -114,20 +114,20 @@ ROLES = {
     "mlp_out": r"mlp\.(output|c_proj|down_proj|dense_4h_to_h)|output\.dense|fc2",
     "norm": r".*(norm|LayerNorm)|ln_\d",
 }
-"""Role and the names of its modules within a layer, of this library and of transformers."""
+"""For each role, the names of its modules in a layer, in this library and in transformers."""
 
 
 def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dict[str, float]]:
-    """Compute the Euclidean norm of the loss gradient of each role, layer by layer.
+    """Compute the Euclidean norm of the loss gradient for each layer and role.
 
-    Modules with other names than those of `ROLES` have the name as their role.
+    The role of a module that is not in `ROLES` is its name.
 
     Args:
-        layers: modules whose parameters the loss depends on.
-        loss: a scalar with a graph; its gradients are not added to `.grad`.
+        layers: modules with the parameters.
+        loss: a scalar with a graph; `.grad` is not changed.
 
     Returns:
-        By layer, a norm for each role.
+        For each layer, the norms by role.
     """
     named = [
         (index, name, parameter)
@@ -138,7 +138,7 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
     parameters = [parameter for _, _, parameter in named]
     if not parameters:
         return [{} for _ in layers]
-    # unused: a layer may have parameters that never reach the loss
+    # allow_unused: the loss may not depend on every parameter of a layer
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     squares: list[dict[str, float]] = [defaultdict(float) for _ in layers]
     for (index, name, _), gradient in zip(named, gradients, strict=True):

@@ -1,4 +1,4 @@
-"""Attention head by head: entropy, largest logit and second moment, by tiles of queries.
+"""Entropy, largest logit and second moment of each attention head, by tiles of queries.
 
 Letters: B sequences, H heads, G key-value heads, T queries, S keys, K head width, V value width,
 D width of the layer's vectors, Q queries of a tile.
@@ -16,55 +16,56 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 TILE = 1 << 22
-"""Most numbers of a tile's largest tensor; it grows with the context, not with its square."""
+"""Largest number of entries in a tensor of a tile, so that memory is linear in the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSignal:
-    """Attention of one head over the unpadded tokens; None where it could not be looked into."""
+    """Quantities of one head's attention over the unpadded tokens; None if not measurable."""
 
     entropy: float
-    """Mean entropy of a token's attention row, nats; shaped: as in `LayerSignal`."""
+    """Mean entropy of a token's attention row, in nats; for shaped attention see `LayerSignal`."""
     largest_logit: float | None
-    """Largest absolute score before mask and softmax, of a token and a key that it sees."""
+    """Largest absolute score, before mask and softmax, of a token and a permitted key."""
     second_moment: float | None
-    """Mean of tr M_2 = Σ_j a_j ‖x_j − m‖², m = Σ_j a_j x_j; 0: no query and key curvature."""
+    """Mean of tr M_2 = Σ_j a_j ‖x_j − m‖², m = Σ_j a_j x_j; if 0, queries and keys have zero
+    curvature."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftmaxCall:
-    """Softmax attention that a layer asked for, and what it got."""
+    """Arguments and result of a layer's call of softmax attention."""
 
     query: Float[Tensor, "B H T K"]
-    """Queries, rotary positions included."""
+    """Queries, after rotary embedding."""
     key: Float[Tensor, "B G S K"]
-    """Keys, used by H / G heads in a row."""
+    """Keys; H / G consecutive heads share one."""
     value: Float[Tensor, "B G S V"]
     """Values."""
     mask: Shaped[Tensor, "#B #H T S"] | None
-    """Booleans (True: is seen), or numbers added to the scores."""
+    """Booleans (True: may attend), or numbers added to the scores."""
     scale: float
-    """Factor of the scores."""
+    """Scale of the scores."""
     causal: bool
-    """Whether query number i sees no key after number i."""
+    """Whether query i attends only to keys up to i."""
     output: Float[Tensor, "B T H V"]
-    """Mixed values."""
+    """Output of the attention, before the projection."""
     x: Float[Tensor, "B S D"] | None
-    """Vectors that keys are made of; None where they are not known."""
+    """Input vectors of the keys; None if unknown."""
 
 
 def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSignal, ...] | str:
-    """Measure every head, in double precision.
+    """Measure every head, in float64.
 
-    The mixed values are computed too: where they are not those of the layer, its attention is more
-    than softmax(scale · q kᵀ + mask) v.
+    The output is recomputed as softmax(scale · q kᵀ + mask) v. If it differs from the layer's, the
+    layer's attention has another form and is not measured.
 
     Args:
-        call: what the layer asked for.
+        call: the layer's call.
         real: False at padding, which is left out.
 
     Returns:
-        The heads in order, or why they cannot be measured.
+        The heads in order, or the reason why they cannot be measured.
 
     Cost: products of T × S × (K + V + D) a head, and memory linear in the context.
 
@@ -89,7 +90,7 @@ def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSign
 def _tiles(
     call: SoftmaxCall, real: Bool[Tensor, "B T"]
 ) -> Iterator[tuple[Float[Tensor, "3 H"], bool]]:
-    """Yield entropies, largest logit and tr M_2 of some queries, and whether O is the layer's."""
+    """Yield entropies, largest logit and tr M_2 per tile, and whether O equals the layer's."""
     wide = _wide(call.query)
     heads, keys = call.query.shape[1], call.key.shape[2]
     near = torch.finfo(call.output.dtype).eps ** 0.4  # 2e-3 in float32
@@ -97,14 +98,14 @@ def _tiles(
         shared = heads // call.key.shape[1]
         k, v = (t[sequence].to(wide).repeat_interleave(shared, 0) for t in (call.key, call.value))
         x = k.new_zeros(keys, 1) if call.x is None else call.x[sequence].to(wide)
-        x = x - x.mean(0)  # a shift changes no spread; a large mean would cost digits
+        x = x - x.mean(0)  # does not change M_2; avoids cancellation if the mean is large
         bound = near * float(v.abs().nan_to_num().max())
         for some in tokens.nonzero()[:, 0].split(max(1, TILE // (heads * max(x.shape)))):
             scores = call.scale * call.query[sequence][:, some].to(wide) @ k.mT
             seen, added = _visible(call, sequence, some)
             logit = scores.abs().masked_fill(~seen, 0.0).amax((1, 2))
             shares = (scores + added).masked_fill(~seen, -torch.inf).softmax(-1)
-            shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # who sees nothing
+            shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # no permitted key
             entropy = torch.special.entr(shares).sum((1, 2))
             given = call.output[sequence, some].transpose(0, 1).to(wide)
             as_given = torch.allclose(shares @ v, given, rtol=near, atol=bound, equal_nan=True)
@@ -112,7 +113,7 @@ def _tiles(
 
 
 def _spread(shares: Float[Tensor, "H Q S"], x: Float[Tensor, "S D"]) -> Float[Tensor, " H"]:
-    """Sum tr M_2 = Σ_j a_j ‖x_j‖² − ‖m‖² over queries; rounding alone would be below 0."""
+    """Sum tr M_2 = Σ_j a_j ‖x_j‖² − ‖m‖² over queries; clamp rounding errors below 0."""
     spread = shares @ x.square().sum(-1) - (shares @ x).square().sum(-1)
     return spread.clamp(min=0.0).sum(-1)
 
@@ -120,7 +121,7 @@ def _spread(shares: Float[Tensor, "H Q S"], x: Float[Tensor, "S D"]) -> Float[Te
 def _visible(
     call: SoftmaxCall, sequence: int, some: Int[Tensor, " _"]
 ) -> tuple[Bool[Tensor, "#H Q S"], Float[Tensor, "#H Q S"] | float]:
-    """Find the keys that some queries see, and what is added to their scores."""
+    """Return the mask of the keys permitted to some queries, and numbers added to the scores."""
     keys = call.key.shape[2]
     if call.mask is None:
         places = torch.arange(keys, device=some.device).expand(len(some), -1)
@@ -133,7 +134,7 @@ def _visible(
 
 
 def _unfit(call: SoftmaxCall, real: Tensor) -> str:
-    """Say which argument has a form that tiles do not know; empty if none has."""
+    """Return a sentence about an unsupported argument; empty if there is none."""
     mask, query = call.mask, call.query
     mixed = (*real.shape, *query.shape[1:2], call.value.shape[-1])
     if query.ndim != 4 or call.output.shape != mixed:
@@ -144,27 +145,27 @@ def _unfit(call: SoftmaxCall, real: Tensor) -> str:
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """Choose double precision, which Apple's devices do not have."""
+    """Return float64, or float32 on Apple's devices, which lack float64."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 UNSEEN = "its attention does not go through transformers' ALL_ATTENTION_FUNCTIONS"
 ELSEWHERE = ("key_value_states", "encoder_hidden_states")
-"""Arguments of a module whose keys are made of other vectors than its input."""
+"""Names of the argument with the keys' input vectors, for cross-attention."""
 Found = dict[int, tuple[HeadSignal, ...] | str]
-"""Number of a layer → its heads, or why they cannot be measured."""
+"""For each layer's number, its heads, or the reason why they cannot be measured."""
 
 
 @contextmanager
 def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"]) -> Iterator[Found]:
-    """Record the first attention of each layer in the forward pass inside.
+    """Record the first attention call of each layer in a forward pass in the block.
 
     Args:
         layers: layers of the model.
         real: False at padding.
 
     Yields:
-        The layers that have been seen.
+        Results of the layers recorded so far.
     """
     found: Found = {}
     inputs: dict[nn.Module, Tensor | None] = {}
@@ -193,7 +194,7 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
 
 
 def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
-    """Find the vectors that a module's keys are made of."""
+    """Find the input vectors of a module's keys."""
     x = arguments[0] if arguments else keywords.get("hidden_states")
     other = any(keywords.get(name) is not None for name in ELSEWHERE)
     return x if isinstance(x, Tensor) and x.ndim == 3 and not other else None
@@ -201,7 +202,7 @@ def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | N
 
 @contextmanager
 def _overheard(measure: Callable[..., None]) -> Iterator[None]:
-    """Record every call of an attention function that this thread's models look up."""
+    """Call `measure` on every call of a transformers attention function in this thread."""
     from transformers.modeling_utils import AttentionInterface
 
     registry: Any = AttentionInterface
@@ -224,7 +225,7 @@ def _overheard(measure: Callable[..., None]) -> Iterator[None]:
         yield
     finally:
         listening.clear()
-        if registry.get_interface is get_interface:  # else another thread's stands on it
+        if registry.get_interface is get_interface:  # else another thread has wrapped ours
             registry.get_interface = own
 
 
@@ -239,7 +240,7 @@ def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) ->
         value=value,
         mask=mask,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        # eager functions learn of causality from the mask alone
+        # eager functions take causality only from the mask
         causal=bool(causal) and mask is None and not eager and query.shape[2] > 1,
         output=output,
         x=None,

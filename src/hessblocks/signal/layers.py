@@ -1,4 +1,4 @@
-"""Forward hooks: one pass of any model, seen at its layers."""
+"""Record the calls of a model's layers in one forward pass, by hooks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,20 +16,20 @@ Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Call of a module in a forward pass, and what came out."""
+    """Call of a module in a forward pass, with its output."""
 
     module: nn.Module
     """Module that was called."""
     arguments: tuple[Any, ...]
-    """Arguments by position; the first are the vectors (sequences, tokens, width)."""
+    """Positional arguments; the first has the vectors (sequences, tokens, width)."""
     keywords: dict[str, Any]
-    """Arguments by name."""
+    """Keyword arguments."""
     output: Float[Tensor, "sequences tokens outputs"]
-    """The first output."""
+    """First output of the module."""
 
     @property
     def x(self) -> Float[Tensor, "sequences tokens width"]:
-        """Vectors that went in."""
+        """Input vectors."""
         first: Tensor = self.arguments[0]
         return first
 
@@ -41,7 +41,7 @@ class Call:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Find the layers of a model: its longest list of modules.
+    """Return the layers of a model: its longest list of modules.
 
     Returns:
         The layers from the first to the last.
@@ -61,18 +61,18 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
     """Run the model once.
 
     Args:
-        model: called with `batch` by name.
+        model: model, called with `batch` as keyword arguments.
         modules: modules of the model; each is called once.
-        batch: as the model's forward takes it.
+        batch: keyword arguments of the model.
 
     Returns:
-        How each module was called, and the model's output.
+        The call of each module, and the model's output.
     """
     seen: dict[nn.Module, Call] = {}
 
     def note(module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
         keywords = dict(keywords)
-        if not arguments:  # as some models of transformers do
+        if not arguments:  # some models of transformers pass keywords
             arguments = (keywords.pop("hidden_states"),)
         seen[module] = Call(
             module=module, arguments=arguments, keywords=keywords, output=_first(output)
@@ -88,7 +88,7 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and recomputation off; restore every module's mode afterwards."""
+    """Disable dropout and activation checkpointing; restore every module's mode on exit."""
     modes = {module: module.training for module in model.modules()}
     model.eval()  # gradient checkpointing recomputes in training mode only
     try:

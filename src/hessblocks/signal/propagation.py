@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 COLUMNS = ("layer", "quantity", "role", "value", "method")
 """Columns of the rows."""
 OF_ATTENTION = ("attention_entropy", "largest_logit", "second_moment", "spectral_gap")
-"""Quantities of a layer's attention; each may be None."""
+"""Quantities of a layer's attention, each of which may be None."""
 WHOLE = "singular values need the whole matrix, which hessblocks' attention alone gives"
-"""Reason that stands in a row without a spectral gap."""
+"""Reason in the row of a missing spectral gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +47,17 @@ class LayerSignal:
     heads: tuple[HeadSignal, ...]
     """Attention of each head; empty where it cannot be measured."""
     spectral_gap: float | None
-    """1 − s₂/s₁ of the attention matrix, by singular values; None without a method `matrix`."""
+    """1 − s₂/s₁ of the attention matrix's singular values; None without a method `matrix`."""
     reason: str
-    """Reason why values of the heads are None; empty where none is None."""
+    """Reason why values of the heads are None; empty if none is None."""
     jacobian: Conditioning | None
     """Singular values of the layer's Jacobian on the first sequence; None with 0 steps."""
     gradient_norms: Mapping[str, float]
-    """Norm of the loss gradient by parameter role; empty where the batch has no labels."""
+    """Norm of the loss gradient by parameter role; empty if the batch has no labels."""
 
     @property
     def attention_entropy(self) -> float | None:
-        """Mean entropy of a token's attention row, nats; shaped attention: of absolute weights."""
+        """Mean entropy of a token's attention row, in nats; of |weights| for shaped attention."""
         return fmean(head.entropy for head in self.heads) if self.heads else None
 
     @property
@@ -89,8 +89,8 @@ class Signal(Tabular):
     def to_rows(self) -> list[dict[str, Any]]:
         """List a row for each value: layer (empty for inputs), quantity, role, value, method.
 
-        Where a value could not be measured it is None, and `method` holds the reason. `role` names
-        the head where a value is of one head.
+        A value that could not be measured is None, and `method` has the reason. For a value of one
+        head, `role` names the head.
 
         Returns:
             All rows, layer by layer.
@@ -145,28 +145,27 @@ def propagate(
     """Measure signal propagation at every layer of a model.
 
     Args:
-        model: a model of this library, or any model whose layers stand in a `torch.nn.ModuleList`
-            and take vectors (sequences, tokens, width) as their first argument. Heads are measured
-            where attention calls an attention function of transformers. The spectral gap needs a
+        model: a model of this library, or any model with its layers in a `torch.nn.ModuleList` and
+            vectors (sequences, tokens, width) as the layers' first argument. Heads are measured if
+            attention calls an attention function of transformers. The spectral gap needs a
             method `matrix(x, context)`, which only this library's attention has.
-        batch: inputs by name, or `input_ids` alone, on any device; with `labels`, gradient norms
+        batch: inputs by name, or only `input_ids`, on any device; with `labels`, gradient norms
             are measured too.
         jacobian_steps: products with each layer's Jacobian (JVP and VJP) for a lower bound of its
             condition number, on the first sequence; 0: no condition number.
-        dense_limit: largest tokens × width at which the Jacobian is built instead, for the exact
-            condition number.
+        dense_limit: largest tokens × width for which the whole Jacobian is computed instead, for
+            the exact condition number.
 
     Returns:
-        The measured values; the model, its gradients and its mode stay as they were.
+        The measured values; the model, its gradients and its mode are not changed.
 
     Raises:
         ArgumentError: no list of layers, no `input_ids`, or a sequence of fewer than two unpadded
             tokens.
 
-    Cost: one forward pass (and one backward pass with labels). Attention is computed again in
-        double precision, by tiles of queries. The spectral gap takes the tokens × tokens matrices
-        of one layer at a time and their singular values. The Jacobians take a copy of the model in
-        double precision.
+    Cost: one forward pass (and one backward pass with labels). Attention is recomputed in float64,
+        by tiles of queries. The spectral gap needs one layer's tokens × tokens matrices at a time,
+        and their singular values. The Jacobians need a float64 copy of the model.
     """
     given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     device = next((p.device for p in model.parameters()), None)
@@ -204,7 +203,7 @@ def propagate(
 
 
 def _stream(layer: Any, vectors: Tensor) -> Tensor:
-    """Drop what a layer of this library carries beside x: embedding, first layer's values."""
+    """Return x without the other vectors that our layers pass on: embedding, first values."""
     return layer.split(vectors)["x"] if hasattr(layer, "carried") else vectors
 
 
@@ -223,7 +222,7 @@ def _mixing(call: Call | None, seen: tuple[HeadSignal, ...] | str, real: Tensor)
     """Collect the fields of a `LayerSignal` about attention.
 
     Args:
-        call: call of an attention with a method `matrix`; None where there is none.
+        call: call of an attention with a method `matrix`; None if there is none.
         seen: heads of its softmax, or the reason why they could not be measured.
         real: False at padding.
 
@@ -254,7 +253,7 @@ def _jacobians(
         return [None] * len(layers_of(model))
     double: Any = copy.deepcopy(model).double()
     if hasattr(double, "config"):
-        double.config.use_cache = False  # a second call must not find the first call's keys
+        double.config.use_cache = False  # a second call must not use the first call's keys
     kept = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
     first = {name: inputs[name][:1, real[0]] for name in kept}
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Token similarity and rank collapse: how alike, how large and how spiky the tokens' vectors are.
+"""Token similarity and rank collapse: cosines, stable rank, size and kurtosis of token vectors.
 
-Attention mixing is looked at as the matrix that multiplies the values. For shaped attention that
-is αI + βA − γC, not the softmax A alone. It has negative entries, so its entropy is that of the
+The attention matrix here is the matrix that multiplies the values. For shaped attention this is
+αI + βA − γC, not the softmax A. It has negative entries, so that its entropy is that of the
 absolute weights.
 
 Letters: B sequences, H heads, T tokens, D width; x are the vectors, real is False at padding.
@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 COLLAPSED = 0.99
-"""Mean cosine between different tokens above which they count as one direction."""
+"""If the mean cosine between different tokens is larger, they count as one direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSignal:
-    """Signal at one depth: the vectors of all tokens."""
+    """Similarity, stable rank, size and kurtosis of all tokens' vectors at one depth."""
 
     token_similarity: float
     """Mean cosine between different tokens of a sequence, −1 to 1; 1 is rank collapse."""
@@ -30,14 +30,13 @@ class TokenSignal:
     norm: float
     """Root mean square of the entries."""
     kurtosis: float
-    """Unevenness of the mean square over entries: 1 is even, the width is one outlier entry."""
+    """Kurtosis of the entries' root mean squares: 1 if all are equal, D if only one is nonzero."""
 
 
 def token_signal(x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]) -> TokenSignal:
     """Measure the vectors of the unpadded tokens.
 
-    Kurtosis is that of the root mean squares s_j of the entries j over tokens,
-    mean(s⁴) / mean(s²)².
+    The kurtosis is mean(s⁴) / mean(s²)², with s_j the root mean square of entry j over tokens.
 
     Returns:
         The measured values of this layer.

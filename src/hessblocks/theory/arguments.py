@@ -171,7 +171,7 @@ def attention_hessian(
 
 
 def _refuse_with_one_matrix(given: Mapping[str, object]) -> None:
-    """Refuse what acts on queries or keys, which one matrix between the inputs does not make."""
+    """Refuse arguments about queries or keys, which do not exist with one matrix W_QK."""
     for name, value in given.items():
         if value is not None:
             raise ArgumentError(
@@ -183,10 +183,10 @@ def _refuse_with_one_matrix(given: Mapping[str, object]) -> None:
 def _check_scores(
     x: Float[Tensor, "B L D"], query: Float[Tensor, "H D K"], key: Float[Tensor, "G D K"] | None
 ) -> None:
-    """Refuse finite inputs and weights so large that scores may overflow."""
+    """Check that the scores of finite inputs and weights cannot overflow."""
     sides = (x @ query[:, None], x if key is None else x @ key[:, None])
     longest = [float(side.norm(dim=-1).amax()) for side in sides]
-    # by Cauchy and Schwarz no score is larger; of nan the comparison is false, which refuses it
+    # a Cauchy-Schwarz bound on the scores; NaN makes the comparison false and raises, too
     if not longest[0] * longest[1] <= torch.finfo(x.dtype).max:
         raise ArgumentError(
             f"x, w_query, w_key: the scores overflow {x.dtype} (largest entry of x: "

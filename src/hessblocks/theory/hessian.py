@@ -25,9 +25,9 @@ from hessblocks.theory.outer import OuterPart, TokenCurvature, TokenJacobian
 from hessblocks.theory.piecewise import GROUPS, Piece, PiecewiseHessian, Terms
 
 HELD = 8
-"""Memory that the matrices of one key block may take, in units of the memory limit."""
+"""Largest memory of one key block's matrices, in memory limits."""
 ALWAYS = 1 << 26
-"""Bytes that they may take whatever the limit."""
+"""Bytes that these matrices may take for any memory limit."""
 
 
 class AttentionHessian(PiecewiseHessian):
@@ -45,17 +45,17 @@ class AttentionHessian(PiecewiseHessian):
         functional_curvature: TokenCurvature | None = None,
         positions: Int[Tensor, " Q"] | None = None,
     ) -> None:
-        """Combine a layer with what the loss sees of it. No block is computed yet.
+        """Combine a layer with the derivatives of the loss by its output. No block is computed yet.
 
         Args:
             layer: weights, input, mask.
-            gradient: ∂ℓ/∂F of every token, averaging over the batch included.
+            gradient: ∂ℓ/∂F of every token, including the factor of the mean over the batch.
             curvature: Λ of every token (N = B·L, or 1), for the outer part.
             functional_curvature: a further Λ, counted with the functional part. A network
                 after the attention adds it: Σ_c (∂ℓ/∂output_c) ∂²output_c/∂F², where H_o is
                 Gauss-Newton in that network's output and `curvature` is Jᵀ(∂²ℓ/∂output²)J.
-            positions: positions of each sequence that the Λ are given for, N = B·Q; all others have
-                neither gradient nor curvature. None for all positions.
+            positions: positions of each sequence with given Λ, N = B·Q; all others have neither
+                gradient nor curvature. None: all positions.
         """
         super().__init__(layer.x, layer.memory_limit)
         self.layer = layer
@@ -87,7 +87,7 @@ class AttentionHessian(PiecewiseHessian):
         return super().dense(part)
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
-        """Build the Hessian of another layer, loss gradient and curvature held."""
+        """Build the Hessian of another layer, with the same loss gradient and curvature."""
         return AttentionHessian(
             layer,
             gradient=self._gradient,
@@ -138,7 +138,7 @@ class AttentionHessian(PiecewiseHessian):
         """Return the Hessian block of two groups; see `PiecewiseHessian.block`."""
         if row == column == "projection" and head is None and row in self.groups:
             check_name("part", part, PARTS)
-            whole = self.layer.joined_projection()  # all heads share the matrices
+            whole = self.layer.joined_projection()  # one piece, since all heads share the matrices
             return self._piece_block(whole, whole, part)
         return super().block(row, column, part, head)
 
@@ -162,17 +162,14 @@ class AttentionHessian(PiecewiseHessian):
 
     @property
     def key_work(self) -> int:
-        """Multiplications, N L (D K)², for one head's key block where it is one long vector.
-
-        0 where it is not.
-        """
+        """Multiplications of one head's key block: N L (D K)² if W_K is one long vector, else 0."""
         if not self.layer.joined:
             return 0
         assert self.layer.key is not None
         return len(self.heads[0].x_query) * self.layer.x.shape[1] * self.layer.key[0].numel() ** 2
 
     def _check_reach(self, row: Piece, column: Piece) -> None:
-        """Refuse blocks of keys with norms or rotary positions that do not fit into memory."""
+        """Check that blocks of keys with norms or rotary positions fit the memory."""
         if not self.layer.joined or "key" not in (row.group, column.group):
             return
         head = self.heads[0]
@@ -196,7 +193,7 @@ class AttentionHessian(PiecewiseHessian):
 
     @cached_property
     def _plain(self) -> OuterPart:
-        """Jacobians that are not seen through a factor of Λ."""
+        """Jacobians without a factor of Λ."""
         none = self._gradient.new_zeros(1, self._gradient.shape[-1], self._gradient.shape[-1])
         return OuterPart(self.heads, TokenCurvature(matrix=none))
 

@@ -33,7 +33,7 @@ from hessblocks.theory.layer import AttentionLayer
 Limit = Literal["one-hot", "uniform"]
 LIMITS: tuple[Limit, ...] = get_args(Limit)
 CLOSE = 1e-9
-"""Share of a row's largest weight within which another one ties with it."""
+"""Weights within this relative distance of a row's largest weight tie with it."""
 
 
 def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
@@ -41,8 +41,8 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
 
     Weights, scale, loss gradient and curvature stay the same.
 
-    Under the squared loss the gradient changes with the output; here it is held. For the limit of
-    the whole layer give `attention_hessian` the gradient at `at_limit(h, limit).layer.output()`.
+    With squared loss, the gradient depends on the output, but here it is constant. For the limit of
+    the whole layer pass `attention_hessian` the gradient at `at_limit(h, limit).layer.output()`.
 
     Args:
         hessian: Hessian of a layer of softmax attention.

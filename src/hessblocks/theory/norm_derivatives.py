@@ -33,7 +33,7 @@ class NormDerivatives:
     deviation: Float[Tensor, "*rows 1"]
     """σ, with ε."""
     centred: bool
-    """Whether the mean is taken off: layer norm."""
+    """Whether the mean is subtracted, as in LayerNorm."""
 
     @cached_property
     def first(self) -> Float[Tensor, "*rows D D"]:
@@ -85,14 +85,14 @@ def norm_derivatives(
     Args:
         x: vectors along the last axis.
         eps: added to the variance or mean square, at least 0.
-        centred: layer norm, or root mean squares.
+        centred: True for LayerNorm, False for RMSNorm.
 
     Returns:
         Output and derivatives of each vector.
 
     Raises:
-        ArgumentError: no floating-point vectors, an eps below 0, or a vector without any length
-            where eps is 0.
+        ArgumentError: no floating-point vectors, an eps below 0, or a zero (centred) vector with
+            eps 0.
 
     Cost: D² multiplications per vector for `first` and `second_along`, D³ for `second`.
 

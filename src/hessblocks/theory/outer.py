@@ -49,18 +49,18 @@ class TokenCurvature:
 
     @property
     def numbers(self) -> Float[Tensor, "#N rows O"]:
-        """Numbers held: those of the matrix or of the factor."""
+        """The stored tensor: `matrix` or `factor`."""
         held = self.matrix if self.factor is None else self.factor
         assert held is not None
         return held
 
     @property
     def shared(self) -> bool:
-        """True where all tokens have one Λ."""
+        """Whether all tokens share one Λ."""
         return self.numbers.shape[0] == 1
 
     def low_rank(self, value_width: int) -> bool:
-        """Tell whether Jacobians are best held in the C directions of the factor."""
+        """Tell whether Jacobians are smaller when multiplied by the factor R: C < value width."""
         factor = self.factor
         return factor is not None and factor.shape[0] > 1 and factor.shape[1] < value_width
 
@@ -98,7 +98,7 @@ class OuterPart:
     """Gauss-Newton terms Σ_n J_nᵀ Λ_n J_n of any two pieces of a layer's parameters."""
 
     def __init__(self, heads: Sequence[HeadTokens], curvature: TokenCurvature) -> None:
-        """Hold what the blocks are made of.
+        """Store heads and curvature.
 
         Args:
             heads: all heads of the layer.
@@ -131,7 +131,7 @@ class OuterPart:
             return [self._projection(self._ones)]
         if piece.group == "projection":
             values = [self._heads[head].values for head in piece.heads]
-            # the bias is one more row of W_O, which meets a one
+            # the bias is one more row of W_O, with input 1
             biased = piece.shape[0] > sum(value.shape[1] for value in values)
             return [self._projection(torch.cat([*values, *([self._ones] * biased)], dim=1))]
         return [self._jacobian(piece.group, head) for head in piece.heads]
@@ -147,7 +147,7 @@ class OuterPart:
         return TokenMatrices(left=left.matrix, right=inner, symmetric=left is right).compact()
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """Multiply U Λ U'ᵀ; half of it is kept, since one row of blocks has it in common."""
+        """Multiply U Λ U'ᵀ; U Λ is cached, since one row of blocks shares it."""
         whole = self._curvature.matrix
         if left is None or whole is None:
             return self._curvature.between(left, right)

@@ -30,8 +30,8 @@ class Piece:
     group: str
     """One of `GROUPS`, or a group after the attention."""
     heads: tuple[int, ...]
-    """Heads that use it: none for the projection's bias and after the attention, several where
-    heads share it or are joined."""
+    """Heads that use the piece: several if they share it or are joined; none for the projection's
+    bias and for groups after the attention."""
     shape: tuple[int, int]
     """(in, out) of the weight; (1, 1) for a gain."""
 
@@ -55,8 +55,7 @@ class PiecewiseHessian(abc.ABC):
 
         Args:
             like: a tensor with the dtype and device of the blocks.
-            memory_limit: bytes that one operation may take; a quarter of it may hold blocks that
-                are kept.
+            memory_limit: bytes that one operation may take; up to a quarter is for cached blocks.
         """
         self._like = torch.empty(0, dtype=like.dtype, device=like.device)
         self._limit = memory_limit
@@ -179,11 +178,11 @@ class PiecewiseHessian(abc.ABC):
             )
 
     def _piece_norm(self, row: Piece, column: Piece, part: Part) -> float:
-        """Return the norm of a block, remembered longer than the block itself."""
+        """Return the norm of a block; norms stay cached after the block is freed."""
         if part == "full":
             functional = self._piece_block(row, column, "functional")
             if isinstance(functional, KroneckerSum) and not functional.terms:
-                part = "outer"  # the same block: its norm is computed once
+                part = "outer"  # H_f is 0, so that this is the same block
         key = (row, column, part)
         if key not in self._norms:
             self._norms[key] = self._piece_block(row, column, part).frobenius_norm()

@@ -44,8 +44,8 @@ def rank_bound(
         head: one head in both groups, or None for all heads.
 
     Returns:
-        The bound. Directions below a share of the largest count as none: 2e-12 in float64, 6e-6 in
-        float32. The latter is too much for many blocks; give float64.
+        The bound. Singular values below 2e-12 (float64) or 6e-6 (float32) of the largest count as
+        0. The latter is too coarse for many blocks; use float64.
 
     Raises:
         ArgumentError: an unknown group, part or head.

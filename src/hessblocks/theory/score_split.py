@@ -9,12 +9,12 @@ H_f = ∂²φ. The Gauss-Newton split of φ at z is exact:
 T = s X W_Q W_Kᵀ Xᵀ is bilinear. So H_f^T is zero but between the query and key weights of a head.
 There it is ∂ℓ/∂(W_Q W_Kᵀ) ⊗ I_K, whose eigenvalues come in ± pairs. With one matrix it is zero.
 
-H_o^T is all else. Between query and key weights it passes the second derivative of softmax: the
-third moments, zero with linear scores. Between values, projection or gains and anything else it
-passes first derivatives only.
+H_o^T is the rest. Its blocks between query and key weights contain the second derivative of
+softmax: third moments, which are zero with linear scores. Its other blocks contain only first
+derivatives of softmax.
 
-Norms of queries and keys bend the scores. H_f^T then has blocks of the queries, of the keys and of
-the norms' parameters too.
+With norms of queries and keys, scores are not bilinear. H_f^T then also has blocks of the queries,
+of the keys and of the norms' parameters.
 
 Source: Ormaniec et al. 2025, Remark D.1.
 """
@@ -32,8 +32,8 @@ class ScoreSplit(PiecewiseHessian):
         """Split the functional part of a Hessian. No block is computed yet.
 
         Args:
-            hessian: Hessian of one layer. What a network after the attention adds to H_f, Jᵀ Λ_f J,
-                counts as H_o^T.
+            hessian: Hessian of one layer. The term Jᵀ Λ_f J of a network after the attention
+                belongs to H_o^T.
         """
         super().__init__(hessian.layer.x, hessian.layer.memory_limit)
         self.groups = hessian.groups

@@ -42,10 +42,10 @@ def check_input(x: Float[Tensor, "... L D"]) -> Float[Tensor, "B L D"]:
 
 
 def check_floating(name: str, tensor: object) -> None:
-    """Refuse what is no tensor of floating-point numbers.
+    """Check that `tensor` is a floating-point tensor.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not.
     """
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise ArgumentError(f"{name}: expected a floating-point tensor, got {_kind(tensor)}")
@@ -76,10 +76,10 @@ def check_tensor(
 
 
 def check_shape(name: str, tensor: Shaped[Tensor, "..."], *shapes: tuple[int, ...]) -> None:
-    """Refuse a shape that is none of the given ones, in which -1 stands for any length.
+    """Check that a tensor has one of the given shapes, in which -1 means any length.
 
     Raises:
-        ArgumentError: it is none of them.
+        ArgumentError: it has another shape.
     """
     for shape in shapes:
         pairs = zip(shape, tensor.shape, strict=False)
@@ -101,10 +101,10 @@ def check_weight(
 
     Args:
         name: name of the argument.
-        weight: what was given.
+        weight: the argument.
         x: the input.
-        rows: that the weight must have.
-        heads: which its own number has to divide; 0 for any number.
+        rows: number of rows that the weight must have.
+        heads: a multiple of the weight's number of heads; 0: any number is allowed.
 
     Returns:
         The weight without graph, with its axis of heads.
@@ -179,7 +179,7 @@ def check_gains(
         One number per head under each name.
 
     Raises:
-        ArgumentError: not three, or not one number (a head) each, or not finite.
+        ArgumentError: not three gains, or a gain is not one finite number, or one per head.
     """
     if gains is None:
         return {}
@@ -235,7 +235,7 @@ def check_rotary(
 
 
 def check_norm(name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"]) -> None:
-    """Refuse what is no norm over the entries of each head's queries or keys; None passes.
+    """Check that `norm` is None or a norm over the entries of each head's queries or keys.
 
     Raises:
         ArgumentError: not a HeadNorm, parameters of another dtype or device, a function that does
@@ -255,12 +255,12 @@ def check_norm(name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"]) 
 
 
 def check_temperature(temperature: object) -> None:
-    """Refuse a temperature that scores cannot be divided by.
+    """Check that a temperature is a finite number above 0.
 
     Raises:
-        ArgumentError: not a finite number above 0.
+        ArgumentError: it is not.
     """
-    # nan fails the comparison, as it should
+    # NaN fails the comparison, too
     number = temperature if isinstance(temperature, int | float) else math.nan
     if isinstance(temperature, bool) or not 0 < number < math.inf:
         raise ArgumentError(
@@ -297,7 +297,7 @@ def check_curvature(matrices: Float[Tensor, "N O O"]) -> TokenCurvature:
     """Check that each Λ is symmetric; find whether it is positive semi-definite.
 
     Returns:
-        Λ with what is known of it.
+        Λ, with its property `positive_semidefinite`.
 
     Raises:
         ArgumentError: a matrix is not symmetric.

@@ -1,4 +1,4 @@
-"""Check the arguments of `second_order_attention`, bring them into one form, and compute it.
+"""Check the arguments of `second_order_attention`, convert them to one form, and compute it.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width.
 """
@@ -33,37 +33,36 @@ def second_order_attention(
 ) -> Float[Tensor, "..."]:
     """Compute softmax attention with two derivatives, in memory linear in the context.
 
-    Takes what `torch.nn.functional.scaled_dot_product_attention` takes.
-    softmax(scale · q kᵀ) v by tiles whose scores are computed anew, in the first backward pass
-    (torch's own fused kernel where there is one) and in the second. Works under
-    `torch.autograd.grad` with `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any
-    composition of two derivatives.
+    The arguments are those of `torch.nn.functional.scaled_dot_product_attention`, and more. The
+    result is softmax(scale · q kᵀ) v, computed by tiles. Both backward passes recompute the scores;
+    the first uses torch's fused kernel if there is one. Supports `torch.autograd.grad` with
+    `create_graph=True`, `torch.func.grad`, `jvp` and `vmap`, in any composition of two derivatives.
 
     Args:
         query: (..., H, T, D); float64, float32, or half precision that is computed in float32.
         key: (..., G, S, D); G = H, or a divisor with `enable_gqa`.
         value: (..., G, S, V).
-        attn_mask: broadcastable to (..., H, T, S); booleans (True: is seen) or numbers added to the
-            scores. It gets no gradient, and may stand beside `is_causal`.
-        dropout_p: 0; there for the sake of the signature.
-        is_causal: whether query number i sees no key after number i.
+        attn_mask: broadcastable to (..., H, T, S); booleans (True: may attend) or numbers added to
+            the scores. It gets no gradient, and may be combined with `is_causal`.
+        dropout_p: must be 0; exists for compatibility of the signature.
+        is_causal: whether query i attends only to keys up to i.
         scale: scale of the scores; 1/√D by default.
         enable_gqa: whether several query heads share a key head.
-        window: keys that a query sees, counted back from its own; needs `is_causal`.
-        softcap: c of c tanh(score / c), before the mask.
-        sinks: a score per head that takes its share of the softmax and gives no value.
+        window: number of keys that a query attends to, up to its own; needs `is_causal`.
+        softcap: c of c tanh(score / c), applied before the mask.
+        sinks: one score per head that enters the softmax's denominator, but has no value.
 
     Returns:
-        (..., H, T, V); zeros for a query that sees nothing.
+        (..., H, T, V); zeros for a query without permitted keys.
 
     Raises:
-        ArgumentError: shapes, heads, mask, window, softcap or sinks that do not fit, dropout, or a
-            mask that needs a gradient.
+        ArgumentError: shapes, heads, mask, window, softcap or sinks do not fit, dropout is not 0,
+            or the mask needs a gradient.
 
-    Cost: 2 products of T × S × width forwards, 5 backwards, 12 twice backwards, 17 with sinks (half
-        of it if causal); memory of the inputs' size and of one tile.
+    Cost: 2 products of T × S × width in the forward pass, 5 in the backward pass, 12 in the double
+        backward pass, 17 with sinks (half of that if causal); memory of the inputs and of one tile.
 
-    Source: the tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
+    Source: tangent of the backward pass of Dao et al. (2022), derived in docs/products.md.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -102,7 +101,7 @@ def attend_twice(
 ) -> Float[Tensor, "..."]:
     """Compute `second_order_attention`; `noticed` is passed on to `Visibility`."""
     kind = query.device.type
-    if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's own does
+    if torch.is_autocast_enabled(kind) and query.dtype == torch.float32:  # as torch's kernel does
         query, key, value = (t.to(torch.get_autocast_dtype(kind)) for t in (query, key, value))
     dtype = query.dtype
     working = torch.promote_types(dtype, torch.float32)
@@ -126,7 +125,7 @@ def attend_twice(
 
 
 def _five_axes(mask: Tensor, leading: torch.Size, query: Tensor, key: Tensor) -> Tensor:
-    """View a mask as (B or 1, G or 1, R or 1, T, S); two leading axes or more may be copied."""
+    """Reshape a mask to (B or 1, G or 1, R or 1, T, S); several leading axes may need a copy."""
     tokens = (query.shape[2], key.shape[2])
     mask = mask[(None,) * (len(leading) + 3 - mask.ndim)]
     if len(leading) > 1 and any(size > 1 for size in mask.shape[:-3]):
@@ -149,7 +148,7 @@ def misfits(
     softcap: float | None = None,
     sinks: Float[Tensor, "..."] | None = None,
 ) -> Iterator[str]:
-    """List the arguments of `second_order_attention` that do not fit, a sentence each."""
+    """Yield a sentence for each argument of `second_order_attention` that does not fit."""
     yield from _misfits_of_tensors(query, key, value)
     heads, own = query.shape[-3], key.shape[-3]
     if heads != own and not (shared and heads % own == 0):

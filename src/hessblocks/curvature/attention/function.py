@@ -1,8 +1,8 @@
 """Attention as an autograd Function: forward, backward, double backward, tangents (jvp), vmap.
 
 Letters: B sequences, H heads, G key heads, T queries, S keys, D head width, V value width, K
-vectors; L the log-sum-exp of a row's scores, from which sinks take their share; a, b, c the
-tangents of queries, keys and values.
+vectors; L the log-sum-exp of a row's scores, which sinks need; a, b, c the tangents of queries,
+keys and values.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,12 +30,12 @@ def attention(
     sink: Float[Tensor, "#B H"] | None,
     visibility: Visibility,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute O, with two derivatives in queries, keys, values and sinks."""
+    """Compute O, with two derivatives by queries, keys, values and sinks."""
     out: Tensor
     out, total, *_ = _Attention.apply(query, key, value, visibility)
     if sink is None:
         return out
-    # a sink takes its share of the softmax, and adds nothing to O
+    # a sink adds to the softmax's denominator, not to O's numerator
     mixed: Tensor = out * (total - sink[..., None]).sigmoid()[..., None]
     return mixed
 
@@ -46,24 +46,24 @@ def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) ->
 
 
 def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
-    """View (B, H, T, ...) as (N, R, T, ...), after `first` further axes."""
+    """Reshape (B, H, T, ...) to (N, R, T, ...), after `first` leading axes."""
     paired: Tensor = x.unflatten(first + 1, (groups, -1)).flatten(first, first + 1)
     return paired
 
 
 def _met(g: Tensor, raised: Tensor | None, out: Tensor) -> Tensor:
-    """Compute δ = Σ G ∘ O per row, less the cotangent of L."""
+    """Compute δ = Σ G ∘ O per row, minus the cotangent of L."""
     met = (g * out).sum(-1)
     return met if raised is None else met - raised
 
 
 def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
-    """Tell whether torch's CPU kernel can compute it: scores are the products alone."""
+    """Tell whether torch's CPU kernel supports the call: scores have no mask, bias or softcap."""
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
 class _Attention(Function):
-    """O and the log-sum-exp L of queries, keys and values; also L as two numbers, for itself."""
+    """O and L as functions of queries, keys and values; also L as a sum `top` + `rest`."""
 
     @staticmethod
     def forward(
@@ -77,7 +77,7 @@ class _Attention(Function):
                 t.reshape(*query.shape[:3], *t.shape[3:])
                 for t in attend(_heads(query, key, value, visibility))
             )
-        # a query that sees no key: exp(S − ∞) = 0 where exp(−∞ + ∞) would be NaN
+        # for a query without permitted keys: exp(S − ∞) = 0, but exp(−∞ + ∞) would be NaN
         top.masked_fill_(top == -torch.inf, torch.inf)
         return out, top + rest, top, rest
 
@@ -89,7 +89,7 @@ class _Attention(Function):
         ctx.mark_non_differentiable(top, rest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, out, top, rest)
-        _keep_for_tangents(ctx, *tensors, top, rest)  # with the output it would hold itself
+        _keep_for_tangents(ctx, *tensors, top, rest)  # saving the output would be a cycle
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -191,7 +191,7 @@ class _Pullback(Function):
 
 
 class _Tangent(Function):
-    """Ȯ, L̇ = ρ and, with G, the tangents of q̄, k̄ and v̄, K of each in front."""
+    """Ȯ, L̇ = ρ and, if G is given, the tangents of q̄, k̄ and v̄, each with a leading axis K."""
 
     @staticmethod
     def forward(
@@ -258,7 +258,7 @@ class _Tangent(Function):
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
-    """Keep tensors for forward derivatives, which autograd would not free with its own."""
+    """Save tensors for forward mode; autograd does not free these with a graph's saved tensors."""
     if forward_ad._current_level >= 0:
         ctx.save_for_forward(*tensors)
 
@@ -269,17 +269,17 @@ def _several(tangents: Any) -> list[Tensor | None]:
 
 
 def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor], Tensor]]:
-    """Move the K of vectors to the front, and return the function that undoes it.
+    """Unwrap the batch axis K of `is_grads_batched`, and move it to the front.
 
-    `is_grads_batched` is an older vmap of torch's, which knows no functions of one's own; else K =
-    1.
+    `is_grads_batched` uses an older vmap, which has no rules for custom Functions. Without it,
+    K = 1.
 
     Returns:
-        The vectors, and the function for each result.
+        The vectors, and the function that restores the batch axis of a result.
     """
     if not any(map(_batched, cotangents)):
         return _several(cotangents), lambda t: t[0]
-    # torch tells the level of this vmap only by entering one more and leaving it
+    # to find the level of this vmap, enter one more level and leave it
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     whole = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
@@ -308,7 +308,7 @@ def _folded(
     tensors: int,
     led: int = 0,
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Fold a vmapped axis into B, which follows K in the first `led` tensors."""
+    """Merge a vmapped axis into the batch axis B, the second axis (after K) in the first `led`."""
     joined = []
     for number, (t, dim) in enumerate(zip(inputs[:tensors], dims, strict=False)):
         if t is not None:
@@ -325,5 +325,5 @@ def _folded(
 def _mapped(
     outputs: Sequence[Tensor | None],
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-    """Return the outputs of a vmap rule, and that their new axis is the first."""
+    """Return a vmap rule's outputs, with 0 as the position of their new axis."""
     return tuple(outputs), tuple(None if t is None else 0 for t in outputs)

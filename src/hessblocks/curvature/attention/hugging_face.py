@@ -1,4 +1,4 @@
-"""Offer tiled attention to transformers' registry, and recognise a model's own eager function.
+"""Register tiled attention with transformers, and replace a model's eager attention function.
 
 Letters: B sequences, H heads, T queries, S keys, G key heads, D head width, V value width.
 """
@@ -15,7 +15,7 @@ from hessblocks.curvature.attention.call import attend_twice, misfits, second_or
 from hessblocks.errors import ArgumentError
 
 FOREIGN = ("position_bias", "cache", "head_mask")
-"""Arguments of transformers' functions that change the result in a way that tiles do not know."""
+"""Arguments of transformers' attention functions that tiles do not support."""
 
 
 def registered_attention(
@@ -31,13 +31,13 @@ def registered_attention(
     s_aux: Float[Tensor, " H"] | None = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "B T H V"], None]:
-    """Compute `second_order_attention` as transformers calls it, with its masks for sdpa.
+    """Compute `second_order_attention` with transformers' signature and its masks for sdpa.
 
     Returns:
-        The mixed values and, in place of weights, None.
+        The attention output, and None in place of the weights.
 
     Raises:
-        ArgumentError: an argument that tiles do not know, or what `second_order_attention` refuses.
+        ArgumentError: an unsupported argument; or see `second_order_attention`.
     """
     for name in FOREIGN:
         if others.get(name) is not None:
@@ -73,23 +73,23 @@ def in_place_of(
     noticed: Callable[[], None],
     **others: Any,
 ) -> tuple[Float[Tensor, "..."], None] | None:
-    """Replace a model's own eager attention by tiles; the weights are not returned.
+    """Replace a model's eager attention by tiles; the weights are not returned.
 
-    Whether tiles do the same is seen on few small random tokens, with all arguments of this call.
+    A test with a few random tokens, and all arguments of this call, checks that both agree.
 
     Args:
-        own: the function.
-        module: that calls it.
+        own: the eager function.
+        module: module that calls it.
         query: (B, H, T, D).
         key: (B, G, S, D).
         value: (B, G, S, V).
-        mask: that `own` gets.
-        noticed: called where the first derivative is taken with a graph.
-        others: what else `own` gets.
+        mask: mask argument of `own`.
+        noticed: called when the first derivative is taken with a graph.
+        others: other arguments of `own`.
 
     Returns:
-        The mixed values (B, T, H, V) and None; None alone where it is another function, its weights
-        are asked for, or tiles do not know the form.
+        The attention output (B, T, H, V) and None; or only None if the results differ, the weights
+        are wanted, or tiles do not support an argument.
     """
     config = getattr(module, "config", None)
     asked = others.get("output_attentions") or getattr(config, "output_attentions", False)
@@ -122,7 +122,7 @@ def in_place_of(
 def _few(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Draw five queries and keys of one sequence, and a mask of the same form as the given one."""
+    """Draw five queries and keys of one sequence, and a mask like the given one."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, t.shape[1], 5, t.shape[3], generator=draw).to(t) for t in (query, key, value)

@@ -1,15 +1,15 @@
-"""Tangent of attention's first backward pass, which is its double backward pass as well.
+"""Tangent of attention's first backward pass, which is also its double backward pass.
 
 Letters: N pairs of sequence and key head, R query heads per key head, T queries, S keys, D head
 width, V value width; those of `tiles`; K vectors; (a, b, c) tangents of (q, k, v), or cotangents of
-(q̄, k̄, v̄): ⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ at fixed G, so that both ways meet in
+(q̄, k̄, v̄). Since ⟨a, q̄⟩ + ⟨b, k̄⟩ + ⟨c, v̄⟩ = ⟨G, Ȯ⟩ for constant G, both need the same formulas
 
     Ṡ = s (a kᵀ + q bᵀ),  Ṗ = P ∘ (Ṡ − ρ) with ρ = Σ P ∘ Ṡ,  Ȯ = Ṗ v + P c,  δ̇ = Σ G ∘ Ȯ,
     X = G vᵀ − δ,  Z = P ∘ X,  Ż = Ṗ ∘ X + P ∘ (G cᵀ − δ̇)
     of q̄: s (Ż k + Z b);  of k̄: s (Żᵀ q + Zᵀ a);  of v̄: Ṗᵀ G;  of O: Ȯ;  of L: ρ
 
-A cotangent of L is taken off δ. Under a softcap c tanh(S / c) its slope multiplies Ṡ and Z, and its
-bend joins Ż.
+A cotangent of L is subtracted from δ. The first derivative of a softcap c tanh(S / c) multiplies Ṡ
+and Z; its second derivative adds a term to Ż.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hessblocks.curvature.attention.visibility import Tile
 
 @dataclass(frozen=True)
 class Rows:
-    """Numbers that the first two passes keep of each row."""
+    """Numbers per row that the forward and the first backward pass save."""
 
     top: Float[Tensor, "N R T"]
     """See `attend`."""
     rest: Float[Tensor, "N R T"]
     """See `attend`."""
     cotangent: Float[Tensor, "N R T V"] | None = None
-    """G; None where the tangent of O alone is asked for."""
+    """G; None if only the tangents of O and L are wanted."""
     met: Float[Tensor, "N R T"] | None = None
     """δ."""
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """K tangents of queries, keys and values, or of what the passes return; None: zeros."""
+    """K tangents of queries, keys and values, or of the passes' results; None means zeros."""
 
     query: Float[Tensor, "*K N R T D"] | None = None
     key: Float[Tensor, "*K N S D"] | None = None
@@ -68,15 +68,15 @@ def push_forward(
 
     Args:
         heads: queries, keys, values.
-        kept: tensors kept by the first two passes.
-        tangents: K of each.
-        count: K; they share P, X and Z of a tile.
-        wanted: whether those of q̄, k̄ and v̄ are.
+        kept: numbers saved by the first two passes.
+        tangents: K tangents of queries, keys and values.
+        count: K; all K share P, X and Z of a tile.
+        wanted: whether the tangents of q̄, k̄ and v̄ are wanted.
 
     Returns:
         Tangents of q̄, k̄, v̄, L and O.
 
-    Cost: 12 products of queries × keys × width per tile, 2 of them for all K together.
+    Cost: 12 products of queries × keys × width per tile, 2 of them once for all K.
     """
     likes = (heads.query, heads.key, heads.value)
     q, k, v = (
@@ -94,7 +94,7 @@ def push_forward(
 
 
 class _Work:
-    """One tile: what all vectors share, and what each adds."""
+    """Computation of one tile: numbers that all vectors share, and each vector's terms."""
 
     def __init__(self, heads: Heads, kept: Rows, tile: Tile) -> None:
         self._tile, self._scale = tile, heads.visibility.scale
@@ -113,7 +113,7 @@ class _Work:
                 self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)
 
     def push(self, tangents: Vectors, results: Vectors) -> None:
-        """Compute one vector's share and add it."""
+        """Compute one vector's terms of this tile, and write or add them to `results`."""
         a, b, c = (
             None if tangents.query is None else rows(tangents.query, self._tile),
             None if tangents.key is None else columns(tangents.key, self._tile),
@@ -122,7 +122,7 @@ class _Work:
         moved = self._moved_scores(a, b)
         shares = None if moved is None else self._moved_weights(moved, results)
         left, right = (self._weights, c) if shares is None else (shares, self._v)
-        assert right is not None  # one of the three moves
+        assert right is not None  # one of a, b and c is given
         out = torch.bmm(left, right)
         if shares is not None and c is not None:
             out.baddbmm_(self._weights, c)
@@ -143,7 +143,7 @@ class _Work:
         return torch.bmm(left, right.mT)
 
     def _moved_weights(self, moved: Tensor, results: Vectors) -> Tensor:
-        """Compute Ṗ; ρ is kept."""
+        """Compute ρ and Ṗ; write ρ into `results`."""
         shares = (moved if self._slope is None else moved * self._slope) * self._weights
         mean = shares.sum(-1, keepdim=True)
         assert results.mean is not None
@@ -167,7 +167,7 @@ class _Work:
         return pulled
 
     def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Vectors) -> None:
-        """Add S (Ż k + Z b) and s (Żᵀ q + Zᵀ a)."""
+        """Add s (Ż k + Z b) and s (Żᵀ q + Zᵀ a) to the results."""
         scale, tile = self._scale, self._tile
         if results.query is not None:
             found = torch.bmm(pulled, self._k)

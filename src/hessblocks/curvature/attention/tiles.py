@@ -1,4 +1,4 @@
-"""Tiled attention and its first backward pass, from recomputed scores (as FlashAttention).
+"""Tiled attention and its first backward pass, with recomputed scores (as in FlashAttention).
 
 Letters: q, k, v a tile's rows; s scale; P weights; O = P v; G = ∂L/∂O; δ = Σ G ∘ O per row;
 N pairs of sequence and key head (n of a tile), R query heads per key head, T queries, S keys, I
@@ -6,7 +6,7 @@ rows of a tile (its queries of all R heads), J its keys, D head width, V value w
 
     Z = P ∘ (G vᵀ − δ);  q̄ = s Z k,  k̄ = s Zᵀ q,  v̄ = Pᵀ G
 
-A softcap puts c tanh(S / c) between products and softmax; its slope multiplies Z.
+A softcap applies c tanh(S / c) before the softmax; its derivative multiplies Z.
 """
 
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from hessblocks.curvature.attention.visibility import Tile, Visibility
 
 @dataclass(frozen=True)
 class Heads:
-    """Queries, keys, values, and everything else that P depends on."""
+    """Queries, keys and values, with scale, masks and softcap."""
 
     query: Float[Tensor, "N R T D"]
     key: Float[Tensor, "N S D"]
     value: Float[Tensor, "N S V"]
     visibility: Visibility
     groups: int
-    """G, key heads of a sequence."""
+    """G, the number of key heads."""
 
     @property
     def tiles(self) -> list[Tile]:
-        """Cut all queries and keys into tiles."""
+        """Split all queries and keys into tiles."""
         return self.visibility.tiles(self.query, self.key.shape[1])
 
     def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
-        """Compute a tile's scores, unseen keys included, and t = tanh(S / c) under a softcap."""
+        """Compute a tile's scores without the mask, and t = tanh(S / c) if there is a softcap."""
         visibility, bent = self.visibility, None
         found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(visibility.scale)
         if visibility.softcap is not None:
@@ -50,11 +50,11 @@ class Heads:
     def weights(
         self, tile: Tile, top: Float[Tensor, "N R T"], rest: Float[Tensor, "N R T"]
     ) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
-        """Compute P of a tile from the logarithm of its sums, and t under a softcap."""
+        """Compute P of a tile from the log-sum-exp `top` + `rest`, and t if there is a softcap."""
         bent = None
         if self.visibility.added or self.visibility.softcap is not None:
             found, bent = self.scores(tile)
-            found.sub_(rows(top, tile)).sub_(rows(rest, tile))  # one by one: the minimum absorbs
+            found.sub_(rows(top, tile)).sub_(rows(rest, tile))  # top + rest loses rest at −3e38
         else:
             q, k = rows(self.query, tile), columns(self.key, tile)
             found = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.visibility.scale)
@@ -63,7 +63,7 @@ class Heads:
         return found, bent
 
     def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
-        """Overwrite the scores of unseen keys; see `Visibility.forbid`."""
+        """Overwrite the scores of masked keys; see `Visibility.forbid`."""
         self.visibility.forbid(self._by_head(scores), tile, self.groups, to)
 
     def _by_head(self, scores: Tensor) -> Tensor:
@@ -72,23 +72,23 @@ class Heads:
 
 
 def rows(x: Float[Tensor, "N R T *D"], tile: Tile) -> Float[Tensor, "n I D"]:
-    """Cut a tile's rows of all R heads into one axis; numbers per row become a column."""
+    """Slice a tile's rows, and merge its R heads into one axis; (N, R, T) becomes a column."""
     part = (x if x.ndim == 4 else x[..., None])[tile.pairs, :, tile.queries]
     return part.flatten(1, 2)
 
 
 def columns(x: Float[Tensor, "N S D"], tile: Tile) -> Float[Tensor, "n J D"]:
-    """Cut a tile's keys or values."""
+    """Slice a tile's keys or values."""
     return x[tile.pairs, tile.keys]
 
 
 def attend(
     heads: Heads,
 ) -> tuple[Float[Tensor, "N R T V"], Float[Tensor, "N R T"], Float[Tensor, "N R T"]]:
-    """Compute O and the log-sum-exp of the scores, split into the largest score and the rest.
+    """Compute O and the log-sum-exp of the scores, as the largest score plus a rest.
 
     Returns:
-        O, largest and rest; a row that sees nothing has O = 0 and −∞ for the largest.
+        O, largest score and rest; for a row without permitted keys, O is 0 and the largest is −∞.
     """
     query, value = heads.query, heads.value
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
@@ -130,11 +130,11 @@ def pull_back(
 
 
 def slope(bent: Float[Tensor, "n I J"]) -> Float[Tensor, "n I J"]:
-    """Compute the derivative of the softcap, from t."""
+    """Compute the derivative of the softcap, 1 − t², from t."""
     return (bent * bent).neg_().add_(1)
 
 
 def put(whole: Float[Tensor, "N R T *D"], tile: Tile, part: Float[Tensor, "n I *D"]) -> None:
-    """Write a tile's rows to their place in the whole."""
+    """Write a tile's rows into `whole`."""
     place = whole[tile.pairs, :, tile.queries]
     place.copy_(part.reshape(place.shape))

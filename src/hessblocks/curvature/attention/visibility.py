@@ -1,4 +1,4 @@
-"""Attention masks: the keys that each query may attend to, and a cut into tiles of these.
+"""Attention masks: the keys that each query may attend to, and a split of these into tiles.
 
 Letters: B sequences, G key heads, R query heads per key head, N = B G, T queries, S keys, D head
 width, I queries and J keys of a tile.
@@ -17,20 +17,21 @@ class Size:
     """Limits on the size of tiles."""
 
     rows: int
-    """Queries of all R heads together, at most; one of each at least."""
+    """Largest number of queries, over all R heads; at least one per head."""
     scores: int
-    """Most scores of one pair; an eighth of that is filled up with further pairs."""
+    """Largest number of scores of one pair; small pairs are batched up to an eighth of that."""
 
 
 CPU = Size(rows=128, scores=1 << 20)
-"""Products of 128 rows are at full speed, and their scores stay in the caches (measured)."""
+"""Tiles of CPUs: products of 128 rows reach full speed, and their scores fit the caches
+(measured)."""
 OTHERS = Size(rows=1 << 20, scores=1 << 25)
 """Tiles of accelerators: few, large products."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries of some pairs of sequence and key head, and all keys that they see."""
+    """Tile: queries of some pairs of sequence and key head, and all keys that they attend to."""
 
     pairs: slice
     """Slice of N."""
@@ -42,35 +43,35 @@ class Tile:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Scale, masks and softcap: everything in the scores but queries and keys."""
+    """Scale, masks and softcap: all that determines the scores besides queries and keys."""
 
     scale: float
-    """Factor of the products of queries and keys."""
+    """Scale of the products of queries and keys."""
     causal: bool = False
-    """Whether query number i sees no key after number i."""
+    """Whether query i attends only to keys up to i."""
     window: int | None = None
-    """Number of keys that a query sees, counted back from its own; needs `causal`."""
+    """Number of keys that a query attends to, up to its own; needs `causal`."""
     softcap: float | None = None
     """c of c tanh(score / c)."""
     mask: Shaped[Tensor, "#B #G #R T S"] | None = None
-    """Booleans (True: is seen) or numbers added to the scores; without gradient."""
+    """Booleans (True: may attend) or numbers added to the scores; without gradient."""
     noticed: Callable[[], None] | None = None
-    """Called where the first derivative is taken with a graph."""
+    """Called when the first derivative is taken with a graph."""
     _tiles: dict[tuple[int, ...], list[Tile]] = field(default_factory=dict)
-    """By N, R, T, S."""
+    """Cached tiles, by (N, R, T, S)."""
 
     @property
     def added(self) -> bool:
-        """True where numbers are added to the scores."""
+        """Whether the mask consists of numbers that are added to the scores."""
         return self.mask is not None and self.mask.dtype != torch.bool
 
     @property
     def plain(self) -> bool:
-        """True where the scores are the products alone, with or without `causal`."""
+        """Whether there is no mask, window or softcap; `causal` is allowed."""
         return self.mask is None and self.window is None and self.softcap is None
 
     def tiles(self, query: Float[Tensor, "N R T D"], keys: int) -> list[Tile]:
-        """Cut these queries and S keys into tiles; those that see nothing are left out."""
+        """Split these queries and S keys into tiles; leave out tiles without permitted keys."""
         counts = (*query.shape[:3], keys)
         if counts not in self._tiles:
             size = CPU if query.device.type == "cpu" else OTHERS
@@ -88,7 +89,7 @@ class Visibility:
                 yield Tile(slice(pair, min(pairs, pair + together)), some, slice(first, last))
 
     def _seen(self, queries: slice, keys: int) -> tuple[int, int]:
-        """Find the first key that some of these queries see, and the one after the last."""
+        """Find the range of the keys that any of these queries attends to, the end exclusive."""
         first, last = 0, keys
         if self.causal:
             last = min(keys, queries.stop)
@@ -99,14 +100,14 @@ class Visibility:
         some = self.mask[..., queries, first:last]
         if self.added:
             some = some > torch.finfo(some.dtype).min / 2
-            some = some | ~some.any(-1, keepdim=True)  # a row at the minimum is uniform
+            some = some | ~some.any(-1, keepdim=True)  # softmax of a row of minima is uniform
         numbers = some.flatten(0, 3).any(0).nonzero()
         if len(numbers) == 0:
             return 0, 0
         return first + int(numbers[0]), first + int(numbers[-1]) + 1
 
     def of(self, tile: Tile, groups: int) -> Shaped[Tensor, "#N #R I J"] | None:
-        """Cut the mask of one tile, for G key heads."""
+        """Slice the mask of one tile, for G key heads."""
         if self.mask is None:
             return None
         part = self.mask[..., tile.queries, tile.keys]
@@ -130,7 +131,7 @@ class Visibility:
     def _forbid(
         scores: Tensor, tile: Tile, start: int, stop: int, to: float, *, behind: int
     ) -> None:
-        """Mask keys of `start` to `stop`: those after the query, or `behind` or more before it."""
+        """Mask keys in `start` to `stop` after the query, or `behind` or more before it."""
         start, stop = max(start, tile.keys.start), min(stop, tile.keys.stop)
         if start >= stop:
             return

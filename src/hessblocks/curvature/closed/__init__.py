@@ -1,4 +1,4 @@
-"""Second derivatives of single operations in closed form, swapped in while products are taken."""
+"""Closed-form second derivatives of single operations, used while a graph is captured."""
 
 from hessblocks.curvature.closed.accumulate import Sum, adding, sum_of, wanted
 from hessblocks.curvature.closed.process_wide import Shared, differentiable_checkpoints, swap_eager

@@ -1,8 +1,7 @@
 """Accumulate parameter gradients in place during a replay of the graph.
 
-Autograd makes each share of a product a tensor of its own, adds whole tensors up and leaves the
-copy into the result to its caller: two matrix products, a sum and a copy for the weight of one
-linear layer. Closed forms whose weight is a parameter add to the result itself.
+For one linear layer's weight, autograd computes two matrix products in new tensors, adds them and
+leaves the copy into the result to its caller. Our closed forms add both products to the result.
 
 Letters: N rows that are added.
 """
@@ -16,10 +15,10 @@ from torch import Tensor
 
 
 class Sum:
-    """Running sum of the products by one parameter."""
+    """Running sum of one parameter's gradients, in a given tensor."""
 
     def __init__(self, into: Float[Tensor, "*shape"], *, fresh: bool) -> None:
-        """Take the tensor `into`; a fresh one holds no numbers yet."""
+        """Accumulate in the tensor `into`; `fresh` means that its values are uninitialised."""
         self._into, self._fresh = into, fresh
 
     def started(self) -> Float[Tensor, "*shape"]:
@@ -43,21 +42,21 @@ class Sum:
         self._fresh = False
 
     def add_rows(self, rows: Int[Tensor, " N"], values: Float[Tensor, "N ..."]) -> None:
-        """Add to some rows; a row that is named twice gets both."""
+        """Add `values` to the rows with indices `rows`; a repeated index adds repeatedly."""
         self.started().index_add_(0, rows, values)
 
 
 _open: dict[int, Sum | None] = {}
-"""By identity of the parameter; of all replays under way, since backward passes have threads of
-their own."""
+"""Sums of all running replays, by `id` of the parameter; shared by all threads, since a backward
+pass may run in another thread than its caller."""
 
 
 @contextmanager
 def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
-    """Let a replay add to these sums.
+    """Accumulate gradients in these sums during the block.
 
     Args:
-        sums: by identity of a parameter; None for those whose products nobody wants.
+        sums: sum of each parameter, by its `id`; None for a parameter without a wanted gradient.
     """
     _open.update(sums)
     try:
@@ -68,12 +67,12 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
 
 
 def sum_of(key: int) -> Sum | None:
-    """Look up the sum for products with a parameter's transposed Jacobian, if there is one."""
+    """Look up the sum of a parameter by its `id`; None if there is none."""
     return _open.get(key)
 
 
 def wanted(key: int) -> bool:
-    """Tell whether anybody needs the gradient of a parameter."""
+    """Tell whether a running replay, if any, needs the gradient of a parameter."""
     return key not in _open or _open[key] is not None
 
 

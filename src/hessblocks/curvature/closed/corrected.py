@@ -1,7 +1,6 @@
 """Replace functions of torch whose higher derivatives are wrong or missing (torch 2.13).
 
-`tests/curvature/test_torch_derivatives.py` holds the list: it fails as soon as torch mends one of
-them.
+`tests/curvature/test_torch_derivatives.py` lists them; it fails as soon as torch corrects one.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ def layer_norm(
     bias: Float[Tensor, "..."] | None = None,
     eps: float = 1e-5,
 ) -> Float[Tensor, "*shape"]:
-    """Compute layer norm in single steps, since the third derivative of torch's own is wrong."""
+    """Compute layer norm from elementary operations; torch's kernel has a wrong 3rd derivative."""
     return _normalised(x, range(-len(shape), 0), weight, bias, eps)
 
 
@@ -30,7 +29,7 @@ def rms_norm(
     weight: Float[Tensor, "..."] | None = None,
     eps: float | None = None,
 ) -> Float[Tensor, "*shape"]:
-    """Compute RMS norm in single steps: under vmap CUDA's own goes vector by vector and warns."""
+    """Compute RMS norm from elementary operations; under vmap CUDA's kernel loops and warns."""
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     axes = tuple(range(-len(shape), 0))
     y = x * (x.square().mean(axes, keepdim=True) + eps).rsqrt()
@@ -40,10 +39,10 @@ def rms_norm(
 def weight_norm(
     direction: Float[Tensor, "*shape"], length: Float[Tensor, "..."], dim: int = 0
 ) -> Float[Tensor, "*shape"]:
-    """Compute weight norm in single steps: the second derivative of `torch._weight_norm` is wrong.
+    """Compute weight norm from elementary operations; `torch._weight_norm` has a wrong Hessian.
 
     Returns:
-        The weight, of norm `length` along all axes but `dim`; along all of them for a `dim` of −1.
+        The weight. Its norm over all axes but `dim` is `length`; over all axes if `dim` is −1.
     """
     axes = [axis for axis in range(direction.ndim) if dim == -1 or axis != dim % direction.ndim]
     return direction * (length * direction.square().sum(axes, keepdim=True).rsqrt())
@@ -59,7 +58,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Normalise by the statistics of the batch; by running ones torch's own is right."""
+    """Normalise by batch statistics; leave running statistics to torch, whose Hessian is right."""
     own = training and running_mean is None
     return _of_channels(x, 0, weight, bias, eps) if own else NotImplemented
 
@@ -80,7 +79,7 @@ def _instance_norm(
 def _of_channels(
     x: Tensor, first: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Normalise over all axes from `first` on but axis 1, that of weight and bias."""
+    """Normalise over axes `first`, `first` + 1, ..., except axis 1, the axis of weight and bias."""
     axes = [axis for axis in range(first, x.ndim) if axis != 1]
     shape = (-1, *[1] * (x.ndim - 2))
     weight, bias = (None if t is None else t.view(shape) for t in (weight, bias))
@@ -98,7 +97,7 @@ def _normalised(
 
 
 def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **others: Any) -> Any:
-    """Multiply rows in groups, a matrix for each; torch's own takes no float64."""
+    """Multiply each group of rows with its matrix; torch's kernel does not support float64."""
     given = any(value is not None for value in others.values())
     if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or given:
         return NotImplemented
@@ -114,9 +113,9 @@ CORRECTED: dict[Any, Callable[..., Any]] = {
     F.instance_norm: _instance_norm,
     F.hardsigmoid: lambda x, inplace=False: F.relu6(x + 3) / 6,
 }
-"""By function of torch; what returns NotImplemented leaves the call to torch."""
-if hasattr(F, "linear_cross_entropy"):  # torch before 2.13 has none
-    # In chunks, which are what its `options` ask for, it has no second derivative.
+"""Our replacement of each torch function; if it returns NotImplemented, torch's is called."""
+if hasattr(F, "linear_cross_entropy"):  # since torch 2.13
+    # With `options`, torch computes it in chunks, without a second derivative.
     CORRECTED[F.linear_cross_entropy] = lambda *args, options=None, **kw: F.linear_cross_entropy(
         *args, **kw
     )

@@ -1,10 +1,10 @@
 """Linear layers and embeddings that accumulate the gradient of their weight in place.
 
-For each lookup autograd writes a whole table of zeros and adds whole tables up: of a vocabulary of
-50,257 words and width 768, 150 MB twice per product, for some hundred rows.
+Autograd's gradient of an embedding is a dense table, mostly zeros: for 50,257 words of width 768,
+150 MB written twice per product, though a batch looks up a few hundred rows.
 
-Letters: y = x W + b with x of N rows, D inputs and E outputs per row; g a cotangent of y, (c, Z, z)
-cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b; V rows of a table.
+Letters: y = x W + b with N rows, D inputs and E outputs per row; g the cotangent of y; (c, Z, z)
+the cotangents of the gradients (g Wᵀ, xᵀ g, Σ g) by x, W and b; V rows of a table.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def linear(
     """Compute `torch.nn.functional.linear` with a parameter as its weight.
 
     Returns:
-        (*rows, E); NotImplemented where the call is left to torch.
+        (*rows, E), or NotImplemented, which makes the caller call torch.
     """
     if input.ndim < 2 or _other(input, weight, bias):
         return NotImplemented
@@ -43,10 +43,10 @@ def addmm(
     *more: Any,
     **others: Any,
 ) -> Any:
-    """Compute `torch.addmm` of a bias, rows and a parameter, GPT-2's form of a linear layer.
+    """Compute `torch.addmm` of a bias, rows and a parameter: GPT-2's linear layer.
 
     Returns:
-        (N, E); NotImplemented where the call is left to torch.
+        (N, E), or NotImplemented, which makes the caller call torch.
     """
     if more or others or input.ndim != 1 or _other(mat1, mat2, input):
         return NotImplemented
@@ -54,7 +54,7 @@ def addmm(
 
 
 def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Tell whether torch's own function has to compute it."""
+    """Tell whether the closed form does not support these arguments."""
     given = [x, weight] if bias is None else [x, weight, bias]
     plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
     own = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad
@@ -63,7 +63,7 @@ def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 class _Forwards(Function):
-    """y of x, W and b."""
+    """y as a function of x, W and b."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
@@ -89,7 +89,7 @@ class _Forwards(Function):
 class _Backwards(Function):
     """(g Wᵀ, xᵀ g, Σ g) as functions of g, x and W.
 
-    Along (c, Z, z) the cotangents are c W + x Z + z of g, g Zᵀ of x and cᵀ g of W.
+    Their cotangents (c, Z, z) give the cotangents c W + x Z + z of g, g Zᵀ of x and cᵀ g of W.
     """
 
     @staticmethod
@@ -127,7 +127,7 @@ class _Backwards(Function):
 
 
 def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tensor | None:
-    """Compute rowsᵀ cotangents for W; None if it is added to a sum already, or not needed."""
+    """Compute rowsᵀ cotangents for W; None if it was added to W's sum or is not needed."""
     if not wanted(key):
         return None
     left, right = (cotangents, rows) if turned else (rows, cotangents)
@@ -149,16 +149,16 @@ def embedding(
     """Compute `torch.nn.functional.embedding` of a parameter in float32 or float64.
 
     Args:
-        input: rows that are looked up.
+        input: row indices.
         weight: the table.
-        padding_idx: a row without a derivative; from the end where it is negative.
-        max_norm: with one, the call is left to torch.
+        padding_idx: index of the row without a gradient; a negative one counts from the end.
+        max_norm: unless None, NotImplemented is returned.
         norm_type: type of `max_norm`.
-        scale_grad_by_freq: the call is left to torch.
-        sparse: without effect, since sparse gradients cannot be differentiated again.
+        scale_grad_by_freq: if True, NotImplemented is returned.
+        sparse: ignored, since autograd cannot differentiate sparse gradients again.
 
     Returns:
-        (*shape, D); NotImplemented where the call is left to torch.
+        (*shape, D), or NotImplemented, which makes the caller call torch.
     """
     asked = max_norm is not None or scale_grad_by_freq
     other = not weight.is_leaf or weight.ndim != 2 or weight.dtype not in DTYPES

@@ -1,10 +1,9 @@
 """Layer norm and RMS norm with their second derivatives in closed form.
 
-Letters: n = (x − mean) s the normalised row with s = 1/σ (RMS norm: without the mean), w the
-weight, g a cotangent of y = w n + b, h = w g, C the removal of the mean (RMS norm: the identity), D
-width.
+Letters: n = (x − mean) s the normalised row, s = 1/σ; w the weight; g the cotangent of
+y = w n + b; h = w g; C subtracts the mean; D width. RMS norm has no mean, and C is the identity.
 
-Their first derivative is one symmetric matrix per row, A = s (C − n nᵀ / D):
+The Jacobian of n by x is one symmetric matrix per row, A = s (C − n nᵀ / D):
 ḡ_x = A h, ḡ_w = Σ g n, ḡ_b = Σ g.
 """
 
@@ -100,12 +99,13 @@ def _centred(z: Tensor, *, centre: bool) -> Tensor:
 class _Backwards(Function):
     """ḡ_x = A h and ḡ_w = Σ g n as functions of g, x and w.
 
-    With v a cotangent of A h and a one of Σ g n, the cotangents are
+    Let v be the cotangent of A h, and a that of Σ g n. The cotangents are
 
         of g: w A v + a n      of w: Σ g A v      of x: A (a g) − s (n vᵀA h / D + m_h A v + m_v A
         h)
 
-    where m_z is the mean of n z along the row; A (a g) = s (C a g − n m_ag), so that n is met once.
+    where m_z is the mean of n z along the row. A (a g) = s (C a g − n m_ag), so that one pass over
+    n suffices.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
 """Activations (GELU, SiLU, tanh) with first and second derivatives in closed form.
 
-Autodiff differentiates tanh-GELU, eight small steps, through some twenty passes over the hidden
-layer a product. Here f'(x) and g f''(x) are computed once and held, and a product costs three
-passes.
+Autograd splits tanh-GELU into eight elementwise operations, and one Hessian-vector product passes
+over the hidden layer about twenty times. Here f'(x) and g f''(x) are computed once and saved, and a
+product takes three passes.
 
-Letters: y = f(x), g a cotangent of y, v a cotangent of g f'(x).
+Letters: y = f(x), g the cotangent of y, v the cotangent of g f'(x).
 """
 
 import abc
@@ -24,15 +24,15 @@ CUBIC = 0.044715
 """Coefficient in the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 
 _FAR = 1e3
-"""From here on all curves are straight; larger arguments are clamped, since their powers would
-overflow before they are multiplied by 0."""
+"""Beyond ±this argument f'' is 0. Larger arguments are clamped, since their powers would overflow
+and inf · 0 is NaN."""
 
 Values = Float[Tensor, "*shape"]
-"""Any shape; the same wherever it stands in one signature."""
+"""Tensor of any shape; all `Values` in a signature have the same shape."""
 
 
 class Curve(abc.ABC):
-    """Real function of one number, applied entry by entry; twice differentiable."""
+    """Elementwise function f, twice differentiable."""
 
     def __call__(self, x: Values) -> Values:
         """Compute f(x)."""
@@ -174,7 +174,7 @@ class _Backwards(Function):
 
 
 def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
-    """Take the first cotangent; the derivatives beside it are ours alone and have none."""
+    """Return the first cotangent; the second output is an internal derivative and has none."""
     if any(one is not None for one in cotangents[1:]):
         raise RunError(
             "hessblocks: an activation has two derivatives here, and a third was asked for "

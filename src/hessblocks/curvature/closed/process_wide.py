@@ -1,9 +1,9 @@
-"""Swap functions of the whole process while a graph is captured: eager attention, checkpoints.
+"""Patch eager attention and checkpointing, process-wide, while a graph is captured.
 
-`torch.utils.checkpoint(use_reentrant=True)` hides its weights from autograd: the part runs without
-a graph, and only `Tensor.backward` reaches the weights, by adding to `.grad`. The form
-`use_reentrant=False` gives the same values and has derivatives of every order. Whoever calls
-`checkpoint`, by whatever name, ends at `CheckpointFunction.apply`.
+`torch.utils.checkpoint(use_reentrant=True)` runs its part without a graph. Only `Tensor.backward`
+computes its weights' gradients, and adds them to `.grad`. `use_reentrant=False` gives the same
+values and has derivatives of every order. All calls of `checkpoint` reach
+`CheckpointFunction.apply`, the function that we patch.
 """
 
 import sys
@@ -20,10 +20,10 @@ from hessblocks.curvature.closed.watch import Watch, note_derivative
 
 
 class Shared(AbstractContextManager[None]):
-    """Process-wide setting that the first thread makes and the last one undoes."""
+    """Process-wide setting: the first thread to enter makes it, the last to leave undoes it."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Hold the function that makes the setting."""
+        """Store `setting`, whose context manager makes and undoes the setting."""
         self._setting, self._lock, self._inside = setting, threading.Lock(), 0
         self._made: AbstractContextManager[Any] | None = None
 
@@ -33,11 +33,11 @@ class Shared(AbstractContextManager[None]):
             if not self._inside:
                 self._made = self._setting()
                 self._made.__enter__()
-            # counted, since threads leave in another order than they came
+            # a count, since threads may leave in another order than they entered
             self._inside += 1
 
     def __exit__(self, *raised: object) -> None:
-        """Undo the setting once nobody needs it."""
+        """Undo the setting when the last thread leaves."""
         with self._lock:
             self._inside -= 1
             if not self._inside and self._made is not None:
@@ -51,31 +51,28 @@ def _without_reentry() -> Iterator[None]:
     try:
         yield
     finally:
-        del CheckpointFunction.apply  # the inherited one is found again
+        del CheckpointFunction.apply  # restores the inherited method
         if before is not None:
             CheckpointFunction.apply = before  # type: ignore[method-assign]
 
 
 def _checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-    # calls no `CheckpointFunction`, so that the swap does not meet itself
+    # `use_reentrant=False` does not use `CheckpointFunction`, so that there is no recursion
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
-# Of the whole process: a GPU's backward pass has a thread of its own.
+# Process-wide, since a GPU's backward pass runs in another thread.
 differentiable_checkpoints = Shared(_without_reentry)
-"""Runs parts under `checkpoint(use_reentrant=True)` as with `use_reentrant=False`."""
+"""Makes `checkpoint(use_reentrant=True)` behave as `use_reentrant=False`."""
 
 _inside = threading.local()
 
 
 @contextmanager
 def swap_eager(watch: Watch) -> Iterator[None]:
-    """Give models of transformers that ask for eager attention tiles in long contexts.
-
-    In this thread.
-    """
+    """Replace transformers' eager attention by tiled attention for long contexts in this thread."""
     registry = getattr(sys.modules.get("transformers.modeling_utils"), "AttentionInterface", None)
-    if registry is None:  # no model of transformers
+    if registry is None:  # transformers is not imported
         yield
         return
     watches = vars(_inside).setdefault("watches", [])
@@ -89,7 +86,7 @@ def swap_eager(watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def _our_choice() -> Iterator[None]:
-    """Put our choice in the place of the registry's own."""
+    """Patch `AttentionInterface.get_interface` to return our attention in place of eager."""
     registry = sys.modules["transformers.modeling_utils"].AttentionInterface
     own = registry.get_interface
     registry.get_interface = lambda self, name, default: _chosen(own(self, name, default), default)

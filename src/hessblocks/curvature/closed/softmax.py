@@ -1,7 +1,7 @@
-"""Softmax attention by plain products, with the second derivative of softmax in closed form.
+"""Softmax attention by matrix products, with the second derivative of softmax in closed form.
 
-Letters: S scores, P = softmax(S) row by row, dP a cotangent of P, dS = P ∘ (dP − Σ P ∘ dP) what it
-gives for S, D a cotangent of dS; sums run along a row.
+Letters: S scores; P = softmax(S) row by row; dP the cotangent of P; dS = P ∘ (dP − Σ P ∘ dP) the
+cotangent of S; D the cotangent of dS. Sums run along a row.
 """
 
 from typing import Any
@@ -15,10 +15,10 @@ from hessblocks.curvature.attention import attend_twice, misfits
 from hessblocks.curvature.closed.watch import note_derivative
 
 LONG = 512
-"""Keys from which on tiles are as fast as the plain form, and smaller (measured)."""
+"""From this many keys on, tiles are as fast as plain products and need less memory (measured)."""
 
 DTYPES = (torch.float32, torch.float64)
-"""Others are left to torch in the plain form; tiles take them."""
+"""Dtypes of the plain products; tiles support others too."""
 
 
 def attention(
@@ -33,20 +33,20 @@ def attention(
 ) -> Any:
     """Compute scaled dot-product attention without dropout, by tiles or by plain products.
 
-    Tiles serve contexts of at least `LONG` keys, whose mask gets no gradient.
+    Tiles are used for at least `LONG` keys, if the mask needs no gradient.
 
     Args:
         query: (..., heads, tokens, width).
         key: (..., key heads, others, width).
         value: (..., key heads, others, value width).
         attn_mask: booleans (True: may attend) or numbers added to the scores.
-        dropout_p: above 0 the call is left to torch.
-        is_causal: whether a token attends to none after it.
+        dropout_p: if above 0, NotImplemented is returned.
+        is_causal: whether a token attends only to itself and earlier tokens.
         scale: scale of the scores; 1/√width by default.
         enable_gqa: whether several query heads share a key head.
 
     Returns:
-        (..., heads, tokens, value width); NotImplemented where the call is left to torch.
+        (..., heads, tokens, value width), or NotImplemented, which makes the caller call torch.
     """
     if by_tiles(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         return attend_twice(query, key, value, attn_mask, is_causal, scale, noticed=note_derivative)
@@ -77,18 +77,18 @@ def by_tiles(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
-    """Tell whether `attention` of these arguments goes by tiles."""
+    """Tell whether `attention` uses tiles for these arguments."""
     plain = _torch_alone(attn_mask, dropout_p, is_causal) or key.shape[-2] < LONG
     return not plain and not any(misfits(query, key, value, attn_mask, is_causal, enable_gqa))
 
 
 def _torch_alone(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> bool:
-    """Tell whether neither tiles nor plain products serve a call."""
+    """Tell whether neither tiles nor plain products support a call."""
     return dropout_p > 0 or (is_causal and attn_mask is not None)
 
 
 class _Forwards(Function):
-    """P of S, 0 where the mask forbids."""
+    """P as a function of S, with 0 at masked entries."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -109,8 +109,8 @@ class _Forwards(Function):
 class _Backwards(Function):
     """dS as a function of dP and P.
 
-    Its derivative in P is met by `_Forwards.backward`, which is blind to a constant per row; so
-    that (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP) stands for the longer whole.
+    Its gradient by P goes only into `_Forwards.backward`, which subtracts any constant per row. So
+    the gradient may be shortened to (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP).
     """
 
     @staticmethod
@@ -128,6 +128,6 @@ class _Backwards(Function):
 
 
 def _centre(rows: Tensor, shares: Tensor) -> Tensor:
-    """Subtract from each row its mean under the weights."""
+    """Subtract from each row its mean with the weights `shares`."""
     means: Tensor = torch.linalg.vecdot(shares, rows)
     return rows - means[..., None]

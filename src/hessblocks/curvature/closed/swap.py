@@ -1,7 +1,7 @@
-"""Swap functions of torch for our closed forms while a graph is captured, and back afterwards.
+"""Replace functions of torch by our closed forms while a graph is captured.
 
-Fused kernels have no second derivative, and autodiff takes many small steps through the others;
-what is swapped has both derivatives in closed form. Models stay as they are.
+Fused kernels have no second derivative. For other functions autograd needs many small operations.
+The replacements have two derivatives in closed form. The model's code is not changed.
 """
 
 import functools
@@ -39,16 +39,16 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.tanh: lambda input, out=None: _TANH(input) if out is None else NotImplemented,
     Tensor.tanh: _TANH,
 }
-"""By function of torch; what returns NotImplemented leaves the call to torch."""
+"""Our replacement of each torch function; if it returns NotImplemented, torch's is called."""
 
 CHOOSING = (F.scaled_dot_product_attention, F.embedding, F.linear, torch.addmm)
-"""Those that look for themselves at what they are given."""
+"""Functions whose replacements check the dtypes of their arguments themselves."""
 
 SPELLED: dict[Any, Callable[..., Any]] = {
     F.layer_norm: corrected.layer_norm,
     F.rms_norm: corrected.rms_norm,
 }
-"""In their place where a third derivative is taken, and in transforms of `torch.func`."""
+"""Replacements for third derivatives and for transforms of `torch.func`."""
 
 MODULES: dict[str, closed_pointwise.Curve] = {
     "GELUActivation": closed_pointwise.Gelu(),
@@ -59,14 +59,14 @@ MODULES: dict[str, closed_pointwise.Curve] = {
     "QuickGELUActivation": closed_pointwise.Silu(1.702),
     "BloomGelu": closed_pointwise.TanhGelu(),
 }
-"""Activations of transformers, by class."""
+"""Activations of transformers, by class name."""
 
 
 class ClosedForms(TorchFunctionMode):
-    """Torch function mode that calls closed forms and notes what the model does."""
+    """Torch function mode that calls closed forms and records the model's attention calls."""
 
     def __init__(self, watch: Watch, *, swap: bool = True) -> None:
-        """Record in `watch`; without `swap`, call no closed form limited to two derivatives."""
+        """Record in `watch`; without `swap`, use only forms with derivatives of every order."""
         super().__init__()
         self._watch = watch
         self._functions = FUNCTIONS if swap else SPELLED
@@ -74,7 +74,7 @@ class ClosedForms(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Pass the call on, to our function or to torch's."""
+        """Call our replacement of `func`, or `func` itself."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self._watch.attention |= self._plain(*args, **kwargs)
@@ -87,7 +87,7 @@ class ClosedForms(TorchFunctionMode):
         return func(*args, **kwargs) if found is NotImplemented else found
 
     def _plain(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> bool:
-        """Tell whether attention in a long context keeps its plain form."""
+        """Tell whether attention over at least `LONG` keys runs without tiles."""
         if key.shape[-2] < closed_softmax.LONG:
             return False
         tiles = self._functions is FUNCTIONS and not self._watch.in_recomputed_part()
@@ -112,24 +112,24 @@ class ClosedForms(TorchFunctionMode):
 
 
 def spelled() -> ClosedForms:
-    """Call single steps instead of kernels that `torch.func` or a third derivative cannot pass."""
+    """Replace kernels without a vmap rule or right third derivatives by elementary operations."""
     return ClosedForms(Watch(), swap=False)
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether all tensors are of a dtype that our function takes."""
+    """Tell whether our replacement supports the dtypes of all tensors."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     return all(t.dtype in DTYPES or t.dtype == torch.bool for t in tensors)
 
 
 def swap_activations(model: nn.Module, watch: Watch) -> None:
-    """Give known activations of `model` their closed form; the caller restores the modules.
+    """Replace known activations of `model` by closed forms; the caller restores the modules.
 
-    `torch.func` can transform these in reverse mode and under vmap, two times.
+    The closed forms support two derivatives in reverse mode and `torch.func.vmap`.
     """
     for module in model.modules():
         curve = _curve_of(module)
-        # a `forward` of the instance's own is somebody's wrapper, which a swap would throw away
+        # a `forward` set on the instance is the user's wrapper, which we must not replace
         if curve is not None and "forward" not in vars(module):
             module.forward = functools.partial(_activation, curve, module.forward, watch)
 
@@ -144,7 +144,7 @@ def _curve_of(module: nn.Module) -> closed_pointwise.Curve | None:
 
 
 def spell_weight_norms(model: nn.Module) -> None:
-    """Give weight norms their right derivatives; the caller restores the modules."""
+    """Replace weight norms by versions with right derivatives; the caller restores the modules."""
     for module in model.modules():
         if isinstance(module, _WeightNorm):
             right = functools.partial(_weight_of, module.dim)

@@ -1,8 +1,7 @@
-"""Watch a forward pass for what limits how it may be differentiated afterwards.
+"""Record events of a forward pass that limit how it may be differentiated afterwards.
 
-A closed form here carries two derivatives. A model that differentiates in its inputs inside its
-forward pass (a residual of a differential equation, a force field, a score) uses up the first of
-them there.
+A closed form supports two derivatives. A model that calls autograd in its forward pass (a residual
+of a differential equation, a force field, a score) takes the first one there.
 """
 
 import threading
@@ -16,28 +15,28 @@ import torch
 
 @dataclass(eq=False)
 class Watch:
-    """Record of one forward pass."""
+    """Record of one forward pass: attention, differentiation, activation checkpointing."""
 
     attention: bool = False
-    """Whether scaled_dot_product_attention kept its plain form in a long context."""
+    """Whether scaled_dot_product_attention over many keys ran without tiles."""
     differentiated: bool = False
-    """Whether a closed form was differentiated, with a graph, before the forward pass was over."""
+    """Whether the forward pass differentiated a closed form with `create_graph=True`."""
     recomputed: bool = False
-    """Whether a part will be computed again in the backward pass (activation checkpointing)."""
+    """Whether the backward pass will recompute a part (activation checkpointing)."""
     _hooks: Any = field(default_factory=lambda: _hooks_of_saved_tensors())
     thread: int = field(default_factory=threading.get_ident)
     """Thread of the forward pass."""
 
     def in_recomputed_part(self) -> bool:
-        """True inside of a checkpointed part, which torch must recompute all by itself."""
+        """Tell whether this is inside a checkpointed part, which our forms must not change."""
         inside = _hooks_of_saved_tensors() is not self._hooks
         self.recomputed |= inside
         return inside
 
 
 _open: list[Watch] = []
-"""Watches of the forward passes under way, of all threads, since backward passes run in threads of
-their own."""
+"""Watches of the running forward passes of all threads; a backward pass inside one may run in
+another thread."""
 
 
 @contextmanager
@@ -52,14 +51,14 @@ def watching() -> Iterator[Watch]:
 
 
 def _hooks_of_saved_tensors() -> Any:
-    """Find the innermost saved-tensor hook, or None; activation checkpointing sets its own."""
+    """Return the innermost saved-tensor hook or None; activation checkpointing sets such a hook."""
     # torch has no public way to read these hooks
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks and hooks[0]
 
 
 def note_derivative() -> None:
-    """Record that a closed form is differentiated, and that a graph is kept of it."""
+    """Record that a closed form is differentiated with `create_graph=True`."""
     here = [watch for watch in _open if watch.thread == threading.get_ident()]
-    for watch in here or [*_open]:  # a thread of autograd's own passes nothing itself
+    for watch in here or [*_open]:  # autograd's threads have no watch: mark all
         watch.differentiated = True

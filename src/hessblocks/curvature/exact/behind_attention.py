@@ -1,13 +1,12 @@
-"""Differentiate what follows the last attention, which acts on each token by itself.
+"""Differentiate the network after the last attention, which acts on each token separately.
 
-Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention
-sub-block's output at one token, h(a) that token's final hidden state, f = W h + b its logits, ℓ its
-share of the loss.
+Letters: N tokens with a label, D width, C classes, F rows of a factor of Λ_o, a the attention's
+output at one token, h(a) the token's final hidden state, f = W h + b its logits, ℓ its term of the
+loss.
 
 Gauss-Newton split with the logits as network output:
     g = Jᵀ r, Λ_o = Jᵀ H_ℓ J, Λ_f = Σ_c r_c ∇²f_c, with J = ∂f/∂a, r = ∂ℓ/∂f, H_ℓ = ∂²ℓ/∂f².
-The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d: no second derivative passes the
-vocabulary.
+The logits are linear in h, so that Λ_f = Σ_d (Wᵀ r)_d ∇²h_d needs no second derivatives of logits.
 """
 
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from hessblocks.linalg import chunks
 from hessblocks.theory import TokenCurvature
 
 _AT_ONCE = 1 << 21
-"""Numbers of Jacobians made together; more are slower, since their hidden layers leave the cache
-(GPT-2 small: 5 %)."""
+"""Entries of Jacobians per batch; larger batches leave the cache and are slower (GPT-2 small:
+5 %)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,12 @@ class TokenDerivatives:
     gradient: Float[Tensor, "N D"]
     """g, the gradient of the loss."""
     outer: TokenCurvature
-    """Λ_o: a factor of C rows where there are fewer classes than coordinates, else whole."""
+    """Λ_o: a factor of C rows if C < D, else (D, D) matrices."""
     functional: TokenCurvature | None
-    """Λ_f, the curvature of the network after the attention along the loss gradient; None where it
-    is zero everywhere, as for ReLU without norms."""
+    """Λ_f, the Hessian of the network after the attention, weighted by the loss gradient; None if
+    it is zero, as for ReLU without norms."""
     hidden: Float[Tensor, "N D"]
-    """The network's own result, computed anew, by which a caller sees whether it is the model's."""
+    """Output of our network, which the caller compares with the model's."""
 
 
 def token_derivatives(
@@ -52,18 +51,18 @@ def token_derivatives(
     """Differentiate Σ_n ω_n · cross-entropy(logits(network(attended_n, x_n)), labels_n).
 
     Args:
-        network: acts on one token.
-        attended: outputs of the attention sub-block.
-        x: input of the layer at that token.
-        loss: from the network's results to the loss; its memory limit is of what is made together,
-            what is returned not counted.
+        network: network of one token.
+        attended: outputs of the attention.
+        x: inputs of the layer.
+        loss: loss as a function of the network's outputs; its memory limit bounds intermediate
+            results, without the returned tensors.
 
     Returns:
         g, Λ_o and Λ_f of each token.
 
     Cost: min(C, D) passes of the network per token for J, and about D gradient passes for Λ_f
-        unless it is zero; N C D² multiplications for the curvature seen from h where there are more
-        classes than coordinates. Memory: N D² numbers for each of Λ_o and Λ_f.
+        unless it is zero; N C D² multiplications for the curvature by h if C ≥ D. Memory: N D²
+        numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
         gradient, outer, found = _first(network, attended, x, loss)
@@ -74,13 +73,13 @@ def token_derivatives(
 def _first(
     network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> tuple[Tensor, TokenCurvature, Tensor]:
-    """Take Λ_o from the Jacobian of the logits, or from that of h where it has fewer rows.
+    """Compute Λ_o from the Jacobian of the logits (C rows) or of h (D rows), whichever is smaller.
 
     Returns:
-        g, Λ_o (of few classes as a factor) and the network's result of each token.
+        g, Λ_o (as a factor if C < D) and h of each token.
     """
     few, width = loss.few_classes, attended.shape[-1]
-    # W or the identity, the same for all tokens: linear layers at the end are passed once
+    # W or the identity for all tokens: vmap runs linear layers at the end once, not per token
     rows = loss.weight if few else torch.eye(width).to(attended)
     slopes = loss.residual if few else loss.gradient
     outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
@@ -102,7 +101,7 @@ def _first(
 def _functional(
     network: HiddenNetwork, attended: Tensor, x: Tensor, loss: SeenLoss
 ) -> TokenCurvature | None:
-    """Compute Λ_f of every token; None if it is zero along a random direction."""
+    """Compute Λ_f of every token; None if its product with a generic vector is 0 everywhere."""
     gradient = grad(lambda a, u, x: (u * network(a, x)).sum())
 
     def times(direction: Tensor, a: Tensor, u: Tensor, x: Tensor) -> Any:
@@ -113,12 +112,12 @@ def _functional(
     if not vmap(times, chunk_size=step)(generic, attended, pulled, x).any():
         return None
     matrix = attended.new_empty(*attended.shape, attended.shape[-1])
-    for some in chunks(len(attended), step):  # forward mode is wrong for torch's layer norm
+    for some in chunks(len(attended), step):  # jacrev: forward mode is wrong for torch layer norm
         matrix[some] = vmap(jacrev(gradient))(attended[some], pulled[some], x[some])
     return TokenCurvature(matrix=matrix)
 
 
 def _together(attended: Tensor, memory_limit: int) -> int:
-    """Count tokens whose Jacobians fit together; hidden layers hold most, twice for Λ_f."""
+    """Count the tokens per batch; hidden layers take most of the memory, twice as much for Λ_f."""
     square = attended.shape[-1] ** 2
     return max(1, min(memory_limit // (32 * square * attended.element_size()), _AT_ONCE // square))

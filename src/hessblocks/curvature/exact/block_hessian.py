@@ -1,11 +1,11 @@
-"""Assemble-free Hessian of the last layer: attention, what follows it, and the unembedding.
+"""Matrix-free Hessian of the last layer: attention, the network after it, and the unembedding.
 
-A change Δ_i of piece i moves its site s by E_i Δ_iᵀ v_i at each token, with a vector v_i (the
-layer's input) and a map E_i to the site (the identity but for the attention's weights). With M, F,
-X as in `tail` and Λ_h the curvature seen from the hidden state:
+Let Δ_i change piece i, a weight. It adds E_i Δ_iᵀ v_i at the site s of each token: v_i is the
+layer's input, and E_i maps to the site (the identity, except for the attention's weights). With M,
+F, X as in `tail` and Λ_h = ∂²ℓ/∂h²:
     H_o(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ M_sᵀ Λ_h M_t E_j
-    H_f(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ F_st E_j, and for a linear layer j whose input x_t moves with i
-                besides Σ_n v_i g_tᵀ ⊗ E_iᵀ X_tsᵀ, g_t = M_tᵀ u, and the same the other way round.
+    H_f(i, j) = Σ_n v_i v_jᵀ ⊗ E_iᵀ F_st E_j; if j is a linear layer whose input x_t depends on i,
+                plus Σ_n v_i g_tᵀ ⊗ E_iᵀ X_tsᵀ, g_t = M_tᵀ u; likewise with i and j exchanged.
 For the unembedding, with logits W h and residual r:
     H_o(W, j) = Σ_n h v_jᵀ ⊗ (∂²ℓ/∂f²) W M_t E_j, H_f(W, j) = Σ_n r v_jᵀ ⊗ M_t E_j.
 
@@ -33,28 +33,27 @@ UNEMBEDDING = "unembedding"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Move:
-    """Change at a piece's site when the piece moves."""
+    """Derivative of a piece's site by the piece: Δ ↦ E Δᵀ v."""
 
     site: str
     vector: Float[Tensor, "N P"]
     map: Float[Tensor, "#N S R"] | None = None
-    """None for the identity."""
+    """E; None for the identity."""
     swapped: bool = False
-    """Whether the piece is flattened with the map's index first."""
+    """Whether the piece is flattened with the index of E first, that of v second."""
 
     def seen(self, matrices: Float[Tensor, "#N rows S"]) -> Float[Tensor, "#N rows R"]:
-        """Compose matrices that act on the site with the piece's map to it."""
+        """Compute `matrices` E."""
         return matrices if self.map is None else matrices @ self.map
 
 
 class LastBlockHessian(PiecewiseHessian):
-    """H, H_o and H_f by every parameter from the last attention on, as operators.
+    """H, H_o and H_f by all parameters from the last attention on, as matrix-free operators.
 
-    The operators are never assembled.
     Groups: those of `AttentionHessian` (query, key, value, projection, gains), gain and shift of
-    the norm in front of it, each later linear layer by its module's name with its bias, each other
-    parameter by its own name, and `unembedding`. A weight is flattened (inputs, outputs) row by
-    row, a bias as its last row.
+    the norm before it, each later linear layer with its bias (by the module's name), each other
+    parameter (by its name), and `unembedding`. A weight is flattened (inputs, outputs) row by row,
+    with a bias as the last row.
     """
 
     def __init__(
@@ -71,20 +70,20 @@ class LastBlockHessian(PiecewiseHessian):
         """Combine the attention with the network after it. No block is computed yet.
 
         Args:
-            attention: the blocks of the attention alone.
-            tail: the parameters after it.
-            loss: what the loss sees of the final hidden state.
-            norm: the parameters of the norm in front of the attention, where there are any.
+            attention: blocks of the attention.
+            tail: network after the attention, with its parameters.
+            loss: loss as a function of the final hidden states.
+            norm: the norm before the attention; None if it has no trained parameters.
             unembedding: whether the output layer is trained.
-            tied: whether its weight is the embedding's too.
+            tied: whether its weight is also the embedding's.
             memory_limit: bytes of intermediate results.
         """
         super().__init__(tail.hidden, memory_limit)
         self.attention = attention
-        """The blocks of the attention's own groups."""
+        """Blocks of the attention's groups."""
         self.tied = tied
-        """Whether `unembedding` is a weight that embeds tokens too: its block is of its use as
-        unembedding, the embedding held fixed."""
+        """Whether the weight of `unembedding` is also the embedding's; its block then ignores the
+        embedding, as if that were constant."""
         self._tail = tail
         self._loss = loss
         self._norm = norm
@@ -93,7 +92,7 @@ class LastBlockHessian(PiecewiseHessian):
         self.groups = (*attention.groups, *before, *tail.parts, *own)
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
-        """List the pieces of a group; those of one head, for the attention's."""
+        """List the pieces of a group, or of one head of an attention group."""
         if group in self.attention.groups:
             return self.attention.pieces(group, head)
         if head is not None:
@@ -110,7 +109,7 @@ class LastBlockHessian(PiecewiseHessian):
     def block(
         self, row: str, column: str, part: Part = "full", head: int | tuple[int, int] | None = None
     ) -> ExactOperator:
-        """Hessian block of two groups; see `PiecewiseHessian.block`."""
+        """Return the Hessian block of two groups; see `PiecewiseHessian.block`."""
         if {row, column} <= set(self.attention.groups):
             return self.attention.block(row, column, part, head)
         return super().block(row, column, part, head)
@@ -171,12 +170,12 @@ class LastBlockHessian(PiecewiseHessian):
 
     @cached_property
     def _jacobians(self) -> dict[str, Float[Tensor, "N S R"]]:
-        """Jacobian of the attention's output in each parameter of the norm in front of it."""
+        """Jacobian of the attention's output by each parameter of the norm before it."""
         assert self._norm is not None
         return {name: self._norm.jacobian(name) for name in self._norm.places}
 
     def _within_attention(self, row: Piece, column: Piece) -> list[KroneckerTerm]:
-        """List terms of the attention's second derivative with the norm in front on one side."""
+        """List the attention's second-derivative terms with the norm before it in row or column."""
         if self._norm is None:
             return []
         if self._normed(row) and self._normed(column):
@@ -195,7 +194,7 @@ class LastBlockHessian(PiecewiseHessian):
         return _term(row, column, matrices.compact())
 
     def _curved(self, row: _Move, column: _Move) -> list[KroneckerTerm]:
-        """List the terms of F_st; none if it is zero."""
+        """List the terms with F_st; none if F_st is zero."""
         second = self._tail.second(row.site, column.site, self._loss.gradient)
         if not second.any():
             return []
@@ -203,7 +202,7 @@ class LastBlockHessian(PiecewiseHessian):
         return [_term(row, column, TokenMatrices(right=matrices))]
 
     def _fed(self, row: _Move, column: _Move, piece: Piece) -> list[KroneckerTerm]:
-        """List the terms of X_ts, if the row's site feeds the column's linear layer."""
+        """List the terms with X_ts, if the row's site is before the column's linear layer."""
         part = self._tail.parts.get(piece.group)
         if part is None or not part.linear or row.site == column.site:
             return []

@@ -1,10 +1,10 @@
-"""Derivatives by gain and shift of the norm in front of the last attention.
+"""Derivatives by gain and shift of the norm before the last attention.
 
-Such a parameter φ multiplies something entry by entry, n_j = … + c_j ⊙ φ (c the normalised vector
-for a gain, ones for a shift), and n feeds W_Q, W_K and W_V alike. With c beside n as further inputs
-of the layer, met by rows of zeros in the weights, a change dφ is the change diag(dφ) W of those
-rows: every block of φ is a block of these rows, contracted with W (and, where one side is W itself,
-the gradient of those rows).
+Such a parameter φ enters entrywise: n_j = … + c_j ⊙ φ, where c is the normalised vector for a gain
+and ones for a shift. n is the input of W_Q, W_K and W_V. Append c to the inputs n, and rows of
+zeros to these weights W. Then a change dφ is equivalent to the change diag(dφ) W of the new rows.
+So a block of φ is a block of these rows, contracted with W. If the other group is W, the gradient
+of the new rows is added.
 
 Letters: B sequences, L tokens, N tokens that enter the loss, D width, K width of a head,
 O width of the output, W columns of a token's matrix.
@@ -26,22 +26,22 @@ READ = ("query", "key", "value")
 
 
 class InputNorm:
-    """Gain and shift of the norm, treated as rows of a wider layer's weights."""
+    """Gain and shift of the norm, as additional rows of the weights of a wider layer."""
 
     def __init__(self, wide: AttentionHessian, places: Mapping[str, slice]) -> None:
-        """Hold the wider layer.
+        """Store the wider layer's Hessian.
 
         Args:
-            wide: Hessian of the layer that `widened` gives, with the same loss.
-            places: rows of each parameter's multipliers in the wider weights.
+            wide: Hessian of the layer that `widened` returns, with the same loss.
+            places: rows of the wider weights for each parameter.
         """
         self._wide = wide
         self._own = slice(min(place.start for place in places.values()))
         self.places = places
-        """Rows of the wider weights, by the name of the parameter."""
+        """Rows of the wider weights, by name of the parameter."""
 
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
-        """Compute ∂(output of the attention)/∂φ of every token."""
+        """Compute ∂(attention output)/∂φ for every token."""
         total = self._wide.layer.x.new_zeros(())
         for group, head, seen in self._reads():
             matrix, to_output = seen.matrix, seen.output_map
@@ -58,7 +58,7 @@ class InputNorm:
         return total.mT
 
     def _reads(self) -> Iterator[tuple[str, int, Any]]:
-        """Compute Jacobians of the attention's output in each head's wider weights."""
+        """Yield the Jacobians of the attention's output by each head's wider weights."""
         for group in READ:
             for piece in self._wide.layer.pieces(group):
                 jacobians = self._wide.jacobians(piece)
@@ -66,7 +66,7 @@ class InputNorm:
                     yield group, head, jacobian
 
     def functional(self, name: str, piece: Piece) -> list[KroneckerTerm]:
-        """List terms of Σ ⟨g, ∂²(attention)/∂φ ∂W⟩ for a piece W of the attention's parameters."""
+        """List the terms of Σ ⟨g, ∂²(attention)/∂φ ∂W⟩ for a piece W of the attention's weights."""
         group = "query" if piece.group == "query_key" else piece.group
         found = []
         for number in piece.heads:
@@ -80,7 +80,7 @@ class InputNorm:
         return found
 
     def functional_own(self, row: str, column: str) -> list[KroneckerTerm]:
-        """List the terms for two parameters of the norm."""
+        """List the terms of Σ ⟨g, ∂²(attention)/∂φ ∂φ'⟩ for two parameters of the norm."""
         found = []
         for number, head in enumerate(self._wide.heads):
             for left in READ:
@@ -92,12 +92,12 @@ class InputNorm:
         return found
 
     def _weight(self, group: str, head: int) -> Float[Tensor, "rows K"]:
-        """Return W of one head on all inputs; the identity for the keys of one matrix."""
+        """Return W of one head for all inputs; for keys of a joined weight, the identity."""
         weight: Tensor = getattr(self._wide.heads[head], f"w_{group}")
         return weight
 
     def _contracted(self, term: KroneckerTerm, group: str, head: int, name: str) -> KroneckerTerm:
-        """Contract the rows of a wider weight to rows of φ."""
+        """Contract the new rows of a wider weight with W, to rows of φ."""
         at = self.places[name]
         weight = self._weight(group, head)[: at.stop - at.start]
         whole = term.matrices.whole()
@@ -112,7 +112,7 @@ class InputNorm:
         return replace(term, row=ones, matrices=TokenMatrices(right=matrices), row_swapped=False)
 
     def _restricted(self, term: KroneckerTerm, group: str, head: HeadTokens) -> KroneckerTerm:
-        """Select the columns of a wider weight that are the weight's own."""
+        """Select the columns of a wider weight that belong to the original weight."""
         right = term.matrices.whole()
         if group == "key" and self._wide.layer.joined:
             width = head.w_query.shape[1]
@@ -124,7 +124,7 @@ class InputNorm:
         return replace(term, matrices=TokenMatrices(right=right))
 
     def _gradient(self, name: str, group: str, head: int) -> KroneckerTerm:
-        """Entry (φ_d, W_dr) of the gradient in the wider rows: a change of φ times one of W."""
+        """Return the term of the new rows' gradient, from the product dφ_d dW_dr."""
         gradient = self._gradients[group, head][self.places[name]]
         rows = len(gradient)
         unit = torch.eye(rows, dtype=gradient.dtype, device=gradient.device)
@@ -144,7 +144,7 @@ class InputNorm:
 
     @cached_property
     def _gradients(self) -> dict[tuple[str, int], Float[Tensor, "rows K"]]:
-        """∂ℓ/∂W of the wider weights, as each head contributes to it."""
+        """∂ℓ/∂W of the wider weights, by group and head."""
         found = {}
         for group, head, seen in self._reads():
             along = self._wide.heads[head].gradient @ seen.output_map.T
@@ -158,14 +158,14 @@ class InputNorm:
 def widened(
     layer: AttentionLayer, slopes: Mapping[str, Float[Tensor, "B L D"]]
 ) -> tuple[AttentionLayer, dict[str, slice]]:
-    """Append multipliers to the inputs of the same layer.
+    """Append the factors c to a layer's inputs, and rows of zeros to its weights.
 
     Args:
-        layer: biases are met by a last column of ones, which stays among its own.
-        slopes: multipliers of each parameter.
+        layer: the layer; a last column of ones for biases stays before the new columns.
+        slopes: factors c of each parameter.
 
     Returns:
-        The layer, and where the rows of each parameter stand.
+        The wider layer, and the rows of each parameter.
     """
     width, rows = layer.x.shape[-1], next(iter(slopes.values())).shape[-1]
     added = rows * len(slopes)

@@ -1,7 +1,7 @@
 """Exact Hessian of the last attention of a real model, in closed form.
 
-Everything after the last attention acts on each token by itself, so that it enters the closed form
-through three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
+The layers after the last attention act on each token separately. They enter the closed form only by
+three quantities per token: g, Λ_o and Λ_f (see `behind_attention`).
 
 Letters: B sequences, L tokens.
 """
@@ -34,43 +34,43 @@ _TARGETS: dict[str, Callable[[Batch], Tensor]] = {
     "masked-lm": given_labels,
     "classification": given_labels,
 }
-"""Loss → labels of a batch."""
+"""For each loss name, the function that returns a batch's labels."""
 
 
 def exact_attention_curvature(
     model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
 ) -> AttentionHessian:
-    """Compute H, H_o and H_f exactly in the last attention's weights, gains and head norms.
+    """Compute H, H_o and H_f exactly by the last attention's weights, gains and head norms.
 
-    The weights are those of queries, keys, values and projection.
-    H_o is the Gauss-Newton matrix with the logits as network output, as in the Hessian paper; the
-    loss is the mean cross-entropy over the valid tokens of the batch.
+    The weights are those of queries, keys, values and projection. H_o is the Gauss-Newton matrix
+    with the logits as network output, as in the Hessian paper. The loss is the mean cross-entropy
+    over the valid tokens of the batch.
 
     Args:
-        model: a hessblocks model of any preset, or one of the Hugging Face kinds in `FAMILIES` with
-            its head: causal or masked language model, or ViT for classification.
+        model: a hessblocks model of any preset, or one of the Hugging Face architectures in
+            `FAMILIES` with its head: causal or masked language model, or ViT for classification.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels`,
-            `attention_mask` and `position_ids`; or the ids alone. Read without a cache, as in
-            training: causal models keep packed sequences apart whose positions start anew.
+            `attention_mask` and `position_ids`; or the ids alone. As in training there is no
+            key-value cache: causal models separate packed sequences where positions restart.
         loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification
             for images.
         memory_limit: bytes that the intermediate results of one operation may take.
 
     Returns:
         The blocks: `.block("query", "key", part="outer", head=0)`, `.norms()`, `.moments`. A weight
-        is flattened head by head, each head's (inputs, outputs) matrix row by row, a bias as its
-        last row. Identity values and projections have no block, nor have trained gains of
-        reparametrised weights.
+        is flattened head by head, each head's (inputs, outputs) matrix row by row, with a bias as
+        the last row. Identity values and projections have no block, and neither have trained gains
+        of reparametrised weights.
 
     Raises:
-        ArgumentError: a model or parts that the closed form does not cover, half precision, no
+        ArgumentError: the closed form does not support the model or a part, half precision, or no
             valid token.
 
     Cost: one forward pass; for each of the N labelled tokens min(C, D) passes of the network after
         the attention (D the width, C the vocabulary) and, unless it is piecewise linear, D gradient
-        passes; N C D² multiplications for the vocabulary where C is at least D; then what the block
-        itself costs (see `AttentionHessian`). Memory: N D (min(C, D) + D) numbers twice over; take
-        fewer or shorter sequences where that is too much.
+        passes; N C D² multiplications for the vocabulary if C ≥ D; then the cost of the block (see
+        `AttentionHessian`). Memory: 2 N D (min(C, D) + D) numbers; use fewer or shorter sequences
+        if that is too much.
 
     Source: Ormaniec, Dangel & Singh (2025), theorems 3.1 and 3.2, in token form (`docs/theory.md`).
 
@@ -93,13 +93,12 @@ def exact_attention_curvature(
 def exact_last_block(
     model: nn.Module, batch: Any, loss: str = "causal-lm", *, memory_limit: int = MEMORY_LIMIT
 ) -> LastBlockHessian:
-    """Compute H, H_o and H_f exactly in every parameter from the last attention on.
+    """Compute H, H_o and H_f exactly by all parameters from the last attention on.
 
-    The groups of `exact_attention_curvature`, and after them each linear layer (by its module's
-    name, its bias with it), each gain or bias of a norm and each gain of a branch (by their own
-    names), and `unembedding`; gain and shift of the norm in front of the attention (by their own
-    names); every block between any two of them. What else stands before the last attention has no
-    block here.
+    The groups are those of `exact_attention_curvature`; each later linear layer with its bias (by
+    the module's name); each gain or bias of a norm and each gain of a branch (by the parameter's
+    name), including the norm before the attention; and `unembedding`. There is a block for any two
+    of them. Other parameters before the last attention have no block.
 
     Args:
         model: as for `exact_attention_curvature`.
@@ -107,16 +106,16 @@ def exact_last_block(
             `attention_mask`; or the ids alone.
         loss: causal-lm (labels default to the inputs without padding), masked-lm, or classification
             for images.
-        memory_limit: bytes that the intermediate results of one operation may take; the derivatives
-            that are held for all tokens may take eight times as much each.
+        memory_limit: bytes that the intermediate results of one operation may take; each cached
+            derivative of all tokens may take eight times as much.
 
     Returns:
         The blocks: `.groups`, `.block("query", "unembedding", part="outer")`, `.norms()`,
-        `.whole()`, `.dense()`; `.tied` says whether the unembedding is the embedding's weight too.
+        `.whole()`, `.dense()`; `.tied` tells whether the unembedding is also the embedding.
 
     Raises:
-        ArgumentError: as `exact_attention_curvature`; a parameter whose use is not known; a block
-            that needs more memory than allowed, when it is asked for, with its count.
+        ArgumentError: as `exact_attention_curvature`; a parameter is used in an unknown way; or,
+            from `.block`, a block needs more memory than allowed, with the number of bytes.
 
     Cost: for a block of two layers with S and T outputs, N tokens: min(S, T) passes back per token
         for H_f, D for H_o, and N S T numbers; then what sums of N Kronecker products cost.
@@ -175,7 +174,7 @@ def exact_last_block(
 def taken(
     model: nn.Module, batch: Any, loss: str, memory_limit: int
 ) -> Iterator[tuple[last_layer.LastAttention, Int[Tensor, "B L"], Bool[Tensor, "B L"]]]:
-    """Extract the last attention, with targets and the mask of those that count."""
+    """Extract the last attention, with the targets and the mask of valid ones."""
     check_name("loss of the closed form", str(loss), _TARGETS)
     check_memory_limit(memory_limit)
     with exclusive(model):
@@ -205,7 +204,7 @@ def taken(
 def hessian_of(
     layer: AttentionLayer, behind: TokenDerivatives, valid: Bool[Tensor, "B L"]
 ) -> AttentionHessian:
-    """Build the Hessian of a layer from its labelled tokens; the others add nothing."""
+    """Build the Hessian of a layer from its labelled tokens; other tokens contribute 0."""
     positions = valid.any(0).nonzero()[:, 0]
     labelled = valid[:, positions]
     return AttentionHessian(
@@ -282,19 +281,19 @@ def behind_cross_entropy(
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,
 ) -> TokenDerivatives:
-    """Differentiate the mean cross-entropy of labelled tokens in the attention's output.
+    """Differentiate the mean cross-entropy of labelled tokens by the attention's output.
 
     Args:
         found: the last attention.
-        targets: the right class of each token.
-        valid: where they count.
-        memory_limit: bytes of what is made together, about.
+        targets: class of each token.
+        valid: mask of the labelled tokens.
+        memory_limit: approximate bytes of intermediate results.
 
     Returns:
-        As `token_derivatives`.
+        See `token_derivatives`.
 
     Raises:
-        ArgumentError: after its attention the model does something else than `found` says.
+        ArgumentError: the network in `found` does not reproduce the model's final hidden states.
     """
     labelled = int(valid.sum())
     loss = SeenLoss(

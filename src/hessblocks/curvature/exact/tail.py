@@ -1,12 +1,11 @@
-"""Differentiate the network after the last attention, token by token, in its parameters.
+"""Differentiate the network after the last attention by its parameters, for each token.
 
-A *site* is a place of a token's network where a vector δ can be added: the output of the attention,
-the output z = Wᵀ x of a linear layer, or a parameter itself (gains and biases of norms, gains of
-branches). All derivatives here are derivatives in δ. With δ_s added at site s, h the final hidden
-state and u = ∂ℓ/∂h:
+A *site* is a place in a token's network where a vector δ can be added: the output of the attention,
+the output z = Wᵀ x of a linear layer, or a parameter (gains and biases of norms, gains of
+branches). All derivatives here are by δ. Let δ_s be added at site s, h be the final hidden state
+and u = ∂ℓ/∂h. Then
     M_s = ∂h/∂δ_s, F_st = ∂²(u·h)/∂δ_s∂δ_t, X_ts = ∂x_t/∂δ_s (x_t the input of the layer at t).
-A change ΔW of a linear layer adds ΔWᵀ x at its output. That depends on δ_s through x, so X_ts
-enters H_f.
+A change ΔW of a linear layer adds ΔWᵀ x to its output. Since x depends on δ_s, X_ts enters H_f.
 
 Letters: N tokens, Q positions of a sequence, D width, P inputs of a linear layer, S and T
 sizes of two sites.
@@ -31,17 +30,17 @@ from hessblocks.linalg import chunks
 ATTENTION = "attention"
 """Name of the site at the output of the attention."""
 KEPT_LIMITS = 8
-"""Memory that one derivative of all tokens may take, in memory limits."""
+"""One derivative of all tokens may take this many times the memory limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TailPart:
-    """Linear layer after the attention with its bias, or a single parameter."""
+    """Linear layer after the attention with its bias, or another parameter."""
 
     name: str
     """Name of the module or the parameter in the model, and of its site."""
     shape: tuple[int, int]
-    """(inputs, outputs) of a layer, where a bias is one more input; (1, entries) of a parameter."""
+    """(inputs, outputs) of a layer, with a bias as one more input; (1, entries) of a parameter."""
     linear: bool = False
     """Whether it is a linear layer."""
     biased: bool = False
@@ -51,7 +50,7 @@ class TailPart:
 
 
 class TokenTail:
-    """Network of one token from the last attention's output to the final hidden state."""
+    """Network of one token after the last attention, with its derivatives by all sites."""
 
     def __init__(
         self,
@@ -65,12 +64,12 @@ class TokenTail:
         Args:
             model: model that holds the parameters.
             found: its last attention and the network after it.
-            positions: positions of the tokens that count, the same in every sequence.
-            memory_limit: bytes that intermediate results may take; a derivative that is kept may
-                take `KEPT_LIMITS` times as many.
+            positions: positions of the labelled tokens, the same in every sequence.
+            memory_limit: bytes that intermediate results may take; a cached derivative may take
+                `KEPT_LIMITS` times as many.
 
         Raises:
-            ArgumentError: a trained parameter that enters in a way that is not covered.
+            ArgumentError: a trained parameter is used in an unsupported way.
         """
         self._tail = _Tail(model, found.network)
         self._before = found.before - found.multipliers.keys()
@@ -91,7 +90,7 @@ class TokenTail:
         """Final hidden state h of each token."""
 
     def note_state(self) -> None:
-        """Remember the model's state, after the caller has restored its settings."""
+        """Record the model's state, to detect changes; call it once its settings are restored."""
         self._state = _state(self._model)
 
     def size(self, site: str) -> int:
@@ -101,7 +100,7 @@ class TokenTail:
     def inputs(self, name: str) -> Float[Tensor, "N P"]:
         """Return a linear layer's inputs times its gain, with a column of ones for its bias.
 
-        A parameter has the column of ones alone.
+        For a parameter that is no linear layer, return only the column of ones.
         """
         part = self.parts[name]
         ones = self.hidden.new_ones(len(self.hidden), 1)
@@ -119,7 +118,7 @@ class TokenTail:
         return self._of_tokens(("first", site), of_token, self.width, self.size(site))
 
     def second(self, row: str, column: str, along: Float[Tensor, "N D"]) -> Float[Tensor, "N S T"]:
-        """Compute F_st along u, which must be the same at every call, since F_st is kept."""
+        """Compute F_st for u = `along`, which must be the same in every call: F_st is cached."""
         if (self.size(row), row) > (self.size(column), column):
             return self.second(column, row, along).mT
 
@@ -136,7 +135,7 @@ class TokenTail:
         )
 
     def between(self, layer: str, site: str) -> Float[Tensor, "N P S"]:
-        """Compute X_ts; zero for the column of ones, and if s does not come before t."""
+        """Compute X_ts; it is zero for the column of ones, and if x_t does not depend on δ_s."""
         part = self.parts[layer]
 
         def of_token(*point: Tensor) -> Tensor:
@@ -159,7 +158,7 @@ class TokenTail:
         columns: int,
         *more: Tensor,
     ) -> Tensor:
-        """Compute a derivative for every token, some tokens at a time, and keep it."""
+        """Compute a derivative for all tokens, in batches of tokens, and cache it."""
         if key not in self._kept:
             tokens, size = len(self.hidden), self.hidden.element_size()
             needed, limit = tokens * rows * columns * size, KEPT_LIMITS * self._limit
@@ -184,7 +183,7 @@ class TokenTail:
         return self._kept[key]
 
     def _check_weights(self) -> None:
-        """Refuse changed weights: kept derivatives and new ones would belong to two models."""
+        """Check that the model has not changed since `note_state`: derivatives are cached."""
         if self._state != _state(self._model):
             raise ArgumentError(
                 "model: its weights or modules have changed since the closed form was made; make "
@@ -194,7 +193,7 @@ class TokenTail:
     def _run(
         self, added: Mapping[str, Tensor], a: Tensor, x: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute a token's hidden state and layer inputs, with something added at some sites."""
+        """Compute a token's h and the inputs of its linear layers, with δ from `added` by site."""
         moved = {
             f"model.{name}": parameter + added[name].view_as(parameter)
             for name in added
@@ -208,7 +207,7 @@ class TokenTail:
         return hidden, seen
 
     def _find_parts(self) -> Iterator[TailPart]:
-        """Find the trained parameters that the network after the attention reads, by module."""
+        """Yield the trained parameters of the network after the attention, by module."""
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         with undisturbed(self._model), torch.enable_grad():
             hidden = self._tail(*(point[0] for point in self._points))
@@ -222,7 +221,7 @@ class TokenTail:
         for name in used:
             stem, _, own = name.rpartition(".")
             module = self._model.get_submodule(stem)
-            if own == "bias":  # without a trained weight it is a parameter like any other
+            if own == "bias":  # the bias of a frozen weight is treated like a norm's bias
                 continue
             if isinstance(module, nn.Linear | Conv1D):
                 check_linear(stem, module)
@@ -243,7 +242,7 @@ class TokenTail:
 
 
 def _linear_part(name: str, module: Any, own: str) -> TailPart:
-    """Describe a linear layer; of a reparametrised one, the matrix that is trained."""
+    """Describe a linear layer, for a reparametrised one its trained matrix."""
     bias = getattr(module, "bias", None)
     biased = bias is not None and bias.requires_grad
     gain = 1.0
@@ -259,17 +258,17 @@ def _linear_part(name: str, module: Any, own: str) -> TailPart:
 
 
 def _reparametrised(module: nn.Module) -> bool:
-    """Tell whether a weight is a fixed plus a trained matrix, each with a gain."""
+    """Tell whether a layer's weight is a fixed plus a trained matrix, each with a gain."""
     return hasattr(module, "effective_weight")
 
 
 def _state(model: nn.Module) -> tuple[Fingerprint, tuple[float, ...]]:
-    """Summarise weights and modules; the summary differs if one of them has changed."""
+    """Return fingerprint and checksums, which change if weights or modules change."""
     return fingerprint_of(model), checksums([*model.parameters(), *model.buffers()])
 
 
 class _Tail(nn.Module):
-    """Network after the attention, as a module: `functional_call` can replace its parameters."""
+    """Network after the attention, as a module whose parameters `functional_call` can replace."""
 
     def __init__(self, model: nn.Module, network: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -284,7 +283,7 @@ class _Tail(nn.Module):
 def _watched(
     modules: Mapping[str, nn.Module], added: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
-    """Record the inputs of modules, and add to their outputs."""
+    """Record the inputs of modules, and add the vectors `added` to their outputs."""
     seen: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., Any]:
@@ -294,7 +293,7 @@ def _watched(
                     f"model: {name!r} is used twice after the last attention; the closed form "
                     "expects one use; use hessblocks.Hessian for this model"
                 )
-            seen[name] = inputs[0].reshape(-1)  # one token: all axes before the last are 1
+            seen[name] = inputs[0].reshape(-1)  # one token: all axes before the last have length 1
             return output + added[name] if name in added else output
 
         return hook

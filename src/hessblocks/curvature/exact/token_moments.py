@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hessblocks.figures import Figure
 
 MOST_NAMES = 80
-"""Tokens whose texts stand below a map; more could not be read."""
+"""Largest number of tokens whose texts label a map legibly."""
 
 
 def attention_moments(
@@ -31,24 +31,24 @@ def attention_moments(
 ) -> AttentionMoments:
     """Compute the first three attention moments of every head of the last attention.
 
-    The same as `exact_attention_curvature(...).moments`, without the curvature after the
-    attention.
+    Equal to `exact_attention_curvature(...).moments`, but without the cost of Λ_o and Λ_f.
 
     Args:
         model: as for `exact_attention_curvature`.
         batch: as for `exact_attention_curvature`.
-        loss: as for `exact_attention_curvature`; the third moment stands along its gradient.
+        loss: as for `exact_attention_curvature`; the third moment is contracted with its gradient.
         memory_limit: bytes that the logits may take at a time.
 
     Returns:
-        `.first`, `.second`, `.third`, `.norms()`, and `.second_by_key`, what each key adds to the
-        second.
+        `.first`, `.second`, `.third`, `.norms()`, and `.second_by_key`, each key's contribution to
+        the second moment.
 
     Raises:
         ArgumentError: as `exact_attention_curvature`.
 
-    Cost: one forward pass, one pass back through the network after the attention; then B H L² D
-        operations for `.second_by_key`, B H L² D² and B H L D² numbers for the others.
+    Cost: one forward pass, one backward pass through the network after the attention; then B H L² D
+        operations for `.second_by_key`, and B H L² D² operations and B H L D² numbers for the
+        other moments.
     """
     model = plain_model(model)
     with taken(model, batch, loss, memory_limit) as (found, targets, valid), torch.no_grad():
@@ -56,8 +56,8 @@ def attention_moments(
         hidden, pull, *_ = vjp(lambda a: vmap(found.network)(a, x), attended)
         found.check_behind(hidden, valid)
         share = hidden.new_full((len(hidden),), 1 / len(hidden))
-        told = SeenLoss(found.output_layer, hidden, targets[valid], share, memory_limit)
-        (seen,) = pull(told.gradient)
+        seen_loss = SeenLoss(found.output_layer, hidden, targets[valid], share, memory_limit)
+        (seen,) = pull(seen_loss.gradient)
     gradient = torch.zeros_like(found.seen.attended)
     gradient[valid] = seen
     return AttentionMoments(layer=found.layer, gradient=gradient)
@@ -66,22 +66,22 @@ def attention_moments(
 def second_moment_figure(
     moments: AttentionMoments, tokens: Sequence[str] | None = None, sequence: int = 0
 ) -> Figure:
-    """Draw which tokens carry the second moment, head by head, as maps.
+    """Draw each token's share of the second moment, per head, as two maps.
 
-    Tokens whose output enters the loss count. Above, the share of each key j in Σ_i tr M_2(i),
-    which is Σ_i a_ij ‖x_j − m_i‖²; below, that of each query i, tr M_2(i).
+    The upper map has the share of each key j in Σ_i tr M_2(i), Σ_i a_ij ‖x_j − m_i‖². The lower map
+    has the share of each query i, tr M_2(i). Only queries i with a loss are summed.
 
     Args:
         moments: moments of a layer or of a model (`attention_moments`).
-        tokens: texts of the tokens, shown up to 80; None for their numbers.
-        sequence: which one of the batch.
+        tokens: texts of the tokens, shown for up to 80 tokens; None: their numbers.
+        sequence: index of the sequence in the batch.
 
     Returns:
         The figure as data; `hessblocks.drawing.draw` draws it.
 
     Raises:
-        ArgumentError: no such sequence, another number of tokens, or no second moment at any token
-            with loss.
+        ArgumentError: there is no such sequence, the number of texts is wrong, or the second moment
+            is 0 at all tokens with a loss.
     """
     from hessblocks.figures import Figure, Heatmap
 

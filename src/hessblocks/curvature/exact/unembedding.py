@@ -1,18 +1,18 @@
-"""Curvature of the cross-entropy by hidden states and unembedding, for large vocabularies.
+"""Hessian of the cross-entropy by hidden states and by the unembedding, for large vocabularies.
 
-The logits are linear in the final hidden state h, f = W h + b. With p their softmax and weight ω of
-the token in the loss, the gradient is Wᵀ r with r = ω (p − onehot), and
+The logits are linear in the final hidden state, f = W h + b. Let p be their softmax and ω the
+token's weight in the loss. The gradient is Wᵀ r with r = ω (p − onehot), and the Hessian is
     Λ_h = ω (Wᵀ diag(p) W − m mᵀ), m = Wᵀ p.
-So no derivative passes through the vocabulary. Two steps keep the digits that the difference would
-lose: the mean row is taken off W (no softmax sees it), and the likeliest class c is kept apart;
-with q = 1 − p_c summed from the others and v = Σ_{i ≠ c} p_i w_i,
+So no automatic differentiation through the logits is needed. Two steps avoid cancellation in the
+difference. The mean row is subtracted from W, which does not change the softmax. The likeliest
+class c is treated separately: with q = 1 − p_c = Σ_{i ≠ c} p_i and v = Σ_{i ≠ c} p_i w_i,
     Λ_h / ω = Σ_{i ≠ c} p_i w_i w_iᵀ + p_c q w_c w_cᵀ − v vᵀ − p_c (v w_cᵀ + w_c vᵀ).
-For W itself, in which the logits are linear (H_f = 0), no vocabulary × vocabulary matrix is made:
+The logits are linear in W, so that its H_f is 0. Its H_o needs no vocabulary × vocabulary matrix:
     H_o = Σ_n ω_n h_n h_nᵀ ⊗ (diag p_n − p_n p_nᵀ),
     ⟨diag p − ppᵀ, diag q − qqᵀ⟩ = p·q − Σ p²q − Σ pq² + (p·q)².
 
-Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (one more
-than D with a bias), S, T and K columns, F rows of a factor, M rows whose products are summed.
+Letters: N tokens, D width of the hidden state, C classes, P inputs of the unembedding (D + 1 with a
+bias), S, T and K columns, F rows of a factor, M rows whose outer products are summed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from hessblocks.linalg import ExactOperator, chunks, unit_of
 
 FEW = 16
-"""Tokens up to which each token's sum is one product of matrices."""
+"""For at most this many tokens, each token's sum is one matrix product."""
 _ROWS, _COLUMNS = 1024, 4
-"""Rows and left columns whose products are made together, so that they stay in the cache."""
+"""Rows and left columns per batch of products, which fits the cache."""
 
 
 class SoftmaxBlock(ExactOperator):
@@ -43,7 +43,7 @@ class SoftmaxBlock(ExactOperator):
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> None:
-        """Hold hidden states, probabilities and weights.
+        """Store hidden states, probabilities and weights.
 
         Args:
             inputs: h of each token, with a last column of ones for a bias.
@@ -61,7 +61,7 @@ class SoftmaxBlock(ExactOperator):
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of the numbers held."""
+        """Count the bytes of the stored numbers."""
         return self._inputs.nbytes + self._p.nbytes
 
     def adjoint(self) -> SoftmaxBlock:
@@ -85,7 +85,7 @@ class SoftmaxBlock(ExactOperator):
         return (self._inputs.square().T @ (self._p * (1 - self._p))).flatten()
 
     def frobenius_norm(self) -> float:
-        """Compute the norm by two N × N matrices. Cost: N² (C + P) multiplications."""
+        """Compute the norm from two N × N matrices. Cost: N² (C + P) multiplications."""
         return unit_of(self._inputs) ** 2 * math.sqrt(self._square)
 
     @cached_property
@@ -116,13 +116,13 @@ class SeenLoss:
         weights: Float[Tensor, " N"],
         memory_limit: int,
     ) -> None:
-        """Hold the tokens; derived quantities are computed once, when they are needed.
+        """Store the tokens; derived quantities are computed at their first use.
 
         Args:
-            head: the model's output layer, from hidden states to logits, taken as it is now.
+            head: the model's output layer; its current weights are used.
             hidden: h of each token.
-            labels: the right class of each token; any where the weight is 0.
-            weights: ω, the share of each token in the loss.
+            labels: class of each token; arbitrary if its weight is 0.
+            weights: ω, the weight of each token in the loss.
             memory_limit: bytes of intermediate results.
         """
         self.weight: Float[Tensor, "C D"] = head.weight.detach().clone()
@@ -136,12 +136,12 @@ class SeenLoss:
 
     @property
     def few_classes(self) -> bool:
-        """True where there are fewer classes than coordinates."""
+        """Whether C < D."""
         return len(self.weight) < self._hidden.shape[1]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(inputs, classes) of the unembedding, a bias as one input more."""
+        """(inputs, classes) of the unembedding, with a bias as one more input."""
         return self.inputs.shape[1], len(self.weight)
 
     @cached_property
@@ -152,7 +152,7 @@ class SeenLoss:
 
     @cached_property
     def gradient(self) -> Float[Tensor, "N D"]:
-        """∂ℓ/∂h = Wᵀ r; the logits of some tokens at a time."""
+        """∂ℓ/∂h = Wᵀ r, computed for a batch of tokens at a time."""
         return torch.cat([self._residual(some) @ self.weight for some in self._cut(4)])
 
     @cached_property
@@ -161,7 +161,7 @@ class SeenLoss:
         return self._residual(slice(None))
 
     def _residual(self, some: slice) -> Tensor:
-        """Compute r of some tokens; the label's is minus the others' sum, which rounds least."""
+        """Compute r of some tokens; for accuracy, the label's entry is minus the others' sum."""
         label = self._labels[some, None]
         residual = self._shares(some).scatter_(-1, label, 0.0)
         residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
@@ -177,21 +177,21 @@ class SeenLoss:
     def halves(
         self, row: Float[Tensor, "N D S"], column: Float[Tensor, "N D T"]
     ) -> tuple[Float[Tensor, "N F S"], Float[Tensor, "N F T"]]:
-        """Factor rowᵀ Λ_h column in two, through C rows or D, whichever are fewer."""
+        """Factor rowᵀ Λ_h column into two matrices with F = min(C, D) rows."""
         if self.few_classes:
             return self._half @ row, self._half @ column
         return row, self._half @ column
 
     def padded(self, rows: Float[Tensor, "N D S"]) -> Float[Tensor, "N P S"]:
-        """Append a row of zeros for a bias."""
+        """Append a row of zeros if there is a bias."""
         return nn.functional.pad(rows, (0, 0, 0, self.inputs.shape[1] - rows.shape[1]))
 
     def block(self) -> SoftmaxBlock:
-        """Gauss-Newton block of the unembedding's own weight."""
+        """Return the Gauss-Newton block of the unembedding's weight."""
         return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self.memory_limit)
 
     def _shares(self, some: slice) -> Tensor:
-        """Compute p of some tokens, anew."""
+        """Compute p of some tokens."""
         return nn.functional.linear(self._hidden[some], self.weight, self._bias).softmax(-1)
 
     @cached_property
@@ -201,13 +201,13 @@ class SeenLoss:
     def root(
         self, rows: Float[Tensor, "*N C S"], tokens: slice = slice(None)
     ) -> Float[Tensor, "_ C S"]:
-        """Compute R rows of some tokens, √(ω p) (rows − pᵀ rows), with Rᵀ R = ∂²ℓ/∂f²."""
+        """Compute R `rows` = √(ω p) (`rows` − pᵀ `rows`) of some tokens, with Rᵀ R = ∂²ℓ/∂f²."""
         p = self._probabilities[tokens]
         factor = (self._weights[tokens, None] * p).sqrt()[..., None]
         return (rows - p[:, None] @ rows).mul_(factor)
 
     def curvature(self) -> Float[Tensor, "N D D"]:
-        """Compute Λ_h of each token, some tokens at a time.
+        """Compute Λ_h of each token, in batches of tokens.
 
         Returns:
             Symmetric positive semi-definite matrices.
@@ -233,7 +233,7 @@ class SeenLoss:
         return out.mul_(self._weights[some, None, None])
 
     def _cut(self, copies: int) -> Iterator[slice]:
-        """Cut the tokens so that so many times the logits of a piece fit into the limit."""
+        """Split the tokens into batches; `copies` arrays of a batch's logits fit the limit."""
         one = copies * len(self.weight) * self._hidden.element_size()
         return chunks(len(self._hidden), max(1, self.memory_limit // one))
 
@@ -245,11 +245,11 @@ class SeenLoss:
 def summed_squares(
     weights: Float[Tensor, "N M"], rows: Float[Tensor, "M D"]
 ) -> Float[Tensor, "N D D"]:
-    """Compute Σ_m weights_nm rows_m rows_mᵀ for all n; products of columns are made once.
+    """Compute Σ_m weights_nm rows_m rows_mᵀ for all n; each product of two columns is formed once.
 
     Args:
-        weights: any sign.
-        rows: shared by all n.
+        weights: weights of either sign.
+        rows: vectors, the same for all n.
 
     Returns:
         Symmetric matrices.

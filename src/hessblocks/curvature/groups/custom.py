@@ -1,4 +1,4 @@
-"""Select and define parameter groups by patterns on names, with or without slices."""
+"""Select and define parameter groups by patterns of names, with or without slices."""
 
 import difflib
 import warnings
@@ -21,10 +21,10 @@ def select_groups(
     """Pick the groups whose names match a shell-style pattern (`layers.*.attention.query`).
 
     Returns:
-        The chosen groups in their old order.
+        The chosen groups, in their order in `groups`.
 
     Raises:
-        ArgumentError: a pattern is no text, or matches nothing; near names are listed.
+        ArgumentError: a pattern is no string, or matches nothing; similar names are listed.
 
     Examples:
         >>> import hessblocks as hb
@@ -41,21 +41,21 @@ def select_groups(
 def custom_groups(
     model: nn.Module, specifications: Mapping[str, str | Sequence[str]]
 ) -> dict[str, views.ParameterGroup]:
-    """Define groups of your own, from patterns on parameter names with or without a slice.
+    """Define groups by patterns of parameter names, with or without slices.
 
     Args:
-        model: whose trainable parameters are grouped.
-        specifications: group name to one or several of `pattern` or `pattern[slices]`, such as
-            `transformer.h.*.ln_*`, or `transformer.h.0.attn.c_attn.weight[:, 0:64]`; brackets at
-            the end always are slices.
+        model: model whose trainable parameters are grouped.
+        specifications: for each group name, one or several strings `pattern` or `pattern[slices]`,
+            such as `transformer.h.*.ln_*`, or `transformer.h.0.attn.c_attn.weight[:, 0:64]`;
+            brackets at the end are always slices.
 
     Returns:
-        Groups by name, with the role and the layer of `parameter_groups` where all their entries
-        have the same; entries that none of them names belong to no group.
+        Groups by name. A group has the role and layer of `parameter_groups` if all its entries
+        agree on them. Entries that match no pattern belong to no group.
 
     Raises:
-        ArgumentError: no dict of patterns, a pattern that matches no trainable parameter, a slice
-            that does not fit, or two groups that share an entry.
+        ArgumentError: `specifications` is no dict of patterns, a pattern matches no trainable
+            parameter, a slice does not fit, or two groups share an entry.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -72,7 +72,7 @@ def custom_groups(
         )
     with exclusive(model):
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        with warnings.catch_warnings():  # groups of one's own are the remedy
+        with warnings.catch_warnings():  # the warning recommends the groups that are being made
             warnings.simplefilter("ignore", UnknownRoleWarning)
             known = [*parameter_groups(model).values()]
     groups = {}

@@ -1,4 +1,4 @@
-"""Names of queries, keys, values and so on in known architectures, and a guess for others.
+"""Parameter names of queries, keys, values and so on in known architectures; a guess for others.
 
 Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are (inputs, outputs).
 """
@@ -19,10 +19,10 @@ READ = ("query", "key", "value")
 
 
 HEAD = r"(lm_head|score|classifier|cls|head|decoder|pooler)(\.\w+)*"
-"""Modules of a head, where nothing else is said."""
+"""Default pattern of a head's modules."""
 _OWN_NAMES = ("norm", "gains", "final.norm", "embedding.norm")
-"""Groups whose modules name their parameters as they like; other names elsewhere are of something
-added (LoRA)."""
+"""Groups whose modules may have parameters of any name. In other groups, names besides weight and
+bias belong to an adapter (LoRA)."""
 _INSIDE = {
     "mlp.in": "mlp_in",
     "mlp.out": "mlp_out",
@@ -31,26 +31,26 @@ _INSIDE = {
     "gains": "gain",
     "attention.bias": "embedding",
 }
-"""Role of the groups of a layer besides attention."""
+"""Role of each group of a layer, except query, key, value and projection."""
 _OUTSIDE = {
     **{f"embedding.{of}": "embedding" for of in ("token", "position", "segment", "patch")},
     "embedding.norm": "norm",
     "final.norm": "norm",
     "head": "head",
 }
-"""Role of the groups outside the layers."""
+"""Role of each group outside the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Pattern on parameter names, and the groups that a match goes to."""
+    """Pattern of parameter names, with the groups of a parameter that matches."""
 
     pattern: str
-    """Regular expression for the whole name; its group `layer` gives the layer."""
+    """Regular expression for the whole name; its group `layer` is the layer's number."""
     name: str
-    """Group name; {layer} and {role} are filled in."""
+    """Group name, with placeholders {layer} and {role}."""
     role: str
-    """Role of the whole parameter; empty where `packing` holds several."""
+    """Role of the whole parameter; empty if `packing` has several roles."""
     packing: Packing | None = None
     """Order of the heads along `axis`; None if the parameter has no heads."""
     axis: int = 0
@@ -65,20 +65,20 @@ def rules_of(
     conv1d: bool = False,
     side: str = "",
 ) -> list[Rule]:
-    """Look up the rules of an architecture.
+    """Make the rules of an architecture.
 
     Args:
-        layer: how the names of a layer's parameters begin.
-        groups: from group name to a pattern of its modules or parameters. Those of a layer continue
-            `layer`; attention has `query`, `key` and `value`, or one `fused` weight, and
-            `projection`; the same after `cross.` for attention to an encoder. Those outside may
-            stand in a base model. Without `head`, any of the usual names is one.
-        packing: how heads lie in the fused weight.
+        layer: pattern of the prefix of a layer's parameter names.
+        groups: for each group name, a pattern of its modules or parameters, after the prefix
+            `layer` for groups of a layer. Attention has `projection`, and `query`, `key` and
+            `value` or one `fused` weight; cross-attention has the same with the prefix `cross.`.
+            Groups outside the layers may be inside a base model. The default of `head` is `HEAD`.
+        packing: order of the heads in the fused weight.
         conv1d: whether weights are (inputs, outputs).
-        side: with which the names of the layers' groups begin, such as `encoder`.
+        side: prefix of the layers' group names, such as `encoder`.
 
     Returns:
-        Those of the layers and those outside, in the order in which they are tried.
+        Rules, in the order in which they are tried.
     """
     rules = []
     begin = f"{side}.layers.{{layer}}." if side else "layers.{layer}."
@@ -98,7 +98,7 @@ def rules_of(
                 packing=packing if role == "fused" else one_role(role),
                 axis=int((role == "projection") != conv1d),
             )
-            if role == "projection":  # along the inputs; the shift belongs to no head
+            if role == "projection":  # heads lie along the inputs; the bias belongs to no head
                 bias = rf"{layer}({modules})\.bias"
                 rules.append(replace(rule, pattern=bias, packing=None))
             rules.append(rule)
@@ -106,7 +106,7 @@ def rules_of(
 
 
 def _letters(module: str, end: str) -> dict[str, str]:
-    """Return patterns of a module's weights that are named q, k and v."""
+    """Return the patterns of a module's parameters named q, k and v, by role."""
     return {role: rf"{module}\.{role[0]}{end}" for role in READ}
 
 
@@ -154,14 +154,14 @@ NAMES = {
     r"|(decoder\.)?project_out|vocab_(transform|layer_norm|projector)|pre_classifier"
     r"|unembed\.[Wb]_U",
 }
-"""Names that known architectures use, torch's own layers, timm and TransformerLens among them."""
+"""Names in known architectures, including torch's layers, timm and TransformerLens."""
 
 _TORCH = {
     "fused": r"self_attn\.in_proj_(weight|bias)",
     "cross.fused": r"multihead_attn\.in_proj_(weight|bias)",
 }
 _FUSED = {**_TORCH, "fused": rf"attn\.(c_attn|qkv)|{_TORCH['fused']}"}
-"""Fused weights that are [queries | keys | values] where no architecture says otherwise."""
+"""Fused weights that are ordered [queries | keys | values] in unknown architectures."""
 
 
 def _two_sides(
@@ -203,7 +203,7 @@ _T5 = _two_sides(
 _ATTENTION_FIRST = {"fused": r"(self_)?attention\.query_key_value", **NAMES}
 
 ARCHITECTURES: dict[str, list[Rule]] = {
-    "hessblocks": rules_of(  # parts of one's own name their parameters as they like
+    "hessblocks": rules_of(  # users' parts may have parameters of any name
         _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
     ),
     "gpt2": rules_of(_H, {"fused": r"attn\.c_attn", **NAMES}, packing=stacked, conv1d=True),
@@ -223,7 +223,7 @@ ARCHITECTURES: dict[str, list[Rule]] = {
     "distilbert": rules_of(_ENCODER, {**NAMES, "head": rf"{NAMES['head']}|qa_outputs"}),
     **dict.fromkeys(("deberta", "deberta-v2", "bert", "roberta"), rules_of(_ENCODER, NAMES)),
     "albert": rules_of(_SHARED_LAYERS, NAMES),
-    "modernbert": rules_of(  # whose head has a norm too
+    "modernbert": rules_of(  # its head also has a norm
         _LAYERS,
         {**NAMES, "fused": r"attn\.Wqkv", "final.norm": "final_norm", "head": HEAD},
         packing=stacked,
@@ -236,19 +236,19 @@ _CONTAINER = re.compile(r"((?:\w+\.)*?)(\w+)\.\d+\.")
 
 
 def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list[Rule]:
-    """Guess the rules of an unknown architecture from the names that known ones use.
+    """Guess the rules of an unknown architecture from the names in known ones.
 
     Args:
-        names: names of its parameters; layers are modules with a number in their path. Where there
-            are several lists of layers (an encoder and a decoder, two towers), the groups' names
-            begin with their path.
+        names: names of its parameters; layers are modules with a number in their path. If there
+            are several lists of layers (an encoder and a decoder, two towers), the list's path is
+            the prefix of its group names.
         conv1d: whether weights are (inputs, outputs).
-        registered: whether it is an architecture of a library, whose fused weights may have another
-            order (GPT-BigCode's go head by head) and are left whole, but for those of torch's own
+        registered: whether the architecture is from a library. Its fused weights may have another
+            order (GPT-BigCode's is head by head), so that they are not split, except in torch's
             layers.
 
     Returns:
-        The rules; none where there are no layers.
+        The rules; none if there are no layers.
     """
     lists = dict.fromkeys(found.groups() for name in names if (found := _CONTAINER.match(name)))
     several = len({path for path, _ in lists}) > 1
@@ -269,7 +269,7 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
 
 
 def outside_rules(model: nn.Module) -> list[Rule]:
-    """List rules for embeddings and norms outside the layers, by the type of the module."""
+    """List rules for embeddings and norms outside the layers, found by the module's class."""
     roles = {nn.Embedding: "embedding", nn.LayerNorm: "norm", nn.RMSNorm: "norm"}
     return [
         Rule(pattern=rf"{re.escape(name)}\.\w+", name=f"{role}.{name}", role=role)

@@ -1,4 +1,4 @@
-"""Packing of heads and roles along one axis of a fused weight."""
+"""Order of heads and roles along one axis of a fused weight."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Heads:
     count: int
     """Query heads."""
     groups: int
-    """Key-value heads; `count` without grouped queries."""
+    """Key-value heads; equal to `count` without grouped queries."""
 
     def of(self, role: str) -> int:
-        """Cut an axis into heads of one role."""
+        """Return the number of heads of one role."""
         return self.groups if role in ("key", "value") else self.count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Indices of one role along the packed axis: `blocks` runs of `length`, `step` apart."""
+    """Indices of one role along the fused axis: `blocks` runs of `length` indices, `step` apart."""
 
     role: str
     """Role of the entries."""
@@ -36,16 +36,16 @@ class Piece:
     length: int
     """Indices in a run."""
     step: int
-    """From the start of a run to the start of the next."""
+    """Distance between the starts of successive runs."""
 
     def divides(self, heads: int) -> bool:
-        """Tell whether each run holds whole heads of equal width."""
+        """Tell whether each run divides into whole heads of equal width."""
         return (
             self.length > 0 and self.blocks * self.length % heads == 0 and heads % self.blocks == 0
         )
 
     def by_head(self, heads: int) -> list[Piece]:
-        """Cut the same indices into one piece per head, in the order of the heads."""
+        """Split the indices into one piece per head, in the order of the heads."""
         width = self.blocks * self.length // heads
         return [
             Piece(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
@@ -55,31 +55,31 @@ class Piece:
 
 
 Packing = Callable[[int, Heads], list[Piece]]
-"""From the length of the packed axis and the heads to the pieces along it."""
+"""Maps the length of the fused axis and the heads to the pieces along this axis."""
 
 
 def one_role(role: str) -> Packing:
-    """Give the whole axis to one role."""
+    """Return the packing in which the whole axis has one role."""
     return lambda length, heads: [Piece(role=role, offset=0, blocks=1, length=length, step=length)]
 
 
 def stacked(length: int, heads: Heads) -> list[Piece]:
-    """Cut [all queries | all keys | all values]; thirds without grouped queries."""
+    """Split [all queries | all keys | all values]; without grouped queries these are thirds."""
     return _repeated(length, heads, blocks=1)
 
 
 def thirds(length: int, heads: Heads) -> list[Piece]:
-    """Cut [all queries | all keys | all values] of equal length, as in `nn.MultiheadAttention`."""
+    """Split [all queries | all keys | all values] into thirds, as in `nn.MultiheadAttention`."""
     return _repeated(length, Heads(count=1, groups=1), blocks=1)
 
 
 def interleaved(length: int, heads: Heads) -> list[Piece]:
-    """Cut [group][its queries, its key, its value]; one head per group without grouped queries."""
+    """Split [group][its queries, key, value]; without grouped queries a group is one head."""
     return _repeated(length, heads, blocks=heads.groups)
 
 
 def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
-    """Cut [block][queries | keys | values]."""
+    """Split [block][queries | keys | values]."""
     width = length // (heads.count + 2 * heads.groups)
     query, key = heads.count // blocks * width, heads.groups // blocks * width
     starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}
@@ -93,12 +93,12 @@ def heads_of(config: Any, layer: int = 0) -> Heads:
     """Read the heads of a layer from a Hugging Face configuration.
 
     Returns:
-        Counts of heads and of key-value heads.
+        Numbers of heads and of key-value heads.
 
     Raises:
-        ArgumentError: it does not say how many there are.
+        ArgumentError: the configuration has no number of heads.
     """
-    if getattr(config, "model_type", "") == "hessblocks":  # whose layers may differ
+    if getattr(config, "model_type", "") == "hessblocks":  # its layers may differ
         block = config.pattern[layer % len(config.pattern)]
         return Heads(count=block["heads"], groups=block["key_value_heads"] or block["heads"])
     count = getattr(config, "num_attention_heads", None)
@@ -110,7 +110,7 @@ def heads_of(config: Any, layer: int = 0) -> Heads:
         )
     groups = getattr(config, "num_key_value_heads", None)
     if getattr(config, "model_type", "") == "falcon":
-        # two switches say it there; its first form has one key-value head for all queries
+        # Falcon has two switches; its first version shares one key-value head among all queries
         first = 1 if config.multi_query else None
         groups = config.num_kv_heads if config.new_decoder_architecture else first
     return Heads(count=int(count), groups=int(groups or count))

@@ -1,4 +1,4 @@
-"""Cut a model's parameters into groups: by role, by head, by expert, by parameter."""
+"""Split a model's parameters into groups: by role, by head, by expert or by parameter."""
 
 import re
 import warnings
@@ -18,35 +18,36 @@ from hessblocks.errors import ArgumentError, check_name
 
 LEVELS = ("role", "head", "expert", "tensor")
 _SHOWN = 5
-"""Parameters that a warning names."""
+"""Number of parameters that a warning names."""
 EXPERTS = re.compile(r"\bexperts\.((?P<number>\d+)\.)?")
-"""Stands in the name of a weight of all experts, or of one in a list of modules."""
+"""Pattern in the name of an expert's weight, stacked over experts or in a list of modules."""
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-"""Names of the number of experts in configurations."""
+"""Names of the configuration field with the number of experts."""
 
 
 class UnknownRoleWarning(UserWarning):
-    """Warning that the names of some parameters tell no role."""
+    """Warning that some parameters have no recognised role."""
 
 
 def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, ParameterGroup]:
-    """Cut the trainable parameters into groups, each entry in exactly one.
+    """Split the trainable parameters into groups, each entry in exactly one.
 
     Args:
-        model: any module; hessblocks and known Hugging Face architectures are cut by role, others
-            by the names that these use; parameters that are not recognised, or whose length does
-            not divide by the heads, form groups under their own name (role `other`), and a warning
-            names them, but for an unknown architecture with no recognised one.
-        level: `role` (query, key, value, ... of each layer), `head` (query, key, value and
-            projection of each head besides), `expert` (the MLP of each expert of a mixture
-            besides) or `tensor` (each parameter).
+        model: any module. Roles in hessblocks and known Hugging Face architectures are known; in
+            other models they are guessed from names. A parameter that is not recognised, or whose
+            length is not divisible by the number of heads, is a group with its own name and role
+            `other`. A warning names these, unless an unknown architecture has no recognised
+            parameter.
+        level: `role` (query, key, value, ... of each layer), `head` (`role`, with query, key, value
+            and projection split by head), `expert` (`role`, with the MLPs of a mixture split by
+            expert) or `tensor` (each parameter).
 
     Returns:
         Groups by name, in the order of `model.named_parameters()`; a tied parameter appears once.
 
     Raises:
-        ArgumentError: unknown level, heads asked for where their number is not known, or experts
-            where there are none.
+        ArgumentError: the level is unknown, or `head` or `expert` for a model whose number of heads
+            or experts is unknown.
 
     Examples:
         >>> import hessblocks as hb
@@ -93,7 +94,7 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
 
 
 def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
-    """Look up rules by architecture, else by usual names; none if no parameter has such a name."""
+    """Return the rules of a known architecture, else guessed ones; none if no name is known."""
     if kind in ARCHITECTURES:
         return ARCHITECTURES[kind]
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -106,7 +107,7 @@ def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
 
 
 def _fits(rule: Rule, model: nn.Module) -> bool:
-    """Tell whether the weights of a rule for thirds have thirds; grouped queries leave none."""
+    """Tell whether a rule for thirds applies: with grouped queries, a weight has no thirds."""
     if rule.packing is not thirds:
         return True
     weights = [
@@ -118,7 +119,7 @@ def _fits(rule: Rule, model: nn.Module) -> bool:
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
-    """Join several groups into one, with role and layer where they agree."""
+    """Join several groups into one; role and layer are kept if all groups agree on them."""
     roles, layers = {part.role for part in parts}, {part.layer for part in parts}
     return ParameterGroup(
         name=name,
@@ -153,7 +154,7 @@ def _cut(
 def _pieces(
     rule: Rule, name: str, parameter: Tensor, heads_of_layer: Callable[[], Heads], *, by_head: bool
 ) -> list[tuple[str, str, ParameterView]]:
-    """List name ({layer} left open), role and view of each piece; none if it cannot be cut."""
+    """List name (with {layer}), role and view of each piece; empty if a split is impossible."""
     if rule.packing is None or parameter.ndim == 0 or not (by_head or rule.role == ""):
         return [(rule.name.replace("{role}", rule.role), rule.role, whole(name, parameter))]
     alike = rule.packing is thirds and not by_head
@@ -179,11 +180,11 @@ def _pieces(
 def _by_expert(
     title: str, role: str, view: ParameterView, config: Any, number: str | None
 ) -> list[tuple[str, str, ParameterView]]:
-    """Cut a weight [expert][...] by experts; that of a module of a list is of one expert alone."""
+    """Split a weight [expert][...] by expert; a weight in a list of modules has one expert."""
     if number is not None:
         return [(f"{title}.expert.{number}", role, view)]
     counts = {getattr(config, name, None) for name in EXPERT_COUNTS}
-    if view.shape[0] not in counts:  # an axis of something else
+    if view.shape[0] not in counts:  # the first axis is not the experts'
         return [(title, role, view)]
     first = replace(view, shape=view.shape[1:], stride=view.stride[1:])
     return [

@@ -1,6 +1,6 @@
-"""Parameter groups as strided views, which cut a fused weight without copying it.
+"""Parameter groups as strided views, which split a fused weight without a copy.
 
-Letters: K vectors multiplied together.
+Letters: K vectors in a batch.
 """
 
 import math
@@ -19,16 +19,16 @@ from hessblocks.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterView:
-    """Strided view of some entries of one parameter, as `torch.as_strided` would cut it."""
+    """Strided view of one parameter's entries, with the arguments of `torch.as_strided`."""
 
     parameter: str
     """Name of the parameter in `model.named_parameters()`."""
     shape: tuple[int, ...]
-    """Shape of the cut."""
+    """Shape of the view."""
     stride: tuple[int, ...]
-    """Steps in entries of the parameter flattened row by row."""
+    """Strides, in entries of the flattened (row-major) parameter."""
     offset: int = 0
-    """First entry, in the same count."""
+    """Index of the first entry in the flattened parameter."""
 
     @property
     def size(self) -> int:
@@ -37,22 +37,22 @@ class ParameterView:
 
     @property
     def end(self) -> int:
-        """Entry after the last, in the same count as `offset`."""
+        """Index after the last entry in the flattened parameter."""
         if not self.size:
             return self.offset
         steps = zip(self.shape, self.stride, strict=True)
         return self.offset + sum((length - 1) * step for length, step in steps) + 1
 
     def read(self, tensors: Shaped[Tensor, "K ..."]) -> Shaped[Tensor, "K size"]:
-        """Cut the entries from (K, *parameter shape), as (K, size)."""
+        """Read the view's entries from (K, *parameter shape), as (K, size)."""
         return self._cut(tensors.contiguous()).reshape(tensors.shape[0], self.size)
 
     def write(self, tensors: Shaped[Tensor, "K ..."], values: Shaped[Tensor, "K size"]) -> None:
-        """Set the cut of contiguous (K, *parameter shape) `tensors` to (K, size) `values`."""
+        """Write `values`, (K, size), to the view of contiguous (K, *parameter shape) `tensors`."""
         self._cut(tensors).copy_(values.reshape(values.shape[0], *self.shape))
 
     def positions(self) -> Int[Tensor, " size"]:
-        """Places of the entries in the flattened parameter, (size,)."""
+        """Return the entries' indices in the flattened parameter, (size,)."""
         places = torch.arange(self.offset, self.end)
         return places.as_strided(self.shape, self.stride).reshape(-1)
 
@@ -67,7 +67,7 @@ class ParameterView:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ParameterGroup:
-    """Named set of parameter entries; its vectors are the views one after another.
+    """Named set of parameter entries; its vectors are the concatenation of the flattened views.
 
     Examples:
         >>> import hessblocks as hb
@@ -80,14 +80,14 @@ class ParameterGroup:
     """
 
     name: str
-    """Such as `layers.0.attention.query`."""
+    """Name of the group, such as `layers.0.attention.query`."""
     role: str
     """embedding, query, key, value, projection, gain, mlp_in, mlp_out, router, norm, head or
     other."""
     layer: int | None
     """Layer counted from 0, or None outside the layers."""
     views: tuple[ParameterView, ...]
-    """The entries, each flattened row by row."""
+    """The entries; each view is flattened row by row."""
 
     def __repr__(self) -> str:
         """Name, role and size on one line."""
@@ -101,7 +101,7 @@ class ParameterGroup:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that the group touches, each once."""
+        """Names of the parameters with entries in the group, each once."""
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
     def _by_view(self, vectors: Tensor) -> Iterator[tuple[ParameterView, Tensor]]:
@@ -118,10 +118,10 @@ class ParameterGroup:
         """Read the group's entries of `tensors`.
 
         Args:
-            tensors: (K, *shape) by parameter name; None stands for zeros, and entries of parameters
-                that are left out stay as they are.
+            tensors: (K, *shape) by parameter name; None means zeros. Entries of missing parameters
+                are not changed.
             into: (K, size), changed in place.
-            add: whether to add to it rather than to overwrite it.
+            add: whether to add to `into` instead of overwriting it.
         """
         for view, piece in self._by_view(into):
             if view.parameter not in tensors:
@@ -136,9 +136,9 @@ class ParameterGroup:
     def whole(
         self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
     ) -> dict[str, Float[Tensor, "K ..."]]:
-        """Split vectors into views of the parameters that are wholly in the group.
+        """Split vectors into views shaped as those parameters that are wholly in the group.
 
-        They have the dtype and device of the vectors; parameters of others are left out.
+        The views share memory with the vectors. Parameters of another dtype or device are left out.
 
         Args:
             vectors: (K, size).
@@ -158,15 +158,15 @@ class ParameterGroup:
     def scatter(
         self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
     ) -> dict[str, Float[Tensor, "K ..."]]:
-        """Write vectors into whole parameters that are zero outside the group.
+        """Expand vectors to whole parameters, with zeros outside the group.
 
         Args:
             vectors: (K, size).
             like: the parameters themselves, for shape, dtype and device.
 
         Returns:
-            (K, *shape) by parameter name; those that are wholly in the group may share memory with
-            `vectors`.
+            (K, *shape) by parameter name; tensors of parameters wholly in the group may share
+            memory with `vectors`.
         """
         tensors: dict[str, Tensor] = {}
         for view, piece in self._by_view(vectors):
@@ -189,7 +189,7 @@ def whole(name: str, parameter: Shaped[Tensor, "..."]) -> ParameterView:
 
 
 def misfit(group: ParameterGroup, entries: Mapping[str, int]) -> str | None:
-    """Find the first parameter of a group that a model lacks or has smaller; None where all fit."""
+    """Find a group's first parameter that is missing or too small in a model; None if all fit."""
     reached = ((view.parameter, view.end) for view in group.views)
     return next((name for name, end in reached if end > entries.get(name, -1)), None)
 
@@ -197,13 +197,13 @@ def misfit(group: ParameterGroup, entries: Mapping[str, int]) -> str | None:
 def check_disjoint(
     groups: Iterable[ParameterGroup], parameters: Mapping[str, Shaped[Tensor, "..."]]
 ) -> dict[str, Bool[Tensor, " entries"]]:
-    """Require that no entry belongs to two groups.
+    """Check that no entry belongs to two groups.
 
     Returns:
-        Which entries belong to a group, by parameter name.
+        Mask of the entries in a group, by parameter name.
 
     Raises:
-        ArgumentError: one belongs to two; the message names the group and the parameter.
+        ArgumentError: an entry belongs to two groups; the message names group and parameter.
     """
     owned = {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in parameters.items()}
     for group in groups:
@@ -219,7 +219,7 @@ def check_disjoint(
 
 
 def overlap(groups: Iterable[ParameterGroup]) -> bool:
-    """Tell whether an entry belongs to two groups; needs a byte per entry of one parameter."""
+    """Tell whether any entry belongs to two groups; needs a byte per entry of one parameter."""
     views: dict[str, list[ParameterView]] = {}
     for view in (view for group in groups for view in group.views):
         views.setdefault(view.parameter, []).append(view)
@@ -236,15 +236,15 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     """Unwrap DistributedDataParallel and torch.compile, which has no second derivative.
 
     Args:
-        model: as it was given.
+        model: the caller's model.
         sharded: whether its parameters may be sharded over processes.
 
     Returns:
         The innermost module.
 
     Raises:
-        ArgumentError: no module, or its parameters are sharded over processes, or lazy ones that
-            have no shape yet.
+        ArgumentError: `model` is no module, its parameters are sharded and may not be, or they are
+            lazy and have no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model: expected a module, got {type(model).__name__}")

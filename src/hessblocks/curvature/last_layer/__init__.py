@@ -1,4 +1,4 @@
-"""Take a known model's last layer apart: its attention, and what follows on one token."""
+"""Split a known model's last layer into its attention and the token-wise network after it."""
 
 from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.last_layer.forward_pass import HiddenNetwork, LastAttention

@@ -1,4 +1,4 @@
-"""Attribute paths of Hugging Face models around their last attention, kind by kind.
+"""Attribute paths of Hugging Face models around their last attention, per architecture.
 
 Letters: D width, H heads, G key-value heads, K head width.
 """
@@ -16,45 +16,44 @@ from hessblocks.curvature.last_layer.supported import uncovered
 from hessblocks.errors import ArgumentError
 
 Weights = Mapping[str, Float[Tensor, "rows columns"]]
-"""query, key, value and projection as (inputs, outputs), a bias as the last row."""
+"""Weights of query, key, value and projection, (inputs, outputs); a bias is the last row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Attribute paths of the parts of one kind of model."""
+    """Attribute paths of the parts of one architecture."""
 
     layers: str
-    """List of the layers, in the model."""
+    """Path from the model to its list of layers."""
     behind: tuple[str, ...]
-    """Modules after the last layer, in the model; the last may hold the output layer."""
+    """Paths from the model to the modules after the last layer; the last may hold the output
+    layer."""
     attention: str = "self_attn"
-    """In a layer; returns its output first."""
+    """Path from a layer to its attention, whose first output is the attention's output."""
     causal: bool = True
-    """Whether a token sees those before it alone."""
+    """Whether a token attends only to itself and earlier tokens."""
     read: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Modules of query, key and value in the attention; one where they are fused."""
+    """Paths from the attention to query, key and value; one path if they are fused."""
     write: str = "o_proj"
-    """Module of the projection, in the attention."""
+    """Path from the attention to the projection."""
     apart: bool = False
-    """Whether the layer, not the attention, holds the projection."""
+    """Whether `write` starts at the layer, not at the attention."""
     norms: tuple[str, str] = ("q_norm", "k_norm")
-    """Norms of each head's queries and keys in the attention, where it has them."""
+    """Paths from the attention to the norms of queries and keys, if it has them."""
     interleaved: bool = False
-    """Whether a fused weight holds query, key and value head by head rather than one after the
-    other."""
+    """Whether a fused weight is ordered [head][query, key, value], not [query | key | value]."""
     single: bool = False
-    """Whether the attention turns queries and keys in single precision, whatever the weights
-    have."""
+    """Whether rotary embeddings are computed in float32, whatever the weights' dtype."""
     expected: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the configuration, and the only value that the closed form covers."""
+    """Fields of the configuration, with the only value that the closed form supports."""
 
     def written(self, layer: Any) -> Any:
-        """Find the module of the projection."""
+        """Return the module of the projection."""
         holder = layer if self.apart else layer.get_submodule(self.attention)
         return holder.get_submodule(self.write)
 
     def weights(self, layer: Any, heads: int) -> Weights:
-        """Read the four weights, cut apart where they are fused."""
+        """Read the four weights; split a fused one."""
         attention = layer.get_submodule(self.attention)
         read = [matrix(attention.get_submodule(name)) for name in self.read]
         if self.interleaved:
@@ -65,17 +64,17 @@ class Family:
         return dict(zip(ROLES, (*read, matrix(self.written(layer))), strict=True))
 
     def trained(self, layer: Any) -> tuple[str, ...]:
-        """List the roles whose weights are trained."""
+        """List the roles with trainable weights."""
         attention = layer.get_submodule(self.attention)
         read = [attention.get_submodule(name) for name in self.read] * (3 // len(self.read))
         modules = zip(ROLES, (*read, self.written(layer)), strict=True)
         return tuple(role for role, module in modules if is_trained(module))
 
     def check(self, model: Any) -> None:
-        """Refuse a head or a configuration that the closed form does not describe.
+        """Check that the closed form supports the head and the configuration.
 
         Raises:
-            ArgumentError: the head, or the field and the value it should have.
+            ArgumentError: an unsupported head, or an unsupported field with its expected value.
         """
         config = model.config
         known = {name for name, _ in model.named_modules()}
@@ -157,17 +156,17 @@ FAMILIES: dict[str, Family] = {
         layers="vit.layers", behind=("vit.layernorm",), attention="attention", causal=False
     ),
 }
-"""By the `model_type` of the configuration."""
+"""Families by `model_type` of the configuration."""
 
 
 def output_layer(model: Any) -> Any:
-    """Find the layer that gives the logits.
+    """Find the layer that computes the logits.
 
     Returns:
         The module.
 
     Raises:
-        ArgumentError: a model without.
+        ArgumentError: the model has no such layer.
     """
     found = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     found = getattr(model, "classifier", None) if found is None else found
@@ -181,12 +180,12 @@ def output_layer(model: Any) -> Any:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Tell whether any of a module's parameters is trained."""
+    """Tell whether any of a module's parameters is trainable."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def matrix(module: Any) -> Float[Tensor, "rows columns"]:
-    """Read the weight of a linear layer as (inputs, outputs), a bias as its last row."""
+    """Read the weight of a linear layer as (inputs, outputs), with a bias as the last row."""
     weight = module.weight if isinstance(module, Conv1D) else module.weight.T
     bias = [] if module.bias is None else [module.bias[None]]
     return torch.cat([weight, *bias]).detach()

@@ -1,7 +1,7 @@
-"""Record one forward pass of a model around its last attention, and the sub-block that it shows.
+"""Record a model's forward pass around its last attention, and extract the attention from it.
 
-What follows the last attention acts on each token by itself: that is what makes its curvature
-exact.
+The layers after the last attention act on each token separately. This makes a closed form of the
+curvature possible.
 
 Letters: B sequences, L tokens, N tokens with a label, D width, C classes.
 """
@@ -22,10 +22,10 @@ from hessblocks.errors import ArgumentError
 from hessblocks.theory import AttentionLayer
 
 HiddenNetwork = Callable[..., Float[Tensor, "... D"]]
-"""From one token's attention output (D,) and its side inputs to its final hidden state (D,)."""
+"""Maps one token's attention output (D,) and side inputs to its final hidden state (D,)."""
 
 _TRIED = 4
-"""Tokens whose logits the model is asked for."""
+"""Number of tokens whose logits the model computes, to check our output layer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,25 +33,25 @@ class Seen:
     """Inputs and outputs of the last attention in a forward pass."""
 
     x: Float[Tensor, "B L state"]
-    """Input of the layer, wider than D where layers carry more than one vector a token."""
+    """Input of the last layer; wider than D if layers pass several vectors per token."""
     inputs: Float[Tensor, "B L D"]
-    """Input of its attention."""
+    """Input of the attention."""
     attended: Float[Tensor, "B L D"]
-    """Output of its attention, projected."""
+    """Output of the attention, after the projection."""
     hidden: Float[Tensor, "B _ D"]
-    """Input of the output layer; zeros after the first token if it reads that alone."""
+    """Input of the output layer; if `pooled`, zeros after the first token."""
     pooled: bool
-    """Whether the output layer reads the first token alone."""
+    """Whether the output layer reads only the first token."""
     tried: Int[Tensor, " _"]
-    """Tokens of the first row whose logits were asked for."""
+    """Tokens of the first row whose logits the model computed."""
     logits: Float[Tensor, "_ *_ C"]
-    """Those logits, as the model gave them."""
+    """The model's logits of these tokens."""
     layer_keywords: Mapping[str, Any]
-    """Keywords of the layer."""
+    """Keyword arguments of the last layer."""
     arguments: tuple[Any, ...]
     """Positional arguments of the attention."""
     keywords: Mapping[str, Any]
-    """Keywords of the attention."""
+    """Keyword arguments of the attention."""
 
 
 def forward_pass(
@@ -62,18 +62,18 @@ def forward_pass(
     written: nn.Module,
     output_layer: nn.Module,
 ) -> Seen:
-    """Run a forward pass that makes the logits of a few tokens alone.
+    """Run and record a forward pass that computes the logits of only a few tokens.
 
     Args:
         model: the model.
         batch: its inputs.
-        layer: the last one.
-        attention: in that layer.
-        written: gives the attention's output, itself or its projection.
-        output_layer: gives the logits.
+        layer: the last layer.
+        attention: the attention in that layer.
+        written: module that returns the projected output: the attention or its projection.
+        output_layer: module that returns the logits.
 
     Returns:
-        What passed by.
+        The recorded tensors and arguments.
 
     Raises:
         ArgumentError: the last layer, or the output layer, runs more than once.
@@ -126,7 +126,7 @@ def forward_pass(
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
     """Compute the logits of a batch."""
-    # keys and values of a language model are not kept; images have none
+    # no key-value cache; models of images take no such argument
     without = {} if batch.inputs.is_floating_point() else {"use_cache": False}
     given = model(*batch.arguments, **{**batch.keywords, **without})
     found: Tensor = given[0] if isinstance(given, tuple) else given.logits
@@ -134,7 +134,7 @@ def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
 
 
 def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
-    """Find the first tokens of the first row, padding left out."""
+    """Find the first `_TRIED` tokens of the first row that are no padding."""
     if batch.attention_mask is None:
         return torch.arange(min(_TRIED, batch.inputs.shape[1]), device=batch.inputs.device)
     return batch.attention_mask[0].nonzero()[:_TRIED, 0]
@@ -145,33 +145,33 @@ class LastAttention:
     """Last attention sub-block and the token-wise network after it."""
 
     layer: AttentionLayer
-    """Weights, input and mask."""
+    """Weights, input and mask of the attention."""
     seen: Seen
     """Record of the model's forward pass."""
     network: HiddenNetwork
-    """From one token's output and layer input to its final hidden state."""
+    """Maps one token's attention output and layer input to its final hidden state."""
     output_layer: Any
     """Linear layer from the final hidden state to the logits."""
     projection_bias: Float[Tensor, " D"] | None = None
-    """Bias of the output, where it has one."""
+    """Bias that is added to the attention's output; None if there is none."""
     rounding: float = 0.0
-    """Relative error of an operation inside the attention, where it is larger than that of the
-    weights."""
+    """Relative error of an operation inside the attention in lower precision than the weights; 0
+    if there is none."""
     left_out: tuple[str, ...] = ()
     """Trained parameters of the attention that have no group: gains of reparametrised weights."""
     before: frozenset[str]
-    """Parameters of the layer that stand before its attention."""
+    """Parameters of the layer that its attention's input depends on."""
     multipliers: Mapping[str, Float[Tensor, "B L D"]]
-    """Factors of those parameters that enter entry by entry: gain and shift of a norm."""
+    """Factors of those of these parameters that act entrywise: gain and shift of a norm."""
 
     def check(self, valid: Bool[Tensor, "B L"]) -> None:
-        """Compare attention and output layer, computed anew, with the model's own.
+        """Compare our attention and output layer with the recorded outputs of the model.
 
         Args:
-            valid: where outputs count.
+            valid: tokens with a label, whose outputs are compared.
 
         Raises:
-            ArgumentError: one of them differs by more than rounding.
+            ArgumentError: an output differs by more than rounding.
         """
         positions = valid.any(0).nonzero()[:, 0]
         output = self.layer.output(positions)
@@ -199,11 +199,11 @@ class LastAttention:
             )
 
     def check_behind(self, hidden: Float[Tensor, "N D"], valid: Bool[Tensor, "B L"]) -> None:
-        """Compare the network after the attention, computed anew, with the model's own output.
+        """Compare our network after the attention with the recorded output of the model.
 
         Args:
-            hidden: what the network gives.
-            valid: at which tokens.
+            hidden: output of our network.
+            valid: tokens with a label.
 
         Raises:
             ArgumentError: it differs by more than rounding.
@@ -216,23 +216,23 @@ class LastAttention:
 
 
 def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
-    """Tell whether they differ by at most 1e4 of their own roundings, or 100 of a given size."""
+    """Tell whether the largest relative difference is at most 1e4 eps or 100 `rounding`."""
     share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
     tolerance = share * seen.abs().amax()
     return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
 
 
 def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
-    """Build the last layer and the final norm as a function of one attended token.
+    """Build the network of one token after its attention, up to the final norm.
 
     Args:
-        family: the layout.
+        family: attribute paths of the model.
         model: the model.
-        keywords: those of the layer in the forward pass; they concern the attention alone.
+        keywords: recorded keyword arguments of the last layer, which only its attention uses.
 
     Returns:
-        From the attention's output and the layer's input, (D,) each, to the final hidden state
-        (D,).
+        Function of the attention's output and the layer's input, (D,) each, that returns the final
+        hidden state (D,).
     """
     layer = model.get_submodule(family.layers)[-1]
     attention = layer.get_submodule(family.attention)
@@ -271,7 +271,7 @@ def feeding(
         return frozenset()
     with torch.enable_grad(), _replaced(attention, note):
         layer(x.detach()[None, None].requires_grad_(), **keywords)
-        if not seen[0].requires_grad:  # a hook cut it off
+        if not seen[0].requires_grad:  # a hook detached it
             return frozenset()
         slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)
     met = zip(known, slopes, strict=True)
@@ -280,7 +280,7 @@ def feeding(
 
 @contextmanager
 def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Put another function in the place of the module's own, and restore it afterwards."""
+    """Replace the module's `forward`, and restore it afterwards."""
     had = "forward" in vars(module)
     own = module.forward
     module.forward = forward

@@ -1,4 +1,4 @@
-"""Cut weights into heads, and read the mask of the last attention.
+"""Split weights into heads, and read the mask of the last attention.
 
 Letters: B sequences, L tokens, D width.
 """
@@ -22,7 +22,7 @@ def cut_into_heads(
     groups: int,
     **fields: Any,
 ) -> AttentionLayer:
-    """Cut the weights into heads; a column of ones meets the biases."""
+    """Split the weights into heads; append a column of ones to the inputs for biases."""
     width = inputs.shape[-1]
     biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
     if "key" not in weights and True in biased:
@@ -59,14 +59,15 @@ def permitted(
 
     Args:
         inputs: inputs of the attention.
-        attention_mask: zeros at padding.
-        causal: whether a token sees those before it alone.
-        window: how many tokens it sees, itself among them (to each side where it is not causal).
-        places: positions; one that does not go up by one begins another sequence in the same row,
-            which causal models of transformers keep apart where no mask is given.
+        attention_mask: 0 at padding.
+        causal: whether a token attends only to itself and earlier tokens.
+        window: number of tokens that a token attends to, itself included (to each side if not
+            causal).
+        places: positions. A position that is not the previous one plus 1 starts a new sequence in
+            the same row; without a mask, causal models of transformers separate such sequences.
 
     Returns:
-        One table for all rows, or one per row.
+        One mask for all rows, or one per row.
     """
     tokens = inputs.shape[1]
     own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)

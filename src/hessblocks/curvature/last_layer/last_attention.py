@@ -39,26 +39,26 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """Run the model once, inside `undisturbed`, and extract its last attention.
 
     Args:
-        model: a hessblocks model, or one of a kind in `FAMILIES` with its head.
-        batch: inputs, with an attention mask where there is padding.
+        model: a hessblocks model, or one of an architecture in `FAMILIES` with its head.
+        batch: inputs, with an attention mask if there is padding.
 
     Returns:
-        The sub-block, and what follows it as a function of one token.
+        The attention, and the network after it as a function of one token.
 
     Raises:
-        ArgumentError: a model that is not known, or parts that the closed form does not cover.
+        ArgumentError: the architecture is unknown, or the closed form does not support a part.
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     own = {"hessblocks": from_hessblocks}
     check_name("model: closed-form attention curvature of", kind, [*own, *FAMILIES])
     check_linear("the output layer", output_layer(model))
     with torch.no_grad():
-        told = TextPositions(model).put_into(batch, partial(logits, model))
-        return own.get(kind, _from_family)(model, told)
+        positioned = TextPositions(model).put_into(batch, partial(logits, model))
+        return own.get(kind, _from_family)(model, positioned)
 
 
 def _from_family(model: Any, batch: Batch) -> LastAttention:
-    """Extract the last attention of a model of one of the kinds in `FAMILIES`."""
+    """Extract the last attention of a model in `FAMILIES`."""
     config = model.config
     family = FAMILIES[config.model_type]
     family.check(model)
@@ -125,7 +125,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
 
 
 def _check_rows(batch: Batch, seen: Seen) -> None:
-    """Refuse rows that the model reads in two ways, and outputs of some tokens alone."""
+    """Refuse packed rows with a key-value cache, and an output layer that skips tokens."""
     places = batch.keywords.get("position_ids")
     apart = places is not None and bool((places.diff(dim=-1) != 1).any())
     if apart and batch.attention_mask is None and batch.keywords.get("use_cache"):
@@ -140,7 +140,7 @@ def _check_rows(batch: Batch, seen: Seen) -> None:
 
 
 def _window(attention: Any, config: Any) -> int | None:
-    """Count the tokens that a query sees, itself included; None for all before it."""
+    """Count the tokens that a query attends to, itself included; None: no limit."""
     of = config if config.model_type == "mistral" else attention
     return getattr(of, "sliding_window", None)
 
@@ -149,14 +149,14 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """Extract the last attention of a hessblocks model.
 
     Args:
-        model: model of any preset or combination of parts that the closed form covers.
-        batch: what it is run on, once.
+        model: hessblocks model whose parts the closed form supports.
+        batch: batch of one forward pass.
 
     Returns:
-        The sub-block.
+        The attention, and the network after it as a function of one token.
 
     Raises:
-        ArgumentError: a part that the closed form does not cover.
+        ArgumentError: the closed form does not support a part.
     """
     block = model.model.layers[-1]
     attention = block.attention
@@ -190,7 +190,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     trained = [name for name, module in slots.items() if is_trained(module)]
     matrices = {name: _matrix(module, inputs.shape[-1]) for name, module in slots.items()}
     gain = float(getattr(attention.value, "update_gain", 1.0))
-    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), where W_V / β moves as ΔW does
+    if gain != 1.0:  # W_V W_P = (W_V / β) (β W_P), and d(W_V / β) = d(ΔW)
         matrices |= {
             "value": matrices["value"] / gain,
             "projection": gain * matrices["projection"].to(inputs),
@@ -260,7 +260,7 @@ def _check_parts(attention: Any) -> None:
 
 
 def _matrix(module: nn.Module, width: int) -> Tensor:
-    """Return the weight of a slot as (inputs, outputs), a bias as its last row."""
+    """Return the weight of a slot as (inputs, outputs), with a bias as the last row."""
     if isinstance(module, nn.Identity):
         return torch.eye(width)
     if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Read the norms around the last attention: those of queries and keys, and the one in front.
+"""Read the norms of queries and keys (QK norm) and the norm before the last attention.
 
 Letters: B sequences, L tokens, D width, K query-key width.
 """
@@ -21,7 +21,7 @@ from hessblocks.theory import HeadNorm
 def head_norms(
     like: Float[Tensor, "rows K"], query: nn.Module | None = None, key: nn.Module | None = None
 ) -> dict[str, HeadNorm]:
-    """Find the norms of queries and keys (QK norm) by their names, where there are any."""
+    """Return the norms of queries and keys (QK norm) as `query_norm` and `key_norm`, if any."""
     found = {"query_norm": query, "key_norm": key}
     return {
         name: _head_norm(name, module, like)
@@ -33,7 +33,7 @@ def head_norms(
 def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
     held = copy.deepcopy(module)
     flat = [p.detach().flatten().to(like) for p in _trained(held).values()]
-    # a partial, which can be pickled
+    # a partial, since closures cannot be pickled
     function = partial(_normed, held)
     norm = HeadNorm(function=function, parameters=torch.cat([like.new_zeros(0), *flat]))
     try:
@@ -46,7 +46,7 @@ def _head_norm(name: str, module: nn.Module, like: Tensor) -> HeadNorm:
 
 
 def _normed(held: nn.Module, vector: Tensor, parameters: Tensor) -> Tensor:
-    """Return a norm as a function of one vector and its trained parameters, as they are now."""
+    """Apply a norm to one vector, with the given values of its trained parameters."""
     trained = _trained(held)
     pieces = parameters.split([p.numel() for p in trained.values()])
     shaped = (piece.view_as(p) for piece, p in zip(pieces, trained.values(), strict=True))
@@ -62,17 +62,16 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 def norm_multipliers(
     model: nn.Module, stems: set[str], seen: Seen
 ) -> dict[str, Float[Tensor, "B L D"]]:
-    """Compute the factors of each trained parameter of the norm before the attention.
+    """Compute the factor that multiplies each trained parameter of the norm before the attention.
 
     Args:
-        model: holds the norm, any module that acts on each token by itself.
+        model: model with the norm, any module that acts on each token separately.
         stems: names of the modules between the layer's input and its attention.
-        seen: what the norm reads, and what the attention reads.
+        seen: record of the norm's input and the attention's input.
 
     Returns:
-        By the parameter's name; without those that enter otherwise than entry by entry, and nothing
-        at all where there is more than one module, or the attention does not read its output as it
-        is.
+        Factors by name, of parameters that act entrywise. Empty if there are several modules, or
+        the attention's input is not the norm's output.
     """
     if len(stems) != 1:
         return {}
@@ -81,7 +80,7 @@ def norm_multipliers(
     found: dict[str, Tensor] = {}
     if not inputs.isfinite().all() or not _close(norm(x), inputs, 1e-6):
         return found
-    # of both signs, within ±1 and without
+    # values of both signs, smaller and larger than 1
     generic = 3 * torch.arange(1, x.shape[-1] + 1).to(x).sin()
     for name, parameter in norm.named_parameters():
         if not parameter.requires_grad or parameter.shape != x.shape[-1:]:

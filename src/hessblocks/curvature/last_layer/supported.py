@@ -1,7 +1,7 @@
-"""Check that a model's weights do what the closed form supposes, and refuse others by name.
+"""Check that the closed form describes how a model's outputs depend on its weights.
 
-The output of a layer shows what it computes, not what is trained: an adapter that starts at zero, a
-pruned or reparametrised matrix, a parameter with two uses would pass every comparison of outputs.
+A comparison of outputs cannot show this. An adapter that starts at zero, a pruned or reparametrised
+matrix or a parameter with two uses gives the same outputs, but other derivatives.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ ELSEWHERE = "use hessblocks.Hessian for this model"
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse models that have no closed form.
+    """Check that the closed form supports a model.
 
     Raises:
         ArgumentError: half or mixed precision, autocast, `parametrize.cached()`, weights without
-            values, trained weights with two uses (other than embedding and unembedding).
+            values, or trained weights with two uses (other than embedding and unembedding).
     """
     parameters = list(model.parameters())
     if not parameters:
@@ -73,15 +73,15 @@ def _check_ties(model: Any) -> None:
 
 
 def check_linear(name: str, module: nn.Module | None) -> None:
-    """Require a layer `x W + b` with its own W, trained as a whole or not at all.
+    """Check that a layer computes `x W + b`, where W and b are parameters, both trained or neither.
 
     Args:
         name: name of the layer, for the message.
-        module: torch's linear layer or GPT-2's, or a subclass with the same forward pass.
+        module: `nn.Linear` or GPT-2's `Conv1D`, or a subclass with the same forward pass.
 
     Raises:
-        ArgumentError: an adapter, a pruned or reparametrised weight, another layer, a weight that
-            is trained without its bias or the other way round.
+        ArgumentError: an adapter, a pruned or reparametrised weight, another layer, or only one of
+            weight and bias is trained.
     """
     forward: Any = getattr(type(module), "forward", None)
     plain = forward in (nn.Linear.forward, Conv1D.forward) and "forward" not in vars(module)
@@ -96,15 +96,15 @@ def check_linear(name: str, module: nn.Module | None) -> None:
 
 
 def uncovered(limit: str) -> ArgumentError:
-    """Make an error that says what the closed form covers or expects, and what to do."""
+    """Make an error with a limit of the closed form, and advice."""
     return ArgumentError(f"model: the closed form {limit}; {ELSEWHERE}")
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Enter evaluation mode with nothing compiled, graphs allowed, closed-form activations.
+    """Enter evaluation mode, eager and with gradients, with closed-form activations.
 
-    The model is afterwards what it was.
+    On exit the model's state is restored.
     """
     device = next(model.parameters()).device.type
     with (

@@ -21,29 +21,29 @@ from hessblocks.curvature.losses.lazy_logits import LogitsUsed
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, out_of_memory
 
 CERTAIN = 1e4
-"""A logit so far above zeros that its probability is 1 to all digits."""
+"""Logit whose softmax probability rounds to 1 where all other logits are 0."""
 ROUNDING = 1e-5
-"""Share of the largest curvature that may be rounding."""
+"""Negative curvature up to this share of the largest counts as rounding error."""
 REPEATED = 1e-4
-"""Largest change between two calls, as a share of the largest loss, that rounding may explain."""
+"""Two calls agree if no loss changes by more than this share of the largest loss."""
 
 LossFunction = Callable[[Any, Any], Float[Tensor, "..."]]
-"""From the model's outputs and the batch to the losses of the valid tokens or rows."""
+"""Maps the model's outputs and the batch to one loss per valid token or row."""
 
 Root = Callable[[Shaped[Tensor, "..."]], Float[Tensor, "..."]]
-"""From signs shaped as the logits to L ε, where L Lᵀ is the loss's curvature."""
+"""ε ↦ L ε for random signs ε shaped as the logits, where L Lᵀ = H_ℓ."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossDerivatives:
-    """Value, gradient and curvature of a batch's share of the loss at one point."""
+    """Value, gradient and Hessian-vector product of a batch's loss at given logits."""
 
     total: float
-    """Sum over the valid rows, times the share of one."""
+    """Sum of the losses of the valid rows, times `share`."""
     gradient: Float[Tensor, "..."]
     """∂ total / ∂ logits, shaped as the logits."""
     curvature: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-    """u ↦ H_ℓ u for one direction shaped as the logits; may be vmapped."""
+    """u ↦ H_ℓ u for one direction u shaped as the logits; works under `torch.vmap`."""
 
 
 class BatchLoss(abc.ABC):
@@ -52,7 +52,7 @@ class BatchLoss(abc.ABC):
     @property
     @abc.abstractmethod
     def valid(self) -> float:
-        """Count of the mean: valid tokens, labelled rows or target entries."""
+        """Denominator of the mean loss: valid tokens, labelled rows or target entries."""
 
     @abc.abstractmethod
     def total(self, logits: Float[Tensor, "..."]) -> float:
@@ -60,13 +60,13 @@ class BatchLoss(abc.ABC):
 
     @abc.abstractmethod
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> LossDerivatives:
-        """Compute sum, gradient and curvature at detached logits, all times `share`."""
+        """Compute the summed loss, its gradient and H_ℓ at detached logits, all times `share`."""
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """Return ε ↦ L ε with L Lᵀ = H_ℓ at detached logits, times the root of `share`.
+        """Return ε ↦ L ε with L Lᵀ = `share` · H_ℓ at detached logits.
 
         Raises:
-            ArgumentError: it is not known.
+            ArgumentError: no formula for L is known.
         """
         raise ArgumentError(
             "loss: method='sampled' needs a root of the loss's curvature, which a callable does "
@@ -74,23 +74,22 @@ class BatchLoss(abc.ABC):
         )
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """Shape of the signs that the root is given: a sign per logit."""
+        """Return the shape of the random signs ε that `root` takes: one sign per logit."""
         return logits.shape
 
 
 @dataclass(frozen=True)
 class Differentiated(BatchLoss):
-    """Loss that autograd differentiates twice, in the logits alone."""
+    """Loss whose two derivatives by the logits come from autograd."""
 
     losses: Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-    """From the logits to the losses of the valid rows, or to their sum."""
+    """Maps the logits to the losses of the valid rows, or to their sum."""
     count: Callable[[], float]
-    """Weight of the batch in the mean."""
+    """Computes the batch's part of the mean's denominator."""
     classes: bool | None = None
-    """Whether it is linear in log-probabilities of classes, or a sum over entries; None: neither is
-    known."""
+    """True: linear in the classes' log-probabilities; False: a sum over entries; None: unknown."""
     module: nn.Module | None = None
-    """The loss module of torch that it is, if any."""
+    """The loss module of torch that computes the losses, if there is one."""
 
     @property
     def valid(self) -> float:
@@ -105,10 +104,10 @@ class Differentiated(BatchLoss):
         """See `BatchLoss`.
 
         Returns:
-            Sum, gradient and curvature.
+            Summed loss, gradient and u ↦ H_ℓ u.
 
         Raises:
-            ArgumentError: the loss depends on the parameters by another way than the logits.
+            ArgumentError: the loss depends on the parameters other than through the logits.
         """
         with torch.enable_grad(), spelled():
             if self.losses(logits.detach()).requires_grad:
@@ -131,13 +130,14 @@ class Differentiated(BatchLoss):
         )
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> Root:
-        """Return √(A p)∘ε − ... of each row for classes, √h∘ε for a sum over entries.
+        """Return ε ↦ L ε with L Lᵀ = `share` · H_ℓ.
 
         Returns:
-            ε ↦ L ε.
+            √A (√p∘ε − p ⟨√p, ε⟩) per row for classes, A from `_weights`; √(diag H_ℓ)∘ε for a sum
+            over entries.
 
         Raises:
-            ArgumentError: the loss has a form that is not known, or is not convex.
+            ArgumentError: the form of the loss is unknown, or the loss is not convex.
         """
         if self.classes is None:
             return super().root(logits, share)
@@ -156,13 +156,13 @@ class Differentiated(BatchLoss):
         return times_root
 
     def _weights(self, logits: Tensor, share: float, axis: int) -> Tensor:
-        """Compute A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩: the gradient is A p − a.
+        """Compute A of each row, whose loss is A log Σ exp(f) − ⟨a, f⟩ with gradient A p − a.
 
-        The first entry of the gradient is A − a_0 where all probability is with the first class,
-        and −a_0 where it is with the last.
+        The gradient's first entry is A − a_0 at logits that give the first class probability 1. It
+        is −a_0 at logits that give the last class probability 1. A is their difference.
 
         Returns:
-            A, with an axis of one entry in the place of the classes.
+            A, shaped as the logits with one entry on the class axis.
         """
         if logits.shape[axis] == 1:
             return torch.zeros_like(logits)
@@ -175,7 +175,7 @@ class Differentiated(BatchLoss):
 
 
 def _convex(curvature: Tensor) -> Tensor:
-    """Clamp curvatures at 0, up to rounding."""
+    """Clamp rounding errors below 0 to 0; raise ArgumentError at really negative curvatures."""
     if float(curvature.min()) < -ROUNDING * float(curvature.abs().max()):
         raise ArgumentError(
             "loss: method='sampled' needs a convex loss, and this one has negative curvature for "
@@ -185,7 +185,7 @@ def _convex(curvature: Tensor) -> Tensor:
 
 
 IDLE = Differentiated(lambda logits: logits.flatten()[:0], lambda: 0, classes=False)
-"""Zero, as a function of any logits."""
+"""Loss 0 at any logits, with no valid rows."""
 
 
 def callable_loss(
@@ -194,14 +194,14 @@ def callable_loss(
     """Bind a user's function of the outputs to a batch.
 
     Args:
-        function: from outputs and batch to one loss a valid row.
-        batch: what it is given, as it came.
+        function: maps outputs and batch to one loss per valid row.
+        batch: `function` gets its `raw`.
         outputs: outputs of the model.
-        logits: those among the outputs.
+        logits: the logits among `outputs`.
 
     Returns:
-        The loss as a function of the logits alone; it refuses what is no function of them, a mean,
-        and losses of labels that are to be ignored.
+        The loss as a function of the logits alone. It raises an ArgumentError if `function` returns
+        a mean, ignores the logits, or includes losses of ignored labels.
     """
 
     def losses(logits: Tensor) -> Tensor:
@@ -243,13 +243,13 @@ def callable_loss(
 
 @contextmanager
 def named_errors(what: str) -> Iterator[None]:
-    """Re-raise what foreign code raises as a sentence that quotes its first line.
+    """Re-raise an exception of the caller's code as a RunError that quotes its first line.
 
     Args:
-        what: runs inside, for the message.
+        what: name of the code that runs in the block, for the message.
 
     Raises:
-        RunError: anything was raised but errors of ours, or a lack of memory.
+        RunError: the block raised anything but our errors or an out-of-memory error.
     """
     try:
         yield
@@ -263,13 +263,13 @@ def named_errors(what: str) -> Iterator[None]:
 
 
 def _differ(first: Tensor, second: Tensor) -> bool:
-    """Tell whether equally many losses differ by more than rounding."""
+    """Tell whether two equally long lists of losses differ by more than rounding."""
     change = (first - second.view_as(first)).abs()
     return bool((change > REPEATED * first.abs().max()).any()) if change.numel() else False
 
 
 def _counts_ignored(number: int, labels: Tensor | None) -> bool:
-    """Tell whether losses, one per label or all but the first of a row, include ignored ones."""
+    """Tell whether `number` losses include those of ignored labels, shifted by one or not."""
     if labels is None or labels.is_floating_point():
         return False
     counted = labels != IGNORED
@@ -279,7 +279,7 @@ def _counts_ignored(number: int, labels: Tensor | None) -> bool:
 
 
 def _with_logits(outputs: Any, logits: Tensor) -> Any:
-    """Return the same outputs with other logits."""
+    """Copy the outputs, with `logits` in place of the outputs' logits."""
     if isinstance(outputs, Tensor):
         return logits
     if isinstance(outputs, tuple):

@@ -1,4 +1,4 @@
-"""Bring batches as they come (dict, pair, tensor) into one form."""
+"""Convert a caller's batches (dict, pair or tensor) to one form, `Batch`."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from hessblocks.errors import ArgumentError, RunError, in_units
 SAMPLED = 1 << 16
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BESIDES = ("position_ids", "token_type_ids")
-"""Whole numbers that are no token ids; masks are none either."""
+"""Integer inputs, besides masks, that are not token ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One batch, taken apart into inputs of the model and labels of the loss."""
+    """One batch, split into the model's inputs and the loss's labels."""
 
     raw: Any
-    """As it came; a callable loss gets this, on the model's device."""
+    """The batch as the caller gave it, on the model's device; the argument of a callable loss."""
     arguments: tuple[Any, ...] = ()
     """Positional arguments of the model."""
     keywords: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the model; `labels` never is among them."""
+    """Keyword arguments of the model, without `labels`."""
     labels: Shaped[Tensor, "..."] | None = None
     """Labels, or None where the batch has none."""
     number: int = 0
-    """Place of the batch in the set that was given, counted from 0."""
+    """Index of the batch in the caller's data set, counted from 0."""
     idle: bool = False
-    """Whether it counts nothing: a process without work runs it beside others, for the weights it
-    holds."""
+    """Whether the loss ignores the batch. A rank without rows runs such a batch, since the other
+    ranks need its shard of the weights."""
     first: int = 0
-    """Place of its first row in that batch, where it is a piece of it."""
+    """Index, in the caller's batch, of the first row of this microbatch."""
 
     @property
     def inputs(self) -> Shaped[Tensor, "rows ..."]:
-        """Token ids or features: by their usual name, else the first input that is no mask.
+        """Token ids or features: the first positional argument, else the input with a usual name.
 
-        Token ids come before other inputs.
+        If neither exists, it is the first token ids, else the first input that is not a mask.
         """
         usual = ("input_ids", "pixel_values", "inputs_embeds")
         named = _tensors(self.keywords)
@@ -58,14 +58,14 @@ class Batch:
 
     @property
     def ids(self) -> dict[str, Int[Tensor, "rows tokens"]]:
-        """Inputs that may be token ids, by name; one where it has the usual name."""
+        """Inputs that may be token ids, by name; only `input_ids` if there is such an input."""
         usual = {k: v for k, v in self.keywords.items() if k == "input_ids"}
         named = usual or _without_masks(_tensors(self.keywords))
         return {k: v for k, v in named.items() if v.ndim == 2 and v.dtype in WHOLE}
 
     @property
     def rows(self) -> int:
-        """Sequences, images or examples."""
+        """Number of sequences, images or examples."""
         return self.inputs.shape[0]
 
     def tensors(self) -> list[Shaped[Tensor, "..."]]:
@@ -73,13 +73,13 @@ class Batch:
         return [leaf for leaf in tree_leaves(self.raw) if isinstance(leaf, Tensor)]
 
     def digest(self, *, sampled: bool = False) -> bytes:
-        """Digest all tensors of the batch: form, dtype, shape and values.
+        """Hash dtype, shape and values of all tensors of the batch.
 
         Args:
-            sampled: take some 65,536 values of large tensors, evenly spread.
+            sampled: hash only 65,536 to 131,072 evenly spaced values of each larger tensor.
 
         Returns:
-            32 bytes.
+            SHA-256, 32 bytes.
         """
         seen = hashlib.sha256()
         for tensor in self.tensors():
@@ -91,42 +91,42 @@ class Batch:
         return seen.digest()
 
     def split(self, rows: int) -> list[Batch]:
-        """Cut the batch into pieces of at most so many rows."""
+        """Split the batch into microbatches of at most `rows` rows."""
         if rows >= self.rows:
             return [self]
         return [self.piece(start, start + rows) for start in range(0, self.rows, rows)]
 
     def piece(self, start: int, stop: int) -> Batch:
-        """Cut out some rows, counted from 0."""
+        """Return rows `start` to `stop` − 1, counted from 0, as a microbatch."""
         some = self._some(slice(start, stop))
         own = unpack(some, self.inputs.device, number=self.number)
         return replace(own, first=self.first + start)
 
     def _some(self, part: slice) -> Any:
-        """Take some rows of every tensor that has as many as the batch."""
+        """Slice axis 0 of every tensor whose axis 0 has length `rows`."""
         return _map(self.raw, lambda t: t[part] if t.ndim and t.shape[0] == self.rows else t)
 
     @property
     def attention_mask(self) -> Shaped[Tensor, "rows ..."] | None:
-        """Mask of padded positions, where given."""
+        """Attention mask, or None if the batch has none."""
         return self.keywords.get("attention_mask")
 
 
 def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch:
-    """Take one batch apart, on the model's device.
+    """Split one batch into inputs and labels, on the model's device.
 
     Args:
         batch: a mapping of keyword arguments, with `labels` beside them; a pair (inputs, labels)
             whose inputs are a tensor, several tensors or a mapping; or the inputs alone. Arrays and
             lists of numbers count as tensors.
-        device: where the model is; None: each tensor stays where it is.
-        number: its place in the set.
+        device: the model's device; None: leave each tensor on its device.
+        number: index of the batch in the caller's data set.
 
     Returns:
-        The batch, labels apart.
+        The batch, with its labels separate.
 
     Raises:
-        ArgumentError: none of these, or three and more tensors without names.
+        ArgumentError: the batch has another form, or is three or more tensors without names.
     """
     raw = _map(batch, lambda tensor: _ordinary(tensor if device is None else tensor.to(device)))
     pair = isinstance(raw, tuple | list) and 1 <= len(raw) <= 2
@@ -157,11 +157,11 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
 
 
 class Batches:
-    """Sequence of batches that can be read again, on the model's device one at a time.
+    """Sequence of batches that can be read repeatedly; one at a time is on the model's device.
 
-    Lists stay as they are. What is read from a loader is kept as long as it fits the limit; else
-    the loader is read anew each time, from the random state that it was first read in, so that it
-    shuffles alike, and what it gives is held to what it gave at first.
+    A list stays in memory. The batches of a loader are cached if they fit the limit. Otherwise each
+    pass reads the loader again, from the random state of the first reading, so that it shuffles
+    alike. A hash of each batch then checks that the loader returns the same batches.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class Batches:
 
         Args:
             given: batches, or a single dict, tensor or pair.
-            device: where the model is.
-            limit: bytes that may be kept of what is not a list.
-            number: batches to take, the first ones; None: all.
+            device: the model's device.
+            limit: bytes of batches that may be cached if `given` is not a list.
+            number: take only the first `number` batches; None: all.
 
         Raises:
-            ArgumentError: there is no batch, one of an unknown form or without entries, a list that
-                may be a pair, or an iterator that gives more than may be kept.
+            ArgumentError: there is no batch, a batch is empty or of an unknown form, a list may be
+                a pair, or an iterator returns more than `limit` bytes.
         """
         if isinstance(given, tuple) and given:  # the inputs of a pair may be of any form
             is_one = all(map(_bare, given[1:] if len(given) == 2 else given))
@@ -202,9 +202,9 @@ class Batches:
         self._kept: list[Batch] | None = []
         self._seen: list[bytes] = []
         self.rows: list[int] = []
-        """Rows of each batch."""
+        """Number of rows of each batch."""
         self.compared: set[int] = set()
-        """Rows of pieces that were found to give what the whole batches give."""
+        """Microbatch sizes, in rows, that were found to give the same logits as whole batches."""
         self._read_first(limit)
         if not self.rows:
             raise ArgumentError("batches: expected at least one batch, got none")
@@ -237,12 +237,12 @@ class Batches:
                 self._kept.append(batch)
 
     def digest(self) -> str:
-        """Digest all values of all batches, which are read once more."""
+        """Hash all values of all batches; reads them all once."""
         return hashlib.sha256(b"".join(batch.digest() for batch in self)).hexdigest()
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Version counters of kept tensors; `.data` and numpy write past them."""
+        """Version counters of cached tensors; writes by `.data` or numpy do not change them."""
         tensors = (tensor for batch in self._kept or () for tensor in batch.tensors())
         return tuple(tensor._version for tensor in tensors if not tensor.is_inference())
 
@@ -265,7 +265,7 @@ class Batches:
         """Read every batch, on the model's device.
 
         Raises:
-            RunError: a loader gives other batches than before.
+            RunError: a loader returns other batches than in the first reading.
         """
         for batch in self._again() if self._kept is None else self._kept:
             yield unpack(batch.raw, self._device, number=batch.number)
@@ -290,7 +290,7 @@ class Batches:
 
 
 class _Order:
-    """Random state of an iterable's first reading, put in place whenever it is read again."""
+    """Random state of an iterable's first reading, restored for each further reading."""
 
     def __init__(self, given: Any) -> None:
         sampler = getattr(given, "sampler", None)
@@ -300,7 +300,7 @@ class _Order:
         self._begin = self._states()
 
     def read(self, given: Iterable[Any]) -> Iterator[Any]:
-        """Read again; between two items all generators are as the caller left them."""
+        """Read again; while the caller holds an item, its own random state is in place."""
         now, items = self._begin, None
         while True:
             outside = self._states()
@@ -324,7 +324,7 @@ class _Order:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Copy a tensor made under `torch.inference_mode()`, which no graph may hold."""
+    """Copy a tensor made under `torch.inference_mode()`, which autograd cannot save."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
@@ -336,7 +336,7 @@ def _bare(value: Any) -> bool:
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Tell whether both are tensors, of equal length."""
+    """Tell whether both are tensors or arrays of equal length on axis 0."""
     both = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
     return both and tuple(first.shape[:1]) == tuple(second.shape[:1])
 

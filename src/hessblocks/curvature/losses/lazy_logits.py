@@ -1,9 +1,9 @@
-"""Lazy logits h Wᵀ + b: computed when somebody looks at them, so that none are held for long.
+"""Lazy logits h Wᵀ + b, computed on first use, so that tokens × classes are rarely in memory.
 
-The last step of a language model is h Wᵀ + b with 50,000 words or more. Here the module of that
-step returns a tensor that only knows h, W and b. Where it comes out of the model as it went in, the
-loss takes it some rows at a time; whatever the model, a hook or a wrapper does to it meets the
-logits themselves, and they are then used as they come out.
+The last layer of a language model computes h Wᵀ + b for 50,000 classes or more. Here this layer
+returns a tensor that stores only h, W and b. If the model returns that tensor unchanged, the loss
+computes the logits a few rows at a time. If the model, a hook or a wrapper applies any operation to
+it, the logits are computed first, and the loss uses the result.
 
 Letters: V classes, D width of h.
 """
@@ -24,22 +24,21 @@ from torch.utils._pytree import tree_map
 from hessblocks.curvature.closed import Watch
 
 CHUNK = 7 << 20
-"""Logits handled together: in float32 just below the 32 MB above which glibc maps pages anew for
-each tensor, which made products of half a batch's logits 3 times slower entry by entry
-(measured)."""
+"""Logits in memory at a time: in float32 just below 32 MB. Above that size glibc maps new pages for
+each tensor, which made products of half a batch's logits 3 times slower per entry (measured)."""
 
 DTYPES = (torch.float32, torch.float64)
-"""Others may not add up as the model's own step does."""
+"""In other dtypes our sum over rows may round otherwise than the model's layer."""
 
 
 @dataclass(frozen=True)
 class Readout:
-    """Factors of the logits: h Wᵀ + b, or, without W, h itself."""
+    """Inputs of the last layer, whose logits are h Wᵀ + b; without W, the logits are h."""
 
     hidden: Float[Tensor, "... D"]
-    """h, with its graph."""
+    """h, with its autograd graph."""
     weight: Float[Tensor, "V D"] | None = None
-    """W."""
+    """W, or None where h are the logits."""
     bias: Float[Tensor, " V"] | None = None
     """b."""
 
@@ -55,7 +54,7 @@ class Readout:
 
     @property
     def requires_grad(self) -> bool:
-        """True where the logits depend on what is differentiated by."""
+        """Whether the logits depend on a tensor that requires a gradient."""
         return any(t is not None and t.requires_grad for t in self.inputs)
 
     @property
@@ -64,7 +63,7 @@ class Readout:
         return (self.hidden,) if self.weight is None else (self.hidden, self.weight, self.bias)
 
     def pieces(self) -> Iterator[Float[Tensor, "..."]]:
-        """Compute the logits without their graph, some rows at a time; in one piece without W."""
+        """Yield the logits, detached, a few rows at a time; all at once where h are the logits."""
         if self.weight is None:
             yield self.hidden.detach()
             return
@@ -74,16 +73,16 @@ class Readout:
 
 
 def rows_together(classes: int) -> int:
-    """Count the rows of logits that are handled at once."""
+    """Compute how many rows of logits are in memory at a time."""
     return max(1, CHUNK // classes)
 
 
 class LogitsUsed(Exception):  # noqa: N818
-    """Signal that the model did something to lazy logits that needs the logits themselves."""
+    """Signal that the model used lazy logits where they cannot be computed; run it without."""
 
 
 class _LateLogits(Tensor):
-    """Tensor in the place of h Wᵀ + b; any operation of torch makes the logits, with graph."""
+    """Tensor that stands for h Wᵀ + b; any torch operation on it computes h Wᵀ + b with graph."""
 
     readout: Readout
     watch: Watch
@@ -108,7 +107,7 @@ class _LateLogits(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
-        raise LogitsUsed  # by a way that passes __torch_function__ by, and with it the graph
+        raise LogitsUsed  # the call bypassed __torch_function__, so the logits would have no graph
 
 
 _KNOWN_BEFORE = {
@@ -123,18 +122,18 @@ def _made(value: Any) -> Any:
         return value
     if value.made is None:
         if value.readout.requires_grad and not torch.is_grad_enabled():
-            raise LogitsUsed  # the logits would lack their graph afterwards
+            raise LogitsUsed  # the cached logits would have no graph
         if value.watch.in_recomputed_part():
-            raise LogitsUsed  # they would not be made a second time
+            raise LogitsUsed  # the checkpoint's recomputation would reuse the cached logits
         h, w, b = value.readout.hidden, value.readout.weight, value.readout.bias
         value.made = F.linear(h, w, b)  # type: ignore[arg-type]
     return value.made
 
 
 def defer_logits(model: nn.Module, watch: Watch) -> None:
-    """Let a language model's last linear layer return lazy logits; the caller restores it.
+    """Make a language model's last linear layer return lazy logits; the caller restores it.
 
-    Layers with hooks, another form, or another dtype than float32 and float64 are left alone.
+    A layer with hooks, of another class, or in a dtype other than float32 and float64 is unchanged.
     """
     found = getattr(model, "get_output_embeddings", lambda: None)()
     if type(found) is nn.Linear and "forward" not in vars(found) and not _is_watched(found):
@@ -142,7 +141,7 @@ def defer_logits(model: nn.Module, watch: Watch) -> None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Tell whether hooks see what the module is given and returns, or it is compiled."""
+    """Tell whether the module has hooks or is compiled."""
     hooks = [register for name, register in vars(module).items() if name.endswith("_hooks")]
     return any(hooks) or module._compiled_call_impl is not None
 
@@ -163,13 +162,13 @@ def _late(module: nn.Linear, watch: Watch, hidden: Tensor) -> Tensor:
 
 
 def readout_of(logits: Float[Tensor, "..."]) -> Readout:
-    """Find h, W and b of logits that came out of a model.
+    """Return h, W and b of a model's lazy logits.
 
     Args:
-        logits: (..., V), made or not.
+        logits: (..., V), lazy or ordinary.
 
     Returns:
-        h, W and b where nobody looked at the logits; else the logits themselves.
+        h, W and b if the logits were never computed; else the logits as h, without W.
     """
     if not isinstance(logits, _LateLogits):
         return Readout(logits)

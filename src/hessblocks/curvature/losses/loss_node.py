@@ -1,13 +1,14 @@
-"""Loss as the last node of a graph: φ by the logits, or by h, W and b with logits h Wᵀ + b.
+"""Loss φ as the last node of the autograd graph, a function of the logits or of h, W and b.
 
-The gradient of φ and the products of its second derivative are closed forms of the loss's own.
-Where the logits come from h, W and b, they are computed again for each product, some rows at a
-time, so that no tensor of tokens × classes is ever held; rows whose label is ignored are left out.
+The gradient of φ and its Hessian-vector products are closed forms. If the logits are h Wᵀ + b, each
+product recomputes them a few rows at a time, so that no tensor of tokens × classes is in memory.
+Rows with an ignored label are skipped.
 
-Letters: f logits, r = ∂φ/∂f, H_ℓ = ∂²φ/∂f², p probabilities, N rows that count, V classes, D width
-of h, K directions together; a, Z, z directions of h, W and b, u = a Wᵀ + h Zᵀ + z.
+Letters: f logits, r = ∂φ/∂f, H_ℓ = ∂²φ/∂f², p probabilities, N rows that are not ignored, V
+classes, D width of h, K directions in a batch; a, Z, z directions of h, W and b,
+u = a Wᵀ + h Zᵀ + z.
 
-The gradient (r W, rᵀ h, Σ r) has, along (a, Z, z), the derivatives
+The derivatives of the gradient (r W, rᵀ h, Σ r) in the direction (a, Z, z) are
 
 - full: (q W + r Z, qᵀ h + rᵀ a, Σ q) with q = H_ℓ u
 - outer: the terms with q; functional: the terms with r.
@@ -28,28 +29,28 @@ from hessblocks.curvature.losses.lazy_logits import Readout, rows_together
 from hessblocks.curvature.losses.row_losses import CrossEntropy
 
 WORDS = 1 << 10
-"""Classes whose logits a CPU makes together; all at once took 1.6 times as long (measured)."""
+"""Classes per matrix product on a CPU; all classes at once took 1.6 times as long (measured)."""
 
 Directions = Sequence[Float[Tensor, "K ..."] | None]
-"""Direction for each input, (K, *shape); None stands for zeros."""
+"""K directions for each input, (K, *shape); None means zeros."""
 Sums = Sequence[Sum | None]
 Products = list[Float[Tensor, "K ..."] | None]
 
 
 class LossNode:
-    """Loss φ at one point, by logits that were made, with the products of its second derivative."""
+    """Loss φ as a function of computed logits, with its Hessian-vector products at one point."""
 
     def __init__(self, readout: Readout, loss: BatchLoss, share: float) -> None:
-        """Hold the inputs of φ, with the graph that made them.
+        """Store the inputs of φ, with their autograd graph.
 
         Args:
-            readout: where the logits come from.
+            readout: inputs of the last layer, or the logits.
             loss: loss of the batch.
-            share: what it is multiplied by.
+            share: factor of the loss.
         """
         self.inputs = tuple(t for t in readout.inputs if t is not None)
         self.present: Sequence[bool] = ()
-        """For each input, whether its last product is not zero and goes through the graph."""
+        """For each input, whether its latest product is a nonzero tensor that autograd returns."""
         self._logits, self._loss, self._share = readout.hidden.detach(), loss, share
 
     def total(self) -> float:
@@ -57,7 +58,7 @@ class LossNode:
         return self._loss.total(self._logits) * self._share
 
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
-        """Compute φ and its gradient in the first input; before any product."""
+        """Compute φ and its gradient by the first input; call it before any product."""
         found = self._loss.derivatives(self._logits, self._share)
         self._curvature = found.curvature
         return found.total, found.gradient
@@ -65,16 +66,16 @@ class LossNode:
     def products(
         self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
     ) -> Products:
-        """Multiply one part of the second derivative with directions.
+        """Multiply the Hessian of φ, or one part of it, with directions.
 
         Args:
-            part: the full one; `functional`, that of f ↦ ⟨r, f⟩ with r fixed; or `outer`, the rest.
+            part: `full`; `functional`, the Hessian of ⟨r, f⟩ with r fixed; or `outer`, the rest.
             directions: directions of each input, not all None.
-            wanted: which inputs' rows are computed.
-            sums: where rows of some inputs are accumulated; for one direction alone.
+            wanted: for each input, whether its product is computed.
+            sums: sums that accumulate some inputs' products; for K = 1 only.
 
         Returns:
-            Of each input; None where it is zero, not wanted or added to its sum.
+            The product of each input; None where it is zero, not wanted or added to its sum.
         """
         (u,) = directions
         if part == "functional" or u is None:
@@ -82,10 +83,10 @@ class LossNode:
         return [self._curvature(u[0])[None] if len(u) == 1 else torch.vmap(self._curvature)(u)]
 
     def attach(self, part: Part) -> tuple[float, tuple[Float[Tensor, "..."], ...]]:
-        """Return φ and its gradient as a graph node that differentiates to one part of φ''.
+        """Return φ and its gradient as a graph node whose derivative is one part of the Hessian.
 
         Returns:
-            φ, and ∂φ by each input; only the first has values, since nobody reads the others'.
+            φ, and the gradient by each input. Only the first has values; nobody reads the others.
         """
         total, first = self.start()
         gradients: tuple[Tensor, ...] = _Gradient.apply(self, part, first, *self.inputs)
@@ -98,14 +99,13 @@ def make_loss_node(
     """Make the last node of a graph.
 
     Args:
-        readout: where the logits come from.
+        readout: inputs of the last layer, or the logits.
         loss: loss of the batch.
-        share: what it is multiplied by.
-        keep: whether probabilities and residuals may stay in memory, so that no product makes the
-            logits anew.
+        share: factor of the loss.
+        keep: whether to cache probabilities and residuals, so that products need no logits.
 
     Returns:
-        φ as a function of h, W and b, or of the logits where these were made.
+        φ as a function of h, W and b, or of the logits if these were computed.
     """
     if readout.weight is None:
         return LossNode(readout, loss, share)
@@ -114,7 +114,7 @@ def make_loss_node(
 
 
 _Piece = tuple[slice, Tensor, Callable[[Tensor], Tensor]]
-"""Some rows, and residual and curvature of their loss by the logits."""
+"""Slice of rows, their r and their u ↦ H_ℓ u."""
 
 
 class _OfHidden(LossNode):
@@ -128,24 +128,24 @@ class _OfHidden(LossNode):
         self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
-        """Select the rows that count, (K, N, D)."""
+        """Select the rows that are not ignored, (K, N, D)."""
         return hidden.flatten(1, -2)[:, self._rows]
 
     def _spread(self, rows: Tensor) -> Tensor:
-        """Scatter the rows that count, zeros for the others; (K, *shape of h)."""
+        """Scatter (K, N, D) back to (K, *shape of h), with zeros in ignored rows."""
         hidden = rows.new_zeros(len(rows), *self._shape)
         hidden.flatten(1, -2).index_copy_(1, self._rows, rows)
         return hidden
 
     def _by_rows(self) -> Iterator[tuple[slice, CrossEntropy, Tensor]]:
-        """Yield some rows at a time, with their loss and their logits."""
+        """Yield a slice of rows at a time, with its loss and its logits."""
         for rows in _cut(len(self._rows), rows_together(len(self._weight))):
             shift = None if self._bias is None else self._bias[None]
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
             yield rows, self._counting.some(rows), logits
 
     def _pieces(self) -> Iterator[_Piece]:
-        """Yield some rows with their derivatives, from memory if they are kept."""
+        """Yield a slice of rows at a time with its derivatives, from the cache if there is one."""
         if self._kept:
             yield from self._kept
             return
@@ -168,7 +168,7 @@ class _OfHidden(LossNode):
     def products(
         self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
     ) -> Products:
-        """Multiply some rows and directions at a time; a row's logits serve all directions."""
+        """Multiply by slices of rows and directions; all directions share a row's logits."""
         a, changes, shifts = (*directions, None)[:3]
         together = next(len(d) for d in directions if d is not None)
         a = None if a is None else self._counted(a)
@@ -210,7 +210,7 @@ class _OfHidden(LossNode):
         change: Tensor | None = None,
         shift: Tensor | None = None,
     ) -> Tensor:
-        """Compute u, (K, rows, V), some words at a time, which is faster on a CPU."""
+        """Compute u, (K, rows, V), `WORDS` classes at a time, which is faster on a CPU."""
         like = at if to is None else to
         assert like is not None
         words = len(self._weight)
@@ -226,7 +226,7 @@ class _OfHidden(LossNode):
     def _add(
         into: Sequence[Tensor | None], rows: Tensor, hidden: Tensor | None, weight: Tensor | None
     ) -> None:
-        """Pull (K, rows, V) back to h through `weight`, and to W through `hidden`."""
+        """Add `rows` @ `weight` to the product of h, and `rows`ᵀ @ `hidden` to that of W."""
         if into[0] is not None and weight is not None:
             into[0].baddbmm_(rows, weight)
         if into[1] is not None and hidden is not None:
@@ -234,7 +234,7 @@ class _OfHidden(LossNode):
 
 
 def _cut(size: int, most: int) -> Iterator[slice]:
-    """Cut into pieces of nearly equal length, none longer than `most`."""
+    """Split `size` into slices of nearly equal length, none longer than `most`."""
     pieces = -(-size // max(1, most))
     step = -(-size // max(1, pieces))
     return (slice(start, start + step) for start in range(0, size, max(1, step)))
@@ -249,7 +249,7 @@ class _Gradient(Function):
     ) -> tuple[Tensor, ...]:
         ctx.end, ctx.part = end, part
         ctx.set_materialize_grads(False)
-        # values of the others are never read: one zero, expanded, takes no memory
+        # nobody reads the other gradients' values: one expanded zero takes no memory
         return (first.view_as(first), *(t.new_zeros(()).expand_as(t) for t in inputs[1:]))
 
     @staticmethod
@@ -259,9 +259,9 @@ class _Gradient(Function):
 
 
 class _Products(Function):
-    """`LossNode.products` inside of `torch.vmap` as outside of it."""
+    """`LossNode.products` as an autograd function with a rule for `torch.vmap`."""
 
-    # all directions share one pass over the logits, which a generated rule would repeat
+    # our rule computes the logits once for all directions; a generated rule repeats them
     generate_vmap_rule = False
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Give left-padded batches the positions of the text itself.
+"""Add `position_ids` to left-padded batches, counted from each row's first token.
 
-A learned table of positions (GPT-2, GPT-Neo, BERT) is read from the edge of the batch on, whatever
-the mask says. So a text that is padded on the left is another text to the model. Three passes show
-whether a model does this: a padded row as it is, with `position_ids`, and without its padding.
+Models with learned positions (GPT-2, GPT-Neo, BERT) number positions from the batch's left edge and
+ignore the mask, so that padding on the left changes the logits. Three forward passes of a padded
+row detect such a model: as it is, with `position_ids`, and without its padding.
 """
 
 import inspect
@@ -19,25 +19,23 @@ from hessblocks.curvature.losses.batches import Batch
 from hessblocks.errors import out_of_memory
 
 ALIKE = 1e-3
-"""Largest change by padding, as a share of the norm of the logits, that rounding of rotations may
-explain."""
+"""Padding may change the logits by this share of their norm: rotary embeddings round so much."""
 BETTER = 4
-"""Positions are given where they bring the logits so many times nearer to those of the text
-alone."""
+"""Add positions if they shrink the distance to the unpadded text's logits by this factor."""
 
 
 class PaddingWarning(UserWarning):
-    """Warning that padding on the left changes the logits; the message says by how much."""
+    """Warning that padding on the left changes the logits, with the size of the change."""
 
 
 class TextPositions:
-    """Positions counted from each row's first token, for a model that needs to be given them."""
+    """Adds positions counted from each row's first token, if the model's logits need them."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Read the signature; nothing is run before the first batch with padding on the left.
+        """Read the signature of `forward`; the first left-padded batch triggers the test passes.
 
         Args:
-            model: that the batches are for.
+            model: model that takes the batches.
         """
         self._names = tuple(inspect.signature(model.forward).parameters)
         self._needed: bool | None = None
@@ -48,18 +46,18 @@ class TextPositions:
         outputs: Callable[[Batch], Float[Tensor, "..."]],
         most: Callable[[int], int] = int,
     ) -> Batch:
-        """Add `position_ids` to a left-padded batch, if that gives the text's own logits.
+        """Add `position_ids` to a left-padded batch, if the model's logits need them.
 
-        One row, that with the most padding in the first such batch, decides for all; it costs three
-        of its forward passes.
+        The most padded row of the first left-padded batch decides for all batches; this costs three
+        forward passes of one row.
 
         Args:
-            batch: as it came.
-            outputs: logits of a batch, or what the last layer makes them from, without a graph.
-            most: the largest of a number over processes that must all pass alike.
+            batch: batch as the caller gave it.
+            outputs: computes a batch's logits, or the last layer's inputs, without a graph.
+            most: maximum of a number over all ranks, which must run the same forward passes.
 
         Returns:
-            The batch, its other entries untouched.
+            The batch, with its other entries unchanged.
         """
         mask = None if self._needed is False else self._mask(batch)
         if self._needed is None:
@@ -70,13 +68,13 @@ class TextPositions:
         return _counted(batch, mask) if self._needed and mask is not None else batch
 
     def _mask(self, batch: Batch) -> Shaped[Tensor, "rows tokens"] | None:
-        """Find the mask of padded tokens; none if the batch gives positions itself."""
+        """Find the attention mask, (rows, tokens); None if the batch has `position_ids`."""
         entries = {**dict(zip(self._names, batch.arguments, strict=False)), **batch.keywords}
         mask = entries.get("attention_mask")
         if not isinstance(mask, Tensor) or mask.ndim != 2 or len(mask) != batch.rows:
             return None
         if entries.get("position_ids") is not None or bool((mask < 0).any()):
-            return None  # a mask that is added to scores has 0 at tokens, not at padding
+            return None  # an additive mask has 0 at tokens and negative numbers at padding
         return mask
 
     @torch.no_grad()
@@ -86,14 +84,14 @@ class TextPositions:
         mask: Shaped[Tensor, "rows tokens"] | None,
         outputs: Callable[[Batch], Tensor],
     ) -> bool:
-        """Compare the row with most padding to its text alone; warn where nothing agrees."""
-        if mask is None:  # another process decides, and this one passes alike
+        """Compare the most padded row with its text without padding; warn if no way agrees."""
+        if mask is None:  # another rank decides; this one runs as many forward passes
             _ = [_tried(outputs, replace(batch.piece(0, 1), idle=True)) for _ in range(3)]
             return False
         number = int(_padding(mask).argmax())
         row, mask = replace(batch.piece(number, number + 1), idle=True), mask[number : number + 1]
         before = int(_padding(mask))
-        plain = outputs(row)  # what fails here has nothing to do with padding
+        plain = outputs(row)  # an error here does not come from our changes to the row
         alone = _tried(outputs, _without(row, mask.shape, before))
         counted = _tried(outputs, _counted(row, mask))
         change, helped = (_change(found, alone, before) for found in (plain, counted))
@@ -120,7 +118,7 @@ def _padding(mask: Shaped[Tensor, "rows tokens"]) -> Int[Tensor, " rows"]:
 
 
 def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
-    """Add positions, counted from each row's first token, to rows with padding in front."""
+    """Add `position_ids`, counted from each row's first token, if any row is left-padded."""
     padding = _padding(mask)
     if not padding.any():
         return batch
@@ -129,7 +127,7 @@ def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
 
 
 def _without(row: Batch, shape: torch.Size, before: int) -> Batch:
-    """Cut the padding out of every entry of a row's tokens; a decoder's entries stay."""
+    """Remove the first `before` tokens of every per-token tensor but a decoder's."""
 
     def cut(value: Any) -> Any:
         of_tokens = isinstance(value, Tensor) and value.shape[:2] == shape
@@ -140,7 +138,7 @@ def _without(row: Batch, shape: torch.Size, before: int) -> Batch:
 
 
 def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
-    """Call the model; None if it takes no such batch."""
+    """Call the model; return None if it raises an error other than out of memory."""
     try:
         return outputs(batch)
     except Exception as error:
@@ -150,7 +148,7 @@ def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
 
 
 def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
-    """Compare the text's logits with those of the text alone, as a share of their norm."""
+    """Compute ‖found − alone‖ / ‖alone‖ after cutting `before` padded positions off `found`."""
     if found is None or alone is None or found.ndim != alone.ndim:
         return float("inf")
     for axis, (whole, own) in enumerate(zip(found.shape, alone.shape, strict=True)):

@@ -1,6 +1,6 @@
-"""Cross-entropy of rows of logits in closed form, and the labels that it takes.
+"""Cross-entropy of rows of logits in closed form, and its labels.
 
-Everything is computed in the dtype of the logits; the model's own loss, which may cast to float32,
+Everything is computed in the logits' dtype. The loss that the model computes, perhaps in float32,
 is never used. Letters: p probabilities, u a direction in logit space, N rows, V classes.
 """
 
@@ -20,21 +20,21 @@ from hessblocks.curvature.losses.lazy_logits import rows_together
 from hessblocks.errors import ArgumentError
 
 SHIFTED_LABELS_MIN = 8
-"""Labels that are the next input, and not their own, from which on this is meant."""
+"""From this many labels on that equal the next input, not their own, labels count as shifted."""
 
 
 class CrossEntropy(BatchLoss):
     """Cross-entropy −log p of the target, over classes on the last axis.
 
-    Its curvature is the closed form p∘u − p (p·u) of each row. It is a sum over rows of logits, and
-    can be cut into them.
+    Its Hessian-vector product is p∘u − p (p·u) for each row. The loss is a sum over rows, so that
+    it can be computed a few rows at a time.
     """
 
     def __init__(self, targets: Shaped[Tensor, "..."]) -> None:
-        """Hold `targets`, shaped as the logits without their last axis; IGNORED does not count.
+        """Store `targets`, shaped as the logits without their last axis; IGNORED marks no label.
 
         Raises:
-            ArgumentError: they are no whole numbers.
+            ArgumentError: the targets are not integers.
         """
         if targets.is_floating_point() or targets.dtype == torch.bool:
             raise ArgumentError(f"labels: expected classes as whole numbers, got {targets.dtype}")
@@ -57,20 +57,20 @@ class CrossEntropy(BatchLoss):
         )
 
     def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
-        """Flatten all rows, and select those that count.
+        """Find the rows whose label is not ignored.
 
         Args:
             rows: shape of the logits without their last axis.
             classes: V.
 
         Returns:
-            Their places.
+            Indices of these rows in the flattened logits.
         """
         check_targets(self.targets, (*rows, classes))
         return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
     def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
-        """Select the loss of some rows."""
+        """Return the loss of these flattened rows alone."""
         return type(self)(self.targets.flatten()[rows])
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
@@ -84,17 +84,17 @@ class CrossEntropy(BatchLoss):
     def at(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
-        """Compute gradient and curvature, written over `logits` and over the directions.
+        """Compute gradient and curvature in place: `logits` and the directions are overwritten.
 
         Returns:
-            r and u ↦ H_ℓ u, whose directions may have further axes in front.
+            Gradient r, and u ↦ H_ℓ u, where u may have leading batch axes.
         """
         targets = self.targets[..., None]
         shares = share * (targets != IGNORED).to(logits.dtype)
-        # in place all along: logits are the largest tensor here, and the caller is done with them
+        # in place, since the logits are the largest tensor and the caller no longer needs them
         shared = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         shared.mul_(shares / shared.sum(-1, keepdim=True))  # p, times the share of its row
-        # IGNORED is negative: it is moved to class 0, whose share is 0
+        # IGNORED is negative and no valid index; clamp to class 0, where such a row adds 0
         gradient = shared.scatter_add(-1, targets.clamp(min=0), -shares)
 
         def curvature(direction: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class CrossEntropy(BatchLoss):
         return gradient, curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> Root:
-        """Return L ε = √p∘ε − p ⟨√p, ε⟩ of each row, since L Lᵀ = diag(p) − ppᵀ."""
+        """Return ε ↦ √p∘ε − p ⟨√p, ε⟩ of each row, times √`share`; L Lᵀ = diag(p) − ppᵀ."""
         shares = math.sqrt(share) * (self.targets.flatten() != IGNORED).to(logits.dtype)[:, None]
         roots = logits.softmax(-1).sqrt_().flatten(0, -2)
 
@@ -123,10 +123,10 @@ class CrossEntropy(BatchLoss):
 
 
 def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
-    """Require logits of a shape that cross-entropy can be taken of.
+    """Check that targets and logits fit cross-entropy.
 
     Raises:
-        ArgumentError: shapes or classes do not fit, or there is one class.
+        ArgumentError: shapes or class numbers do not fit, or there is only one class.
     """
     if logits[-1] == 1:
         raise ArgumentError(
@@ -147,16 +147,16 @@ def check_targets(targets: Int[Tensor, "..."], logits: tuple[int, ...]) -> None:
 
 
 def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
-    """Shift labels to the next token at each position; the last position is ignored.
+    """Shift labels by one: position t gets the label of t + 1, the last position IGNORED.
 
-    Without labels, padding is neither predicted nor predicted from.
+    Without labels, the input tokens are the labels, and padding is neither predicted nor a context.
 
     Returns:
         One label per position.
 
     Raises:
-        ArgumentError: there is not one token per position, tokens could be of several names, or
-            labels are moved by one place already.
+        ArgumentError: there is not one token per position, several inputs may be the tokens, or
+            the labels are shifted already.
     """
     if batch.labels is None and len(batch.ids) > 1:
         raise ArgumentError(
@@ -174,7 +174,7 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
             "labels: already moved by one place, each is the next input, and causal-lm would move "
             "them again; give loss='classification' with them, or the inputs themselves as labels"
         )
-    # labels are moved here, as in transformers: at each position the next token
+    # as in transformers, the loss shifts the labels
     targets = F.pad(found[:, 1:].long(), (0, 1), value=IGNORED)
     mask = batch.attention_mask
     if batch.labels is not None or mask is None:
@@ -189,10 +189,10 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
 
 
 def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
-    """Make the labels with which a causal language model has the loss `causal-lm` of a batch.
+    """Make labels, not shifted, with which transformers computes the loss `causal-lm` of a batch.
 
     Returns:
-        The batch's own labels, or its tokens without padding.
+        The batch's labels if it has any; else its tokens, with IGNORED at padding.
 
     Raises:
         ArgumentError: there is not one token per position.
@@ -204,7 +204,7 @@ def causal_labels(batch: Mapping[str, Any]) -> Int[Tensor, "sequences tokens"]:
 
 
 def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
-    """Tell whether labels are shifted already: all are the next input, too many for chance."""
+    """Tell whether all labels equal the next input, and so many that it is no coincidence."""
     if labels is None or labels.shape != inputs.shape:
         return False
     own, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]
@@ -214,13 +214,13 @@ def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
 
 
 def given_labels(batch: Batch) -> Shaped[Tensor, "..."]:
-    """Return the batch's own labels.
+    """Return the batch's labels.
 
     Returns:
-        The labels, in whatever shape the batch has them.
+        The labels, in the batch's shape.
 
     Raises:
-        ArgumentError: it has none.
+        ArgumentError: the batch has no labels.
     """
     if batch.labels is None:
         raise ArgumentError("batches: this loss needs labels; give dicts with `labels` or pairs")

@@ -1,7 +1,7 @@
-"""Loss modules of torch, with all their options, as functions of the logits.
+"""Convert loss modules of torch, with all their options, to functions of the logits.
 
-The options decide the mean: class weights and ignored classes count in it, and `reduction="sum"`
-takes none. Letters: B rows of a batch.
+Class weights and `ignore_index` change the denominator of the mean; `reduction="sum"` has none.
+Letters: B rows of a batch.
 """
 
 import copy
@@ -31,23 +31,24 @@ KNOWN: dict[type[nn.Module], Callable[..., Float[Tensor, ""]]] = {
     nn.PoissonNLLLoss: F.poisson_nll_loss,
     nn.SoftMarginLoss: F.soft_margin_loss,
 }
-"""Losses whose mean is over labels (with their weights) or over entries, and their functions."""
+"""Loss modules, with their functional forms; the mean is over (weighted) labels or entries."""
 
 OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-"""Those whose labels are classes."""
+"""Losses whose labels are classes."""
 
 
 def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
     """Make a batch's loss from a loss module of torch.
 
     Args:
-        module: one of `KNOWN`, with any of its options but `reduction="none"`.
+        module: an instance of a class in `KNOWN`, with any options but `reduction="none"`.
 
     Returns:
-        From a batch with labels to its loss; in closed form for hard labels of equal weight.
+        Function of a batch with labels that returns its loss, in closed form for cross-entropy with
+        class indices, no class weights and no label smoothing.
 
     Raises:
-        ArgumentError: another kind of module, or no reduction.
+        ArgumentError: the class is not in `KNOWN`, or `reduction` is "none".
     """
     if type(module) not in KNOWN:
         raise ArgumentError(
@@ -60,7 +61,7 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
 
     def loss_of(batch: Batch) -> BatchLoss:
         labels = given_labels(batch)
-        plain = (  # asked each time, since a module's options may be changed
+        plain = (  # checked for each batch, since the caller may change a module's options
             isinstance(module, nn.CrossEntropyLoss)
             and module.weight is None
             and module.label_smoothing == 0
@@ -73,7 +74,7 @@ def torch_loss(module: Any) -> Callable[[Batch], BatchLoss]:
 
 
 def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Differentiated:
-    """Sum a module's losses; with `column`, logits may have a last axis of one entry more."""
+    """Sum a module's losses; with `column`, logits may have an extra last axis of length 1."""
     module = copy.deepcopy(module).to(labels.device)
     module.reduction = "sum"
     of_classes = isinstance(module, OF_CLASSES)
@@ -113,7 +114,7 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
 
 
 def _check_rows(what: str, weight: Tensor | None, given: Tensor) -> None:
-    """Require a weight without rows of its own, or with as many as a batch or its piece."""
+    """Check that a weight has no axis for rows, or one of length 1 or of the batch's rows."""
     if weight is None or weight.ndim < given.ndim:
         return
     rows, own = len(given), weight.shape[weight.ndim - given.ndim]
@@ -132,19 +133,19 @@ LOSSES: dict[str, Callable[[Batch], BatchLoss]] = {
     "classification": lambda batch: CrossEntropy(given_labels(batch)),
     "regression": lambda batch: _differentiated(nn.MSELoss(), given_labels(batch), column=True),
 }
-"""By name, from a batch to its loss."""
+"""For each loss name, the function that makes a batch's loss."""
 
 
 def is_convex(loss: Any) -> bool:
     """Tell whether a loss is known to be convex in the logits.
 
-    Losses by name are, and torch's own with weights of at least 0.
+    Losses by name are convex, and so are loss modules of torch without negative weights.
 
     Args:
-        loss: as `Problem` takes it; functions of torch as modules.
+        loss: the loss of a `Problem`; functions of torch as modules.
 
     Returns:
-        False for a callable, which does not tell.
+        False for a callable, of which nothing is known.
     """
     if not isinstance(loss, nn.Module):
         return isinstance(loss, str)
@@ -153,18 +154,18 @@ def is_convex(loss: Any) -> bool:
 
 
 TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
-"""End of a transformers class → its loss, if that is not the next token's."""
+"""Suffix of a transformers class name → its loss, for tasks other than next-token prediction."""
 
 
 def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
-    """Find what makes a batch's loss.
+    """Find the function that makes a batch's loss.
 
     Args:
-        loss: as `Problem` takes it.
+        loss: the loss argument of `Problem`.
 
     Returns:
-        The loss, a function of torch as its module; and what makes a batch's loss of it, None for a
-        callable, which needs the outputs too.
+        The loss, with functions of torch replaced by their modules; and the function that makes a
+        batch's loss, None for a callable, whose loss needs the model's outputs.
 
     Raises:
         ArgumentError: neither a known loss nor a callable.
@@ -184,14 +185,12 @@ def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
 def check_task(model: nn.Module, loss: Any) -> None:
     """Refuse the next-token loss for a model of transformers with another task.
 
-    transformers moves the labels of such a model.
-
     Args:
         model: model of transformers, or a wrapper of one that holds most of its parameters.
-        loss: as `Problem` takes it.
+        loss: the loss argument of `Problem`.
 
     Raises:
-        ArgumentError: it is.
+        ArgumentError: the loss is `causal-lm`, and the model's class has another task.
     """
     inner = _worker(model)
     kind, config = type(inner).__name__, getattr(inner, "config", None)

@@ -1,4 +1,4 @@
-"""Guard a model's state between two measurements: fingerprints, write protection, one thread."""
+"""Detect and undo changes of a model: fingerprints, write protection, a lock per model."""
 
 from hessblocks.curvature.model_state.fingerprints import Fingerprint, checksums, fingerprint_of
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters

@@ -1,13 +1,12 @@
-"""Fingerprint a model besides its weights: modules, hooks, attributes, what its code reads.
+"""Fingerprint a model without its weights: modules, hooks, attributes, variables of its functions.
 
-A held graph is the model's as it was when the graph was built. `forward` reads more than tensors:
-numbers and flags, tensors that are no buffers, a configuration, variables around a function. All of
-these are walked, the nearest first. What lies outside of Python's objects (a file, the environment)
-is not seen.
+A cached graph is out of date once the model changes. `forward` reads more than weights: numbers and
+flags, tensors that are no buffers, a configuration, global and closure variables. A breadth-first
+walk visits all of these. It does not see files or environment variables.
 
-Tensors have checksums, so that writes through `.data` and changes of order are seen. Each entry has
-a weight of its own: a fixed list of random numbers for its place in a row of 4,096, and another for
-its row. That reads a tensor once, as a sum does.
+Tensors are compared by checksums, which detect writes through `.data` and permutations. A checksum
+is a weighted sum of the entries: each column of a row of 4,096 entries has a fixed random weight,
+and so has each row. It reads a tensor once, like a sum.
 """
 
 import functools
@@ -29,46 +28,46 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 LIMIT = 4000
-"""Objects besides modules that are walked, which bounds the time to some milliseconds."""
+"""Largest number of visited objects besides modules, which limits the time to a few ms."""
 
 WIDTH = 4096
-"""Entries of a row."""
+"""Entries per row of a checksum."""
 ROWS = 1024
-"""Rows that are cast at once, where they are not in single or double precision."""
+"""Rows that are cast at a time, in dtypes other than float32 and float64."""
 
 PLAIN = frozenset(
     (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 )
-"""Types whose values say all."""
+"""Types of immutable values, which are stored in the fingerprint."""
 
 HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and "state_dict" not in name)
-"""Registers of a module that decide what its pass does."""
+"""Names of a module's dictionaries of hooks."""
 
 INTERNAL = frozenset(vars(nn.Module()))
-"""Attributes that torch gives each module; the mode is among them, which is set for every pass."""
+"""Attributes that every module has, among them `training`, which each pass sets."""
 
 _EVERYWHERE = tuple(name for name in vars(torch_module) if name.startswith("_global_"))
 _WRAPPED = ("__func__", "__self__", "func", "args", "keywords", "fget")
-"""Attributes of methods, partials and properties that hold what they call."""
+"""Attributes of methods, partials and properties that hold functions and arguments."""
 _CLASS_NOISE = frozenset(("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"))
 
 Fingerprint = tuple[Any, ...]
 
 
 def fingerprint_of(*roots: Any) -> Fingerprint:
-    """Fingerprint a model but for the values of its parameters and buffers.
+    """Fingerprint a model without the values of its parameters and buffers.
 
     Args:
-        roots: a module first, then what belongs to it, such as a loss.
+        roots: a module first, then other objects, such as a loss.
 
     Returns:
-        A tuple that another walk gives again as long as nothing has changed.
+        Tuple that is equal for two walks if nothing changed between them.
     """
     return _Walk(roots[0]).over(roots)
 
 
 class _Same:
-    """Equal to itself alone; keeps the object, so that its address is not given to another."""
+    """Compares an object by identity; holds a reference, so that its `id` is not reused."""
 
     __slots__ = ("it",)
 
@@ -83,7 +82,7 @@ class _Same:
 
 
 class _Walk:
-    """One walk, breadth first."""
+    """One breadth-first walk over a model."""
 
     def __init__(self, model: nn.Module) -> None:
         weights = [*model.parameters(), *model.buffers()]
@@ -102,7 +101,7 @@ class _Walk:
         return (*self._found, checksums(self._tensors))
 
     def _add(self, *values: Any) -> None:
-        """Note plain values as they are, and others by the place at which they were first met."""
+        """Record plain values themselves, and other objects by the order of their first visit."""
         for value in values:
             kind = type(value)
             if kind in PLAIN:
@@ -179,14 +178,14 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self._add(cell.cell_contents)
-            except ValueError:  # not filled yet
+            except ValueError:  # a closure cell without a value
                 self._found.append(None)
         self._add(function.__defaults__, function.__kwdefaults__, *_state(function))
         if not _is_library(function.__module__):
             self._globals(function)
 
     def _globals(self, function: types.FunctionType) -> None:
-        """Collect the variables that a function reads, and those of modules that it names."""
+        """Record the global variables that a function reads, also as attributes of modules."""
         names = _names(function.__code__)
         for name in names:
             if name not in function.__globals__:
@@ -215,8 +214,8 @@ class _Walk:
                 view = memoryview(value)  # of an array.array, bytearray, mmap, ...
                 self._found += (type(value), view.shape, view.format, zlib.crc32(view.tobytes()))
                 return
-        sharding = type(value).__module__.startswith("torch.distributed")  # moves with each pass
-        # a problem holds the fingerprint before, which would grow with each walk
+        sharding = type(value).__module__.startswith("torch.distributed")  # changes in each pass
+        # a problem holds the previous fingerprint: each walk would nest it once more
         alone = sharding or not held or getattr(type(value), "holds_fingerprint", False)
         if isinstance(value, Enum | Exception | types.ModuleType) or alone:
             self._found.append(_Same(value))
@@ -252,14 +251,14 @@ def _state(value: Any) -> Iterator[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> tuple[str, ...]:
-    """List the names that a function's code uses, inner functions included."""
+    """List the names in a function's code, including those in nested functions."""
     inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
     return tuple(dict.fromkeys((*code.co_names, *(name for names in inner for name in names))))
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(name: str | None) -> bool:
-    """Tell whether a module is Python's, ours or installed: those do not change."""
+    """Tell whether a module is Python's, ours or installed; such modules count as constant."""
     root = (name or "builtins").partition(".")[0]
     if root in sys.stdlib_module_names or root == "hessblocks":
         return True
@@ -268,7 +267,7 @@ def _is_library(name: str | None) -> bool:
     file = Path(getattr(sys.modules.get(root), "__file__", None) or "")
     if {"site-packages", "dist-packages"} & set(file.parts):
         return True
-    # `pip install --target FOLDER` lists a package's files in FOLDER, an editable install does not
+    # `pip install --target FOLDER` lists a package's files in RECORD, an editable install does not
     lines = (
         line
         for folder in file.parents[:2]
@@ -279,13 +278,13 @@ def _is_library(name: str | None) -> bool:
 
 
 def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
-    """Compute one number for all tensors of a dtype and device; those without values are left out.
+    """Compute one checksum per dtype and device; tensors without values are left out.
 
     Args:
         tensors: tensors of any shapes, dtypes and devices.
 
     Returns:
-        Sums of the entries, each with a weight of its own.
+        Weighted sums of all entries, with different weights.
 
     Cost: as a sum of all entries.
     """
@@ -300,7 +299,7 @@ def checksums(tensors: Iterable[Shaped[Tensor, "..."]]) -> tuple[float, ...]:
 def _has_values(tensor: Tensor) -> bool:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
-    return not tensor.numel() or tensor.untyped_storage().nbytes() > 0  # sharded ones are freed
+    return not tensor.numel() or tensor.untyped_storage().nbytes() > 0  # FSDP frees whole weights
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -321,7 +320,7 @@ def _checksum(flats: Sequence[Tensor]) -> float:
 
 
 def _weighted(rows: Tensor) -> Float[Tensor, " rows"]:
-    """Sum each row; dtypes that are neither single nor double precision are cast in pieces."""
+    """Compute the weighted sum of each row; cast dtypes other than float32 and float64."""
     if rows.dtype not in (torch.float32, torch.float64):
         wide = torch.float32 if rows.is_floating_point() else torch.float64
         if len(rows) > ROWS:

@@ -1,4 +1,4 @@
-"""Refuse models, and contexts around a measurement, that would give wrong curvature or none."""
+"""Refuse models and active contexts in which curvature would be wrong or cannot be computed."""
 
 import torch
 from torch import nn
@@ -8,15 +8,14 @@ from hessblocks.errors import ArgumentError
 
 
 def check_contexts(model: nn.Module, device: torch.device) -> None:
-    """Require that passes run in the weights' own precision, and compute weights anew.
+    """Check that no active context changes the precision of passes or caches weights.
 
     Args:
-        model: is measured.
-        device: where it is.
+        model: the model.
+        device: the model's device.
 
     Raises:
-        ArgumentError: they would not, under torch.autocast or inside
-            torch.nn.utils.parametrize.cached().
+        ArgumentError: torch.autocast or torch.nn.utils.parametrize.cached() is active.
     """
     if torch.is_autocast_enabled(device.type):
         raise ArgumentError(
@@ -31,10 +30,10 @@ def check_contexts(model: nn.Module, device: torch.device) -> None:
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Require trainable parameters in real numbers, that hold memory.
+    """Check that a model has trainable parameters, all of them real and with values.
 
     Raises:
-        ArgumentError: no trainable parameters, complex ones, some without values, or made in
+        ArgumentError: no trainable parameters, or one is complex, has no values, or was made in
             inference mode.
     """
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}

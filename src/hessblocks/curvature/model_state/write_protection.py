@@ -1,8 +1,8 @@
-"""Protect a model from its own passes, one thread at a time: writes go into copies, or are undone.
+"""Undo the writes of a forward pass into its model, one thread at a time.
 
-Small buffers and plain tensors of modules are copied for each pass. Weights, and large tensors, are
-compared once per model; from then on those that were seen to be written are copied, and the others
-are watched by their versions.
+Small buffers and tensor attributes are copied for each pass. Weights and large tensors are compared
+before and after the first pass. Later passes copy those that were written, and check the version
+counters of the others.
 """
 
 import copy
@@ -20,27 +20,26 @@ from hessblocks.curvature.model_state.fingerprints import HOOKS, INTERNAL, PLAIN
 from hessblocks.errors import RunError
 
 SMALL = 1 << 16
-"""Bytes of a tensor up to which it is copied for each pass."""
+"""Tensors of up to this many bytes are copied for each pass."""
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, deque)
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
 
 _REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
-"""Attributes of a module that hold its parts by name, and its hooks: transformers adds some of its
-own."""
+"""Dictionaries of a module: parameters, buffers, submodules and hooks; transformers adds some."""
 
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 
 def _attributes_of(model: nn.Module) -> Attributes:
-    """List each module with its attributes and the contents of its registers."""
+    """List each module with copies of its attributes and of its dictionaries."""
     found = [(module, dict(vars(module))) for module in model.modules()]
     return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
 
 
 def _restore(attributes: Attributes) -> None:
-    """Restore each module's attributes; none is ever missing, for the sake of other threads."""
+    """Restore each module's attributes; none is missing meanwhile, since other threads may read."""
     for module, own, registers in attributes:
         _refill(vars(module), own)
         for name, content in registers.items():
@@ -53,7 +52,7 @@ _locks = WeakIdKeyDictionary()
 
 @contextmanager
 def exclusive(model: nn.Module) -> Iterator[None]:
-    """Wait until no other thread measures this model."""
+    """Hold the lock of this model; wait until no other thread holds it."""
     with _lock:
         if model not in _locks:
             _locks[model] = threading.RLock()
@@ -63,15 +62,15 @@ def exclusive(model: nn.Module) -> Iterator[None]:
 
 
 class Writes:
-    """Knowledge about a model: which tensors a pass writes in place, by name."""
+    """Record of the tensors that a model's forward pass writes in place, by name."""
 
     def __init__(self) -> None:
-        """Start without knowledge."""
+        """Start with an empty record."""
         self.known: dict[str, bool] = {}
         self.inside = 0
-        """Passes of it under way; the first of them keeps the values."""
+        """Depth of nested passes; only the outermost saves and restores values."""
         self.merges: bool | None = None
-        """Whether `eval()` writes values, as layers do that merge their weights."""
+        """Whether `eval()` writes values, as in layers that merge weights; None: unknown."""
 
     @property
     def written(self) -> list[str]:
@@ -83,7 +82,7 @@ _WRITES = WeakIdKeyDictionary()
 
 
 def writes_of(model: nn.Module) -> Writes:
-    """Look up what is known of a model."""
+    """Return the record of a model."""
     found: Writes | None = _WRITES.get(model)
     if found is None:
         found = _WRITES[model] = Writes()
@@ -91,15 +90,15 @@ def writes_of(model: nn.Module) -> Writes:
 
 
 def forget_writes(model: nn.Module) -> None:
-    """Forget what is known, since the model has changed."""
+    """Delete the record of a model that has changed."""
     _WRITES.pop(model, None)
 
 
 class WriteProtection:
-    """Protect the values of one model during one pass."""
+    """Saves the values of one model before a pass, and restores them afterwards."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Note the values that may be written; nothing is replaced yet."""
+        """Save the values that a pass may write; nothing is replaced yet."""
         self._model, self.writes = model, writes_of(model)
         self._copies: dict[int, Any] = {}
         self._contents: list[tuple[Any, Any]] = []
@@ -113,7 +112,7 @@ class WriteProtection:
         self.writes.inside += 1
 
     def settle(self) -> None:
-        """Enter evaluation mode; where `eval()` would write values, by the flags alone."""
+        """Enter evaluation mode; if `eval()` writes values, only set the `training` flags."""
         if not any(module.training for module in self._model.modules()):
             return
         before = _attributes_of(self._model)
@@ -127,7 +126,7 @@ class WriteProtection:
                 module.training = False
 
     def copy_in(self) -> None:
-        """Replace what a pass may write by copies; the caller restores the attributes."""
+        """Replace tensors that a pass may write by copies; the caller restores the attributes."""
         for name, holder, key in _places(self._model):
             holder[key] = self._copied(name, holder[key])
 
@@ -135,7 +134,7 @@ class WriteProtection:
         """Restore all values.
 
         Raises:
-            RunError: trained weights were written; they are put back before.
+            RunError: the pass wrote trained weights; they are restored before.
         """
         self.writes.inside -= 1
         for container, content in self._contents:
@@ -146,7 +145,7 @@ class WriteProtection:
                 raise RunError(self._sentence(name))
 
     def _put_back(self) -> list[str]:
-        """Restore values, and return the names of those that had changed."""
+        """Restore saved values; return the names of tensors that had changed."""
         changed = []
         for name, tensor, kept, version in self._aside.values():
             moved = tensor._version != version
@@ -160,7 +159,7 @@ class WriteProtection:
             differs = not _same(tensor, kept)
             self.writes.known[name] = moved or differs or self.writes.known.get(name, False)
             if differs:
-                # through `.data`: autograd must not see it, nor the version count it
+                # through `.data`, which changes neither the graph nor the version counter
                 tensor.data.copy_(kept)
                 changed.append(name)
         return changed
@@ -180,7 +179,7 @@ class WriteProtection:
         )
 
     def _watched(self, name: str, tensor: Any) -> bool:
-        """Tell whether this is a tensor that stays in its place, and is compared or watched."""
+        """Tell whether a tensor is not copied, but saved for comparison or checked by version."""
         if type(tensor) not in _ORDINARY or tensor.is_inference() or tensor.is_meta:
             return False
         if tensor.layout != torch.strided or (tensor.grad_fn is not None):
@@ -191,7 +190,7 @@ class WriteProtection:
         return large and not self.writes.known.get(name)
 
     def _copied(self, name: str, value: Any) -> Any:
-        """Copy a tensor that a pass may write, or a container of such tensors."""
+        """Copy a tensor that a pass may write; replace such tensors inside of a container."""
         if not isinstance(value, Tensor) and type(value) not in _CONTAINERS:
             return value
         if id(value) not in self._copies:
@@ -204,13 +203,13 @@ class WriteProtection:
         return self._copies[id(value)]
 
     def _is_own(self, name: str, tensor: Tensor) -> bool:
-        """Tell whether a pass gets its own copy."""
+        """Tell whether each pass uses a copy of this tensor."""
         small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
         written = self.writes.known.get(name, False)
         return type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
 
     def _fill(self, name: str, container: Any) -> None:
-        """Put copies in the place of a container's tensors."""
+        """Replace a container's tensors by copies."""
         items = [*(container.items() if isinstance(container, dict) else enumerate(container))]
         if {type(value) for _, value in items} <= PLAIN:  # long lists of numbers stay fast
             return
@@ -220,12 +219,12 @@ class WriteProtection:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off and fix batch norm; restore each module afterwards, values included.
+    """Enter evaluation mode; on exit, restore all modules' attributes and values.
 
-    It does not matter whether these were set or written inside.
+    Attributes that were assigned and values that were written in place are both restored.
 
     Raises:
-        RunError: trained weights were written; they are put back.
+        RunError: trained weights were written; they are restored.
     """
     before, values = _attributes_of(model), WriteProtection(model)
     try:
@@ -233,7 +232,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         values.settle()
         for module in model.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                module.sparse = False  # the same numbers, which autograd can go on with
+                module.sparse = False  # autograd can differentiate dense gradients again
         yield
     finally:
         _restore(before)
@@ -241,7 +240,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """List the places of parameters, buffers and plain attributes: name, dictionary and key."""
+    """List name, dictionary and key of each parameter, buffer and ordinary attribute."""
     for path, module in model.named_modules():
         own: dict[str, Any] = vars(module)
         plain = [name for name in own if name not in INTERNAL]
@@ -252,7 +251,7 @@ def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    """Tell whether no derivative is taken through a tensor, so that a copy can replace it."""
+    """Tell whether a tensor needs no gradient, so that a copy can replace it."""
     return not tensor.requires_grad and not tensor.is_inference() and not tensor.is_meta
 
 
@@ -263,7 +262,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _refill(container: Any, content: Any) -> None:
-    """Give a container the content that it had, in its order."""
+    """Restore a container's content and order."""
     mapping = isinstance(container, dict)
     if not mapping or [*container][: len(content)] != [*content]:
         container.clear()

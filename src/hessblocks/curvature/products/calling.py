@@ -1,4 +1,4 @@
-"""Call a model, or a function as with `torch.func`, and find the logits in what it returns."""
+"""Call a model, or a function of (params, inputs), and find the logits in its outputs."""
 
 import difflib
 import inspect
@@ -16,24 +16,24 @@ from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError
 
 ROUTER_LOSSES = ("router_aux_loss_coef", "router_z_loss_coef")
-"""Weights of the losses of mixtures of experts, as configurations of transformers name them."""
+"""Names of the router loss's weight in transformers' configurations of mixtures of experts."""
 
 
 class AuxiliaryLossWarning(UserWarning):
-    """Warning that a model has a loss beside that of its logits, which is not measured."""
+    """Warning that the model adds an auxiliary loss, which the curvature leaves out."""
 
 
 class Call:
-    """Call a model by the signature of its forward pass."""
+    """Calls a model with a batch, according to the signature of `forward`."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         """Read the signature.
 
         Args:
             model: any module.
-            loss: loss of the problem. With `seq2seq` a decoder reads the labels one place further
-                on, unless its inputs are given; where the loss is that of the model's task, a part
-                which is left out is named.
+            loss: loss of the problem. With `seq2seq`, the decoder's inputs are the shifted labels,
+                unless the batch has them. If the loss is that of the model's task, a warning names
+                an auxiliary loss that is left out.
         """
         self._model, self._shift_labels = model, loss == "seq2seq"
         self._accepted = inspect.signature(model.forward).parameters
@@ -45,15 +45,15 @@ class Call:
         """Call the model with a batch.
 
         Returns:
-            What it returns.
+            The model's outputs.
 
         Raises:
             ArgumentError: labels cannot be shifted for its decoder.
             RunError: the model cannot be called with the batch.
 
         Warns:
-            AuxiliaryLossWarning: the model has a loss beside that of its logits; once.
-            UserWarning: an entry of the batch may be ignored; once.
+            AuxiliaryLossWarning: the model adds an auxiliary loss; once.
+            UserWarning: the model may ignore an entry of the batch; once.
         """
         whole = self._takes_mapping(batch.keywords)
         if self._first and not whole:
@@ -72,15 +72,15 @@ class Call:
         return outputs
 
     def _takes_mapping(self, names: Mapping[str, object]) -> bool:
-        """Tell whether a mapping goes in whole: one argument, with none of its names."""
+        """Tell whether `forward` takes the mapping as its only argument, not as keywords."""
         needed = [p for p in self._accepted.values() if p.default is p.empty]
         single = len(needed) == 1 and needed[0].kind is needed[0].POSITIONAL_OR_KEYWORD
         return single and bool(names) and not names.keys() & self._accepted.keys()
 
     def _warn_of_unknown(self, names: Mapping[str, object]) -> None:
-        """Name tensors with rows that only `**kwargs` takes, where other entries have own names.
+        """Warn of tensors that only `**kwargs` accepts, if `forward` names another entry.
 
-        A callable loss may read entries that the model ignores; there, likely misspellings alone.
+        A callable loss may read such entries; then warn only of likely misspellings.
         """
         if not names.keys() & self._accepted.keys() or not _takes_any(self._accepted):
             return
@@ -97,7 +97,7 @@ class Call:
                 )
 
     def _decoder_inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """Make the inputs of an encoder-decoder's decoder."""
+        """Return `decoder_input_ids` made from the labels, if the decoder needs them."""
         if not self._shift_labels or "decoder_input_ids" in batch.keywords:
             return {}
         own = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
@@ -115,10 +115,10 @@ def _takes_any(accepted: Mapping[str, inspect.Parameter]) -> bool:
 
 
 def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
-    """Shift labels by one place, as an encoder-decoder without its own method (Whisper) does.
+    """Shift labels right by one, for an encoder-decoder without its own method (Whisper).
 
     Returns:
-        None where the configuration does not say what a text begins with and is padded by.
+        The decoder's inputs; None if the configuration has no start or padding token.
     """
     config = getattr(model, "config", None)
     start, padding = (
@@ -132,7 +132,7 @@ def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
 
 
 def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
-    """Name a loss beside that of the logits, such as the router's of a mixture of experts."""
+    """Warn of an auxiliary loss, such as the router loss of a mixture of experts."""
     named = dict(outputs) if isinstance(outputs, Mapping) else {}
     found = [name for name, value in named.items() if name.endswith("_loss") and value is not None]
     config = getattr(model, "config", None)
@@ -164,7 +164,7 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
         (..., classes).
 
     Raises:
-        RunError: there are none.
+        RunError: the outputs have no logits.
     """
     if isinstance(outputs, Tensor):
         return outputs
@@ -183,24 +183,24 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
 
 
 Params = Mapping[str, Float[Tensor, "..."]] | Sequence[Float[Tensor, "..."]]
-"""By name, or in order, where their names are 0, 1, …"""
+"""Parameters by name, or in a list, whose names are 0, 1, …"""
 
 
 class FunctionModel(nn.Module):
-    """Hold the parameters of a function, and call it with them.
+    """Module with the parameters of a function, which it calls with them.
 
-    The memory of the tensors is shared, so that what is written into them is seen.
+    The parameters share memory with the given tensors.
     """
 
     def __init__(self, function: Callable[..., Any], params: Params) -> None:
         """Register each tensor under its name.
 
         Raises:
-            ArgumentError: something else than a tensor of real numbers, or a name that is no text.
+            ArgumentError: a value is no tensor of real numbers, or a name is no string.
         """
         super().__init__()
         self._function, self._named = function, isinstance(params, Mapping)
-        made: dict[int, nn.Parameter] = {}  # a tensor that stands twice is one parameter
+        made: dict[int, nn.Parameter] = {}  # a tensor given under two names is one parameter
         named = params if isinstance(params, Mapping) else {str(n): t for n, t in enumerate(params)}
         for name, tensor in named.items():
             real = isinstance(tensor, Tensor) and tensor.is_floating_point()
@@ -209,7 +209,7 @@ class FunctionModel(nn.Module):
                     f"params: expected tensors of real numbers by name, got {name!r}: "
                     f"{tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}"
                 )
-            # not by `register_parameter`, which takes no dots
+            # `register_parameter` refuses names with dots
             self._parameters[name] = made.setdefault(id(tensor), _parameter(tensor))
 
     def get_submodule(self, target: str) -> nn.Module:
@@ -217,7 +217,7 @@ class FunctionModel(nn.Module):
         return self
 
     def forward(self, inputs: Any) -> Any:
-        """Call the function with the parameters, named or in a list as they were given."""
+        """Call the function with the parameters, in a mapping or list as the caller gave them."""
         found = dict(self._parameters)
         return self._function(found if self._named else list(found.values()), inputs)
 
@@ -227,17 +227,17 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
 
 
 def as_module(model: nn.Module | Callable[..., Any], params: Params | None) -> nn.Module:
-    """Take a module as it is, and a function with its parameters.
+    """Wrap a function and its parameters in a module; return a module unchanged.
 
     Args:
-        model: either.
+        model: a module, or a function of (params, inputs).
         params: parameters of the function; None for a module.
 
     Returns:
         A module.
 
     Raises:
-        ArgumentError: neither, a function without parameters, or a module with them.
+        ArgumentError: `model` is neither, a function without `params`, or a module with `params`.
     """
     if isinstance(model, nn.Module) and params is None:
         return model

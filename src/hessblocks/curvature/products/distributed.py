@@ -1,8 +1,8 @@
-"""Share the work among processes (torchrun): each takes some batches or some vectors.
+"""Divide the batches or the vectors among the processes of torchrun.
 
-Products are linear in the data and in the vectors, so one all-reduce a product puts them together.
-Where the model itself is sharded, its gradients are summed as its weights are gathered, and all
-must pass alike.
+Products are linear in the data and in the vectors, so that one all-reduce per product adds the
+processes' parts. If the model is sharded, each forward or backward pass exchanges weights and
+gradients, so that all processes must run equally many passes.
 """
 
 import math
@@ -23,20 +23,20 @@ SHARDS = ("batches", "vectors", "own")
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Rank and size of the group that works on one problem; one process by default."""
+    """Rank and size of the process group that shares one problem; one process by default."""
 
     shard: str | None = None
-    """batches, vectors, own, or None where each process works by itself."""
+    """How the work is shared: batches, vectors or own (see `Problem`); None: not at all."""
     rank: int = 0
-    """Number of this process."""
+    """Rank of this process."""
     count: int = 1
     """Number of processes."""
     sharded: bool = False
-    """Whether each holds a part of the model alone."""
+    """Whether the parameters are sharded over the processes."""
 
     @property
     def turns(self) -> slice:
-        """Slice of the passes that this process takes."""
+        """Slice that selects this process's passes from those of all."""
         return slice(self.rank, None, self.count) if self.shard == "batches" else slice(0, None, 1)
 
     def shares(self, passes: Sequence[int]) -> list[list[int]]:
@@ -46,7 +46,7 @@ class Processes:
         return [list(passes[rank :: self.count]) for rank in range(self.count)]
 
     def least(self, amount: int, device: torch.device) -> int:
-        """Take the smallest of what the processes have, so that all plan alike."""
+        """Compute the minimum of `amount` over the processes, so that all make the same plan."""
         if self.shard is None:
             return amount
         least = torch.tensor(amount, device=device)
@@ -54,19 +54,19 @@ class Processes:
         return int(least)
 
     def most(self, number: int, device: torch.device) -> int:
-        """Take the largest of all processes, if the model is sharded and all pass alike."""
+        """Compute the maximum over the processes if the model is sharded; else return `number`."""
         return -self.least(-number, device) if self.sharded else number
 
     def idle(self, passes: int, device: torch.device) -> int:
-        """Count the passes that a process lacks, if the model is sharded and all pass alike."""
+        """Count this process's missing passes to the maximum, if the model is sharded; else 0."""
         return self.most(passes, device) - passes
 
     def rows_each(self, rows: int) -> int:
-        """Limit the rows per pass, so that every process gets some."""
+        """Return the most rows per pass for which every process gets a part of `rows` rows."""
         return math.ceil(rows / self.count) if self.shard == "batches" else rows
 
     def own_vectors(self, count: int) -> slice:
-        """Take the vectors, of `count`, that fall to this process."""
+        """Return the slice of `count` vectors that this process multiplies."""
         if self.shard != "vectors":
             return slice(0, count)
         each = math.ceil(count / self.count)
@@ -79,10 +79,10 @@ class Processes:
         return float(self.total(torch.tensor(share, dtype=torch.float64, device=device)))
 
     def total(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """All-reduce the shares of all processes, in place.
+        """All-reduce `share` over all processes, in place.
 
         Returns:
-            The same tensor, which now holds the sum.
+            The same tensor, now the sum.
 
         Raises:
             RunError: another process failed.
@@ -94,21 +94,21 @@ class Processes:
         return share
 
     def fail(self, share: Float[Tensor, "..."]) -> None:
-        """Tell the others, who wait for this share, that there is none: NaN everywhere."""
+        """Send NaN in place of `share`, so that the waiting processes notice the failure."""
         if self.shard is not None:
             dist.all_reduce(share.fill_(float("nan")))
 
 
 def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
-    """Require that processes which share the work got the same arguments.
+    """Check that all processes have the same code, weights and, unless `own`, batches.
 
     Args:
-        model: as this process has it.
-        batches: as this process has them.
-        processes: all of them.
+        model: this process's model.
+        batches: this process's batches.
+        processes: the process group.
 
     Raises:
-        ArgumentError: they were not.
+        ArgumentError: they differ between processes.
     """
     if processes.shard is None:
         return
@@ -128,13 +128,14 @@ def processes(shard: str | None, *, sharded: bool = False) -> Processes:
 
     Args:
         shard: how the work is shared.
-        sharded: whether the model is cut over the processes; then batches are dealt out by default.
+        sharded: whether the model is sharded; then the default of `shard` is `batches`.
 
     Returns:
-        The place, or a process alone where nothing is shared.
+        Rank and size of the group; a single process if nothing is shared.
 
     Raises:
-        ArgumentError: an unknown way to share, or one that does not fit, or no process group.
+        ArgumentError: `shard` is unknown, is `vectors` with a sharded model, or there is no process
+            group.
     """
     if shard is None and not sharded:
         return Processes()

@@ -1,7 +1,7 @@
-"""Evaluate a function of the parameters and its gradient, as `torch.autograd.grad` gives it.
+"""Evaluate a function of the parameters and its gradient by `torch.autograd.grad`.
 
-Nothing of the products is used here but the model's forward pass: logits are made at once, and the
-gradient is pulled back through them, so that it can witness for or against them.
+This is an independent check of our products: it shares only the model's forward pass with them. It
+computes all logits at once and backpropagates through them.
 """
 
 import copy
@@ -21,7 +21,7 @@ from hessblocks.curvature.witness import Gradient, Tensors
 from hessblocks.errors import main_memory
 
 COPIES = 16
-"""Float64 copies of the parameters that differences may need at once."""
+"""Number of float64 copies of the parameters that finite differences need at once."""
 
 
 def _weighted(logits: Tensor) -> Tensor:
@@ -31,30 +31,30 @@ def _weighted(logits: Tensor) -> Tensor:
 
 
 PAIRING = Differentiated(_weighted, lambda: 1)
-"""Inner product ⟨c, f⟩ with random c: linear in the logits, so that no label hides anything."""
+"""Loss ⟨c, f⟩ with random c: linear in the logits, so that no logit has a zero gradient."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient in some of the parameters."""
+    """Function φ(θ) = Σ_batches ℓ(f(θ)) · share, with its gradient by some of the parameters."""
 
     problem: Any
     """Model and loss."""
     batches: Iterable[Batch]
-    """Read anew at each point."""
+    """Batches, iterated at each evaluation."""
     names: Sequence[str]
-    """Names of the parameters to differentiate in."""
+    """Names of the parameters to differentiate by."""
     loss: BatchLoss | None = None
-    """In the place of the problem's own, whose share is one over the valid tokens."""
+    """Loss with share 1; None: the problem's loss, with share 1 / valid tokens."""
     twice: bool = True
-    """Whether in the state of second derivatives, or of first ones."""
+    """Whether the model runs as for second derivatives, or as for a gradient."""
 
     @cached_property
     def _plain(self) -> Any:
         return self.problem.without_lazy_logits()
 
     def at(self, parameters: Tensors, gradient: bool) -> tuple[float, Gradient]:
-        """Compute φ and, if asked for, g; zeros if there is no gradient."""
+        """Compute φ and, if `gradient`, g = ∇φ by parameter name."""
         names = self.names if gradient else ()
         total, sums = 0.0, {name: torch.zeros_like(parameters[name]) for name in names}
         for batch in self.batches:
@@ -67,7 +67,7 @@ class Evaluated:
     def graph(
         self, batch: Batch, parameters: Tensors, names: Sequence[str]
     ) -> tuple[Readout, BatchLoss, Gradient]:
-        """Build the logits of a batch with their graph, its loss, and the leaves of the graph."""
+        """Return a batch's logits with their graph, its loss, and the graph's leaves by name."""
         leaves = {n: parameters[n].detach().requires_grad_() for n in names}
         with torch.enable_grad():
             found = self._plain.forward(batch, {**parameters, **leaves}, twice=self.twice)
@@ -76,7 +76,7 @@ class Evaluated:
     def pulled(
         self, batch: Batch, parameters: Tensors, names: Sequence[str], *, create_graph: bool = False
     ) -> tuple[float, Gradient, Gradient]:
-        """Compute φ of a batch, the leaves, and g in each of them."""
+        """Return φ of a batch, the leaves by name, and the gradient by each leaf."""
         readout, loss, leaves = self.graph(batch, parameters, names)
         share = 1.0 if self.loss else 1 / self.problem.valid
         value, cotangent = make_loss_node(readout, loss, share).start()
@@ -94,7 +94,7 @@ class Evaluated:
 
     @contextmanager
     def backward(self, parameters: Tensors) -> Iterator[None]:
-        """Let recomputed parts use the parameters of this point."""
+        """Put `parameters` into the model while autograd may recompute checkpointed parts."""
         model = self.problem.model
         with backward_pass(model) if self.twice else differentiable_once(model):
             put_in(model, parameters)
@@ -105,12 +105,12 @@ def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]
     """Copy a model and batches into float64.
 
     Args:
-        problem: stays as it is.
-        batches: whose numbers of floating point become float64.
+        problem: problem to copy; it is not changed.
+        batches: batches to copy, with floating-point tensors in float64.
 
     Returns:
-        The problem at the copied model, and the batches; None where the model is float64 already,
-        cannot be copied, or there is no room.
+        The problem with the copied model, and the batches; None if the model is float64 already,
+        cannot be copied, or the copies need more than a quarter of the memory.
     """
     weights = problem.weights.values()
     wide = all(p.dtype == torch.float64 for p in weights)
@@ -119,7 +119,7 @@ def in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch]
     other = copy.copy(problem)
     try:
         other.move_to(copy.deepcopy(problem.model).double())
-    except Exception:  # whatever a model holds that cannot be copied
+    except Exception:  # the model holds something that cannot be copied
         return None
 
     def widened(batch: Batch) -> Batch:

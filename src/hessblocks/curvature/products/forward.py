@@ -1,11 +1,11 @@
-"""Run the forward pass of a model at other parameters, ready for one or two derivatives.
+"""Run a model's forward pass at given parameters, with a graph for one or two derivatives.
 
-Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by the
-mathematical form. Afterwards the model is what it was: the same parameters, buffers, modes and
-attributes.
+Fused attention kernels have no second derivative. Inside `differentiable` they are replaced by
+tiles or plain products. Afterwards the model's parameters, buffers, modes and attributes are
+restored.
 
-For two derivatives the modes are tried in order, since each asks more of the model than the next.
-A pass shows whether its mode fits; later passes begin with the mode that did.
+For two derivatives the modes of `Mode` are tried in order, the fastest first. A forward pass finds
+out whether its mode works for the model; later passes start with the mode that worked.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _eager = closed.Shared(lambda: torch.compiler.set_stance("force_eager"))
 
 
 class AttentionBackendWarning(UserWarning):
-    """Warning that attention in plain form holds tokens × tokens numbers in a long context.
+    """Warning that attention stores a tokens × tokens matrix per head in a long context.
 
-    The plain form stands in for a fused kernel, which has no second derivative.
+    This plain form replaces a fused kernel, which has no second derivative.
     """
 
 
 @contextmanager
 def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[closed.Watch]:
-    """Enter evaluation mode with twice differentiable attention; warn where that costs memory.
+    """Enter evaluation mode with twice differentiable attention; warn if that costs memory.
 
     Args:
-        model: is used inside.
-        closed_forms: whether activations, norms and softmax have their derivatives in closed form,
-            two of them; else torch differentiates, as often as is asked.
+        model: model that is called in the block.
+        closed_forms: whether activations, norms and softmax use closed forms, which have two
+            derivatives; else they use autograd's derivatives of any order.
 
     Yields:
-        What the model was seen to do.
+        Record of the forward pass.
     """
     fused_allowed = torch.backends.cuda.flash_sdp_enabled()
     with backward_pass(model), closed.watching() as watch:
@@ -74,13 +74,13 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[c
 
 @contextmanager
 def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
-    """Enter evaluation mode with the model's own kernels, which suffice for gradients.
+    """Enter evaluation mode with torch's kernels, which suffice for gradients.
 
     Args:
-        model: is used inside.
+        model: model that is called in the block.
 
     Yields:
-        What the model was seen to do.
+        Record of the forward pass.
     """
     with _settled(model), closed.watching() as watch:
         yield watch
@@ -88,7 +88,7 @@ def differentiable_once(model: nn.Module) -> Iterator[closed.Watch]:
 
 @contextmanager
 def backward_pass(model: nn.Module) -> Iterator[None]:
-    """Build a graph inside; parts of `model` may be recomputed while it is differentiated."""
+    """Enter the state in which a graph is differentiated and checkpointed parts are recomputed."""
     with _settled(model), _plain_attention:
         closed.spell_weight_norms(model)
         yield
@@ -96,28 +96,26 @@ def backward_pass(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _settled(model: nn.Module) -> Iterator[None]:
-    """Enter evaluation mode, with modules and checkpoints that can be differentiated."""
+    """Enter evaluation mode, with compiled modules and reentrant checkpoints replaced."""
     with evaluation_mode(model), uncompiled(), closed.differentiable_checkpoints:
         yield
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled modules as they were written."""
+    """Run compiled modules eagerly."""
     if "torch._dynamo" not in sys.modules:  # its import takes seconds
         return nullcontext()
     return _eager
 
 
 def put_in(model: nn.Module, tensors: Mapping[str, Float[Tensor, "..."]]) -> None:
-    """Put tensors in the place of parameters, inside of `evaluation_mode`.
+    """Replace parameters by tensors, inside of `evaluation_mode`.
 
-    Every module that holds a parameter gets the tensor, tied ones included.
-    A parameter is found by identity, under all its names (tied weights, one module registered
-    twice).
+    Parameters are found by identity, so that a tied parameter is replaced under all its names.
 
     Args:
-        model: is changed.
-        tensors: by the parameters' names in `named_parameters`.
+        model: model to change.
+        tensors: new tensors by the parameters' names in `named_parameters`.
     """
     named = dict(model.named_parameters())
     new = {id(named[name]): tensor for name, tensor in tensors.items()}
@@ -130,23 +128,23 @@ class Mode(IntEnum):
     """Modes of differentiating twice, in the order in which they are tried."""
 
     LAZY_LOGITS = 0
-    """Closed forms of ours, and logits that are made when somebody looks at them."""
+    """Closed forms, and lazy logits."""
     CLOSED_FORMS = 1
-    """Closed forms alone: the model does more with its logits than return them."""
+    """Closed forms, but ordinary logits, since the model uses its logits before it returns them."""
     AUTOGRAD = 2
-    """torch's derivatives: the model differentiates inside, and closed forms have but two."""
+    """torch's derivatives, since the model differentiates in its forward pass."""
 
 
 class Forward:
-    """Forward pass of one model, which remembers the mode that fits it."""
+    """Forward pass of one model; it remembers the mode that works for the model."""
 
     def __init__(self, model: nn.Module, loss: Any, cuts: Mapping[str, Cut]) -> None:
-        """Read how the model is called; nothing is run yet.
+        """Read the model's signature; the model is not called.
 
         Args:
-            model: is called.
+            model: model to call.
             loss: loss of the problem.
-            cuts: cuts of sharded parameters, by name; empty where the model is whole.
+            cuts: cuts of sharded parameters, by name; empty if the model is not sharded.
         """
         self._model, self._cuts = model, cuts
         self._call = Call(model, loss)
@@ -154,24 +152,24 @@ class Forward:
         self._recomputed = False
 
     def without_lazy_logits(self) -> Forward:
-        """Copy it, with logits that are made at once."""
+        """Copy the forward pass, without lazy logits."""
         other = copy.copy(self)
         other._raise_mode(Mode.CLOSED_FORMS)
         return other
 
     def outputs(self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool) -> Any:
-        """Call the model, again until an attention implementation fits.
+        """Call the model, repeatedly until a mode works.
 
         Args:
             batch: the inputs.
             parameters: all trainable parameters by name.
-            twice: whether second derivatives will be asked for.
+            twice: whether second derivatives will be computed.
             by_rows: whether the loss is a sum over rows, which lazy logits need.
 
         Returns:
-            What the model returned.
+            The model's outputs.
         """
-        # it ends: modes only rise, and each tensor is noted once as written
+        # the loop ends: each repetition raises the mode or records a new tensor as written
         while (found := self._try(batch, parameters, twice=twice, by_rows=by_rows)) is None:
             pass
         return found[0]
@@ -179,7 +177,7 @@ class Forward:
     def _try(
         self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool
     ) -> tuple[Any] | None:
-        """Call the model once; None if it has to be called again."""
+        """Call the model once; return its outputs in a tuple, or None to repeat the call."""
         mode, written = self._mode, len(writes_of(self._model).written)
         swap = mode is not Mode.AUTOGRAD
         try:
@@ -193,9 +191,9 @@ class Forward:
             return None
         self._recomputed |= seen.recomputed
         if len(writes_of(self._model).written) > written:
-            return None  # the graph may hold values that are put back
+            return None  # the graph may hold tensors whose values are restored afterwards
         if twice and seen.differentiated and swap:
-            self._raise_mode(Mode.AUTOGRAD)  # one of two derivatives is used up
+            self._raise_mode(Mode.AUTOGRAD)  # the model took one of a closed form's two derivatives
             return None
         return (outputs,)
 
@@ -206,11 +204,11 @@ class Forward:
     def _state(
         swap: bool, *, twice: bool
     ) -> Callable[[nn.Module], AbstractContextManager[closed.Watch]]:
-        """Enter the state in which a module's pass runs."""
+        """Return the context manager in which a forward pass runs."""
         return partial(differentiable, closed_forms=swap) if twice else differentiable_once
 
     def _put_in(self, parameters: Parameters, swap: bool, *, twice: bool) -> None:
-        """Put the parameters into the model; those of a sharded one layer by layer."""
+        """Put the parameters into the model; a sharded model gathers them layer by layer."""
         if not self._cuts:
             put_in(self._model, parameters)
             return
@@ -225,5 +223,5 @@ class Forward:
         run_in_parts(self._model, way)
 
     def backward(self) -> AbstractContextManager[object]:
-        """Differentiate a graph of `outputs` inside; recomputed parts meet the same state."""
+        """Enter the state in which to differentiate `outputs`, for checkpointed parts."""
         return backward_pass(self._model) if self._recomputed else nullcontext()

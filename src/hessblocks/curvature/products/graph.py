@@ -2,13 +2,14 @@
 
 Letters: f logits, r = ∂ℓ/∂f, J = ∂f/∂θ, z a vector in parameter space, u = J z, K vectors together.
 
-The graph of the pullback g(θ, r) = J(θ)ᵀ r is built once, and each product replays it backwards.
+The graph of the gradient g(θ, r) = J(θ)ᵀ r is built once. Each product is one backward pass through
+this graph, a replay.
 
-- H: with r(θ) part of the graph, ∂⟨g, z⟩/∂θ = H z.
-- H_f and H_o: with r held fixed, the same replay gives ∂⟨g, z⟩/∂θ = H_f z and ∂⟨g, z⟩/∂r = J z
-  together; then H_o z = Jᵀ H_ℓ (J z). Neither is ever formed by subtraction.
+- H: if r(θ) is part of the graph, ∂⟨g, z⟩/∂θ = H z.
+- H_f and H_o: if r is constant, one replay gives both ∂⟨g, z⟩/∂θ = H_f z and ∂⟨g, z⟩/∂r = J z.
+  Then H_o z = Jᵀ H_ℓ (J z). Neither is computed by subtraction.
 
-The same for one vector, without anything kept between products (double backward):
+The same for one vector, with a new graph for each product (double backward):
 
 >>> def hessian_vector_product(loss, theta, z):
 ...     (g,) = torch.autograd.grad(loss, theta, create_graph=True)
@@ -43,32 +44,32 @@ from hessblocks.curvature.losses import Batch, make_loss_node
 from hessblocks.curvature.products.problem import Problem
 
 Tensors = dict[str, Float[Tensor, "K ..."] | None]
-"""By parameter name, (K, *shape); None stands for zeros."""
+"""Tensors by parameter name, (K, *shape); None means zeros."""
 
 _NOTHING: Mapping[str, Sum] = {}
 
 
 class BatchGraph:
-    """Differentiated loss of one pass, kept so that each product only replays it."""
+    """Autograd graph of one microbatch's gradient; each product replays it."""
 
     def __init__(
         self, problem: Problem, batch: Batch, names: Sequence[str], *, split: bool = True
     ) -> None:
-        """Run the model forwards and backwards once.
+        """Run the model's forward and backward pass once.
 
         Args:
-            problem: the function.
-            batch: one of the problem's passes.
-            names: parameters that products may involve; the graph ends at them, so the layers
-                below the lowest are never passed again.
-            split: whether H_o and H_f will be asked for, which need r held fixed.
+            problem: model, batches and loss.
+            batch: one of the problem's microbatches.
+            names: parameters that products may involve. The graph ends at them, so that replays
+                skip the layers below the lowest.
+            split: whether the graph is for H_o and H_f, with r constant, or for H.
         """
         if guard := problem.plan.guard:
             guard.check(problem, names)
         parameters = problem.parameters
         self._backward = problem.backward
         self.parameters = {name: parameters[name].requires_grad_() for name in names}
-        """At which the graph ends."""
+        """Leaves of the graph, by name."""
         with torch.enable_grad():
             readout, loss = problem.forward(batch, parameters | self.parameters)
             self._end = make_loss_node(
@@ -83,7 +84,7 @@ class BatchGraph:
             get_gradient_edge(t) if t.requires_grad else None
             for t in (readout.hidden, gradients[0])
         )
-        # parameters that the loss reads itself, such as the weight of an unembedding
+        # parameters that are inputs of the loss node, such as the unembedding's weight
         self._pullback += [
             (name, get_gradient_edge(value))
             for name, value in zip(self._of_end, gradients, strict=True)
@@ -94,7 +95,7 @@ class BatchGraph:
     def _pull_back(
         self, hidden: Tensor, gradients: Sequence[Tensor]
     ) -> list[tuple[str, GradientEdge]]:
-        """Find the end of the graph of each parameter's Jᵀ r; the values are not kept."""
+        """Compute the graph of Jᵀ r; return its output edge for each parameter, not the values."""
         if not hidden.requires_grad:
             return []
         leaves = list(self.parameters.values())
@@ -114,15 +115,15 @@ class BatchGraph:
         rows: Sequence[str],
         sums: Mapping[str, Sum] = _NOTHING,
     ) -> Tensors:
-        """Compute this pass's share of H z; for a graph made with `split=False`.
+        """Compute this microbatch's share of H z; for a graph made with `split=False`.
 
         Args:
-            vectors: z by parameter name, (K, *shape) each; parameters left out are zero.
-            rows: names of the parameters whose rows are wanted.
-            sums: where rows of some parameters are accumulated; for one vector alone.
+            vectors: z by parameter name, (K, *shape) each; missing parameters mean zeros.
+            rows: names of the parameters whose rows of H z are computed.
+            sums: sums to which some parameters' rows are added; for K = 1 only.
 
         Returns:
-            By name of the other parameters, (K, *shape).
+            Rows by name of the parameters without a sum, (K, *shape).
         """
         found = self._replay(vectors, rows, sums=sums)
         for name, own in sums.items():
@@ -137,12 +138,12 @@ class BatchGraph:
         rows: Sequence[str],
         parts: Sequence[Part],
     ) -> dict[Part, Tensors]:
-        """Compute this pass's share of H_o z and H_f z; for a graph made with `split=True`.
+        """Compute this microbatch's share of H_o z and H_f z; for a graph made with `split=True`.
 
         Args:
             vectors: as in `full`.
             rows: as in `full`.
-            parts: which of H_o, H_f and H.
+            parts: parts to compute, of H_o, H_f and H.
 
         Returns:
             By part and parameter name, (K, *shape).
@@ -165,7 +166,7 @@ class BatchGraph:
         pushed: bool = False,
         sums: Mapping[str, Sum] = _NOTHING,
     ) -> Tensors:
-        """Differentiate ⟨g, z⟩ in the parameters of `rows`, and in the residual for J z."""
+        """Differentiate ⟨g, z⟩ by the parameters in `rows` and, if `pushed`, by r, for J z."""
         names = list(rows)
         inputs: list[Any] = [self.parameters[name] for name in rows]
         if pushed:
@@ -179,7 +180,7 @@ class BatchGraph:
 
     @contextmanager
     def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
-        """Mark parameters with their sums for a replay; two at once would mix, see `exclusive`."""
+        """Register the sums of a replay; `exclusive` prevents two replays at once."""
         idle = {id(leaf): None for name, leaf in self.parameters.items() if name not in rows}
         with adding({**idle, **{id(self.parameters[n]): s for n, s in sums.items()}}):
             yield
@@ -212,14 +213,14 @@ _PUSHED = "J z"
 def _gradients(
     outputs: Sequence[Any], cotangents: Sequence[Tensor], inputs: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Compute vector-Jacobian products of (K, ...) cotangents; without vmap for one."""
+    """Compute vector-Jacobian products with (K, ...) cotangents, by vmap if K > 1."""
     used: list[bool] = []
 
     def one(*cotangents: Tensor) -> list[Tensor]:
         found = torch.autograd.grad(
             outputs, inputs, cotangents, retain_graph=True, allow_unused=True
         )
-        # noted from inside, since vmap returns tensors alone, and no None
+        # recorded here, since a function under vmap cannot return None
         used[:] = [value is not None for value in found]
         return [value for value in found if value is not None]
 
@@ -234,7 +235,7 @@ def _gradients(
 
 
 def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Run under vmap, or in a loop if the model casts to another dtype, which vmap cannot."""
+    """Run `one` under vmap, or in a loop if the model casts dtypes in a way that vmap refuses."""
     try:
         found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
     except RuntimeError as error:

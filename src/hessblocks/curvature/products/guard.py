@@ -1,12 +1,12 @@
-"""Compare derivatives with finite differences where the graph alone does not prove them right.
+"""Compare derivatives with finite differences if the graph alone cannot prove them right.
 
-An autograd Function that somebody else wrote may use weights that it does not take as inputs (a
-reentrant checkpoint, a reversible block), or have a backward pass without a derivative of its own.
-A parameter that is used without a graph (detach, int8) has a derivative of 0, which is wrong. Both
-are compared on one row, for φ(θ) = ⟨c, f(θ)⟩ with random c, so that no label and no loss hides
-anything. A model without such parts costs the walk through its graph, which a plan makes anyway.
+A user's autograd Function may use weights that are not among its inputs (a reentrant checkpoint, a
+reversible block). Its backward pass may have no derivative. A parameter that is used without a
+graph (detach, int8) wrongly gets the derivative 0. Both cases are checked on one row, for
+φ(θ) = ⟨c, f(θ)⟩ with random c, so that no logit has a zero gradient. Other models cost only a walk
+through the graph, which the plan needs anyway.
 
-Letters: f logits, c random numbers of their shape, g = ∇φ, H = ∇²φ, z a direction of parameters.
+Letters: f logits, c random numbers of the shape of f, g = ∇φ, H = ∇²φ, z a parameter direction.
 """
 
 import warnings
@@ -31,7 +31,7 @@ WAY_OUT = (
 )
 
 WITHOUT = "NotImplemented"
-"""End of the names of nodes that torch puts in place of a missing derivative."""
+"""Suffix of the names of graph nodes that torch inserts where a derivative is missing."""
 
 FIRST = (
     "autograd's gradient is not that of the logits, {:.4g} along a random direction where "
@@ -46,35 +46,34 @@ SECOND = (
 
 
 class DerivativeWarning(UserWarning):
-    """Warning that differences are too rough to tell whether derivatives are right."""
+    """Warning that finite differences are too inaccurate to judge the derivatives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """Derivatives of one row that need a comparison, and parameters that passed it."""
+    """Comparison of one row's derivatives with finite differences, and its outcomes so far."""
 
     row: Batch
     """A row of the batch with the most tokens per row."""
     functions: tuple[str, ...]
-    """Functions of others that the logits go through."""
+    """Names of the users' autograd Functions in the graph of the logits."""
     unreached: frozenset[str]
     """Trainable parameters that autograd does not reach from the logits."""
     outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
         default_factory=dict
     )
-    """Fault of each comparison so far, None for none, by names and by whether it was of second
-    derivatives."""
+    """Error of each comparison so far, None if it passed; the key is (names, `twice`)."""
 
     def check(self, problem: Any, names: Sequence[str], *, twice: bool = True) -> None:
-        """Refuse derivatives in these parameters that differences contradict; once per set.
+        """Check these parameters' derivatives against finite differences; once per set of names.
 
         Args:
             problem: model, batches and loss.
-            names: names of the parameters to differentiate in.
-            twice: whether second derivatives are taken.
+            names: names of the parameters to differentiate by.
+            twice: whether second derivatives are checked, too.
 
         Raises:
-            ArgumentError: first or second derivatives differ from differences.
+            ArgumentError: first or second derivatives differ from finite differences.
             RunError: a part cannot be differentiated twice.
         """
         every = frozenset(problem.parameters)
@@ -86,7 +85,7 @@ class Guard:
     def _outcome(
         self, problem: Any, names: frozenset[str], *, twice: bool
     ) -> HessblocksError | None:
-        """Find what is wrong with derivatives in these parameters."""
+        """Return the error of these parameters' derivatives, None if they are right."""
         if (names, twice) not in self.outcomes:
             try:
                 self._check_unreached(problem, sorted(self.unreached & names), twice=twice)
@@ -94,12 +93,12 @@ class Guard:
                 self.outcomes[names, twice] = None
             except HessblocksError as error:
                 self.outcomes[names, twice] = error.with_traceback(None)
-            except _NotFiniteError:  # for the products to say; asked again at other weights
+            except _NotFiniteError:  # the products raise it; not stored, for other weights may do
                 return None
         return self.outcomes[names, twice]
 
     def _check_unreached(self, problem: Any, names: Sequence[str], *, twice: bool) -> None:
-        """Refuse parameters without a derivative if the logits change with them nevertheless."""
+        """Raise an error if the logits change with a parameter that autograd does not reach."""
         if not names:
             return
         parameters = problem.parameters
@@ -112,7 +111,7 @@ class Guard:
 
         _check_finite([base := logits(parameters)])
         noise = max(float((logits(parameters) - base).abs().max()) for _ in range(2))
-        # so short that hardly a choice falls otherwise
+        # a step so short that it hardly changes a discrete choice, such as an expert
         short = witness.epsilon(parameters) ** 0.5 / 2
 
         def change(some: Sequence[str]) -> bool:
@@ -131,7 +130,7 @@ class Guard:
         )
 
     def _check_reached(self, problem: Any, some: frozenset[str], *, twice: bool) -> None:
-        """Compare g and H z with differences: in the model's dtype, on dissent in float64."""
+        """Compare g and H z with differences in the model's dtype; if they differ, in float64."""
         names = [name for name in problem.parameters if name in some]
         if not (names and self.functions):
             return
@@ -154,7 +153,7 @@ class Guard:
             other, (row,) = wider
             try:
                 verdict, message = _compare(other, row, names, twice=twice)
-            except Exception as error:  # a part that takes float32 alone
+            except Exception as error:  # some part supports only float32
                 if out_of_memory(error):
                     raise
         if verdict == "wrong":
@@ -172,7 +171,7 @@ class Guard:
 def _second(
     function: Evaluated, row: Batch, parameters: witness.Tensors, along: witness.Tensors
 ) -> tuple[witness.Gradient, witness.Gradient]:
-    """Differentiate φ twice, into g and H z."""
+    """Differentiate φ twice; return g and H z by name, where z is `along`."""
     _, leaves, found = function.pulled(row, parameters, list(along), create_graph=True)
     pairs = [(g, along[name]) for name, g in found.items() if g.requires_grad]
     first = {name: g.detach() for name, g in found.items()}
@@ -187,7 +186,7 @@ def _second(
 
 
 def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> tuple[str, str]:
-    """Compare g, and H z tensor by tensor; return a message for each that is `wrong`."""
+    """Compare ⟨g, z⟩, and H z per parameter; return the verdict, with a message if `wrong`."""
     parameters = problem.parameters
     along = witness.direction(parameters, dict.fromkeys(names), seed=1)
     function = Evaluated(problem, [row], names, loss=PAIRING, twice=twice)
@@ -215,7 +214,7 @@ def _compare(problem: Any, row: Batch, names: Sequence[str], *, twice: bool) -> 
 
 
 class _NotFiniteError(Exception):
-    """There is nothing to compare."""
+    """Signal that a value is not finite, so that a comparison is impossible."""
 
 
 def _check_finite(tensors: Iterable[Tensor]) -> None:
@@ -225,10 +224,10 @@ def _check_finite(tensors: Iterable[Tensor]) -> None:
 
 @contextmanager
 def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
-    """Name the foreign Functions that an error of a derivative may come from.
+    """Re-raise an error of a derivative as a RunError that names the users' autograd Functions.
 
     Args:
-        functions: their names; without any, errors pass as they are.
+        functions: names of these Functions; if empty, errors are not changed.
 
     Raises:
         RunError: a derivative failed.

@@ -23,7 +23,7 @@ _ONE_OF_SEVERAL = (
 
 
 class CurvatureOperator(LinearOperator):
-    """Block of H, H_o or H_f between two parameter groups, as a linear operator without a matrix.
+    """Block of H, H_o or H_f between two parameter groups, as a matrix-free linear operator.
 
     Cost: about a gradient of the loss to build the graph, then for each vector 1.4 (H_o) to 1.7 (H)
     gradients; docs/products.md has the measurements.
@@ -126,7 +126,7 @@ class CurvatureOperator(LinearOperator):
         return self._apply(columns, self._columns, self._rows)
 
     def _apply(self, columns: Tensor, into: ParameterGroup, out_of: ParameterGroup) -> Tensor:
-        # parameters may have been frozen since the operator was made
+        # the caller may have frozen parameters since the operator was made
         for group in (into, out_of):
             check_group(self._problem, group)
         block = Block(rows=into, columns=out_of, parts=[self.part])
@@ -152,7 +152,7 @@ class Hessian(CurvatureOperator):
 
 @operator_of.register
 def _of_a_problem(problem: Problem) -> LinearOperator:
-    """Return H of all trainable parameters, for an estimator that was given a problem."""
+    """Return H of all trainable parameters, for an estimator called with a problem."""
     return Hessian(problem)
 
 
@@ -196,7 +196,7 @@ class Functional(CurvatureOperator):
 
 
 def check_problem(problem: Any) -> None:
-    """Require a `Problem`.
+    """Check that `problem` is a `Problem`.
 
     Raises:
         ArgumentError: `problem` is not a `Problem`.
@@ -208,7 +208,7 @@ def check_problem(problem: Any) -> None:
 
 
 def check_group(problem: Any, group: Any, name: str = "group") -> None:
-    """Require one parameter group that fits the problem's model.
+    """Check that `group` is one parameter group of the problem's model.
 
     Args:
         problem: model, batches and loss.

@@ -1,6 +1,6 @@
-"""Cut batches into passes (microbatches) that fit the memory and the caches.
+"""Split batches into microbatches (passes) that fit the memory and the caches.
 
-The loss is a sum over rows, so the cut changes no answer, only where rounding happens.
+The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,44 +20,45 @@ from hessblocks.errors import ArgumentError, in_units
 from hessblocks.linalg import default_limit
 
 FULL_CPU_WORK = 1 << 36
-"""Multiplications of a forward pass above which a CPU gains nothing from more rows (measured)."""
+"""Multiplications per forward pass from which more rows do not speed up a CPU (measured)."""
 
 BATCHED_WORK = 1 << 24
-"""Multiplications of a forward pass below which vectors are worth batching (docs/products.md)."""
+"""Multiplications per forward pass below which batches of vectors pay off (docs/products.md)."""
 
 REPLAY = 2.3
-"""Peak of building and replaying a graph, in sizes of the tensors it has saved (measured)."""
+"""Peak memory of building and replaying a graph, relative to its saved tensors (measured)."""
 
 LOGITS_ARRAYS = 5
-"""Further arrays of the size of the logits: probabilities, residual, direction, product
-(counted)."""
+"""Further arrays in memory, each as large as the logits: probabilities, residual, direction,
+product (counted)."""
 
 FORWARD_ARRAYS = 10
-"""Arrays that a forward pass without a graph holds at once, each as large as the largest that a
-graph would save (counted)."""
+"""Arrays in memory during a forward pass without a graph, each as large as the largest tensor that
+a graph would save (counted)."""
 
 LOGITS_SHARE = 4
-"""Probabilities and residuals are kept where they fit in 1 / LOGITS_SHARE of the memory."""
+"""Probabilities and residuals are cached if they fit in 1 / LOGITS_SHARE of the memory."""
 
 VECTORS_HELD = 4
-"""Arrays of the size of the parameters: gradient, vector, product and its copy (counted)."""
+"""Arrays in memory, each as large as the parameters: gradient, vector, product and its copy
+(counted)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Microbatches, moved to the model's device one at a time, at each iteration anew."""
+    """Microbatches of this process; an iteration reads them again, one at a time on the device."""
 
     batches: Batches
-    """Batches that the passes are cut from."""
+    """Batches that are split into microbatches."""
     most: Callable[[int], int]
-    """Maps the rows of a batch to the most rows that a piece of it may have."""
+    """Maps the number of rows of a batch to the most rows of its microbatches."""
     turns: slice
-    """Selects the passes of this process from those of all."""
+    """Selects this process's microbatches from those of all processes."""
     idle: int = 0
-    """Further passes of weight zero, so that all processes make equally many."""
+    """Number of additional passes of weight zero, so that all processes run equally many."""
 
     def sizes(self) -> list[int]:
-        """List the number of rows of each piece, over all processes."""
+        """List the number of rows of each microbatch of all processes."""
         found = []
         for rows in self.batches.rows:
             most = max(1, self.most(rows))
@@ -65,11 +66,11 @@ class Passes:
         return found
 
     def __len__(self) -> int:
-        """Count the passes of this process."""
+        """Count this process's passes, those of weight zero included."""
         return len(self.sizes()[self.turns]) + self.idle
 
     def __iter__(self) -> Iterator[Batch]:
-        """Read the batches and cut them."""
+        """Read and split the batches; yield this process's microbatches."""
         pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
         yield from islice(pieces, self.turns.start, None, self.turns.step)
         yield from repeat(replace(self.batches.widest_row, idle=True), self.idle)
@@ -80,19 +81,19 @@ class Plan:
     """Choice of rows per pass and of vectors per product."""
 
     passes: Sequence[Batch] | Passes
-    """Pieces of the batches, passed through the model one at a time."""
+    """Microbatches, one per forward pass."""
     hold: bool
-    """Whether the graphs of all passes fit the memory together."""
+    """Whether the graphs of all passes fit the memory at the same time."""
     keep_logits: bool
-    """Whether probabilities and residuals of all tokens fit beside them."""
+    """Whether probabilities and residuals of all tokens fit beside these graphs."""
     together: int
-    """Vectors multiplied at once."""
+    """Number of vectors per replay."""
     peak: int = 0
-    """Peak memory in bytes besides model and data, as far as it was counted."""
+    """Estimated peak memory in bytes, without model and data."""
     narrower: torch.dtype | None = None
-    """Narrower dtype that parts of a float64 model compute in; None where there is none."""
+    """Narrower dtype that parts of a float64 model compute in; None if no part does."""
     guard: Guard | None = None
-    """Checks to make before derivatives are taken; None where the graph alone shows all."""
+    """Check of derivatives by finite differences; None if the graph alone proves them right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +101,15 @@ class RowCost:
     """Work and memory of one row (one sequence) of the widest batch."""
 
     work: int
-    """Multiplications of its forward pass, roughly: tokens · parameters."""
+    """Approximate multiplications of the forward pass: tokens · parameters."""
     graph: int
-    """Bytes that its graph keeps."""
+    """Bytes of the tensors that the graph saves."""
     logits: int
-    """Bytes of its probabilities and residuals, where the graph does not keep them."""
+    """Bytes of probabilities and residuals; 0 if the graph saves the logits."""
     peak: int
-    """Peak bytes of one product, parameters aside."""
+    """Peak bytes of one product, without arrays of the size of the parameters."""
     bare: int
-    """Peak bytes of its forward pass without a graph, roughly."""
+    """Approximate peak bytes of a forward pass without a graph."""
     narrowest: torch.dtype
     """Narrowest dtype that parts of the model compute in."""
     guard: Guard | None
@@ -123,23 +124,23 @@ def make_plan(
     most_rows: int | None = None,
     share: int = 1,
 ) -> Plan:
-    """Choose how many rows a pass has, and how many vectors are multiplied at once.
+    """Choose the number of rows per pass and of vectors per replay.
 
     Args:
-        problem: its `memory_limit` bounds what is used besides model and data; where it is None, a
-            quarter of the machine's memory does, and a callable loss's batches are left whole.
-        twice: whether second derivatives will be asked for; if not, graphs are those of a gradient.
-        spare: bytes that the caller needs beside the passes.
-        most_rows: rows per pass at most, where batches can be cut.
-        share: a pass has one in so many of the rows that fit, and leaves the rest of the memory.
+        problem: `memory_limit` bounds the memory besides model and data. If it is None, the bound
+            is a quarter of the machine's memory, and batches with a callable loss are not split.
+        twice: whether second derivatives will be computed; if not, only gradients.
+        spare: bytes that the caller needs besides the passes.
+        most_rows: upper bound on the rows per pass, if batches can be split.
+        share: use 1 / `share` of the rows that fit, so that the caller has the rest of the memory.
 
     Returns:
-        The passes of this process, and what is held while they run.
+        The plan of this process.
 
     Raises:
-        ArgumentError: not even one row fits, batches that must stay whole have a limit, rows of a
-            batch that would be cut depend on each other, or the logits do not lead to the
-            parameters.
+        ArgumentError: one row does not fit, `memory_limit` is set for batches that cannot be split,
+            rows of a batch to be split depend on each other, or the graph of the logits does not
+            contain the parameters.
         RunError: the model is random even in evaluation mode.
     """
     processes, device = problem.processes, problem.device
@@ -177,20 +178,20 @@ def make_plan(
 
 
 def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -> Passes:
-    """Cut the batches into passes of at most `rows`; check first that their rows are independent.
+    """Split the batches into passes of at most `rows` rows; check that rows are independent.
 
     Args:
-        problem: its batches are cut.
-        rows: rows per pass at most.
-        fitting: rows that fit the memory together without a graph.
+        problem: problem with the batches.
+        rows: upper bound on the rows per pass.
+        fitting: number of rows that fit the memory in a forward pass without a graph.
         cost: cost of a row.
-        twice: whether second derivatives will be asked for.
+        twice: whether second derivatives will be computed.
 
     Returns:
         The passes of this process.
     """
     batches, processes = problem.batches, problem.processes
-    # a callable may tie its rows together; a limit is the user's word that it does not
+    # rows of a callable loss may depend on each other; with memory_limit the user excludes that
     custom = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
     whole = _batch_norm_ties_rows(problem) or (custom and problem.memory_limit is None)
     passes = Passes(
@@ -199,7 +200,7 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
         turns=processes.turns,
     )
     cut = len(passes.sizes()) > len(batches) and rows not in batches.compared
-    # the least of −cut is −1 where any process cuts: then all check, since checks are passes too
+    # the minimum of −cut is −1 if any process splits: all must run the passes of the check
     if processes.least(-int(cut), problem.device):
         dtype = cost.narrowest
         check_rows(
@@ -210,7 +211,7 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
 
 
 def _batch_norm_ties_rows(problem: Any) -> bool:
-    """Tell whether batch norm ties the rows of a batch together, so that it must stay whole."""
+    """Tell whether batch norm makes rows depend on each other, so that batches stay whole."""
     norms = [m for m in problem.model.modules() if isinstance(m, _BatchNorm)]
     tied = any(norm.running_mean is None for norm in norms)
     if tied and problem.memory_limit is not None:
@@ -223,14 +224,14 @@ def _batch_norm_ties_rows(problem: Any) -> bool:
 
 
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
-    """Count the vectors per product: many if a pass is small, one if it fills the processor."""
+    """Choose the vectors per replay: several if a pass is small, one if it fills the processor."""
     worth = max(1, BATCHED_WORK // (rows * cost.work))
     fitting = rest // (rows * cost.peak + VECTORS_HELD * parameters)
     return max(1, min(worth, fitting))
 
 
 def _row_cost(problem: Any, *, twice: bool) -> RowCost:
-    """Measure work and memory on one row of the batch with the most tokens per row."""
+    """Measure work and memory with one row of the batch that has the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
     own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
@@ -243,14 +244,14 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # a graph that saved its own output would hold itself for ever
+        return tensor.detach()  # a node that saves its own output would be a reference cycle
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)
         check_bypass(problem.model, reached)
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
-        if twice and readout.hidden.requires_grad:  # the backward pass saves further tensors
+        if twice and readout.hidden.requires_grad:  # the graph of the gradient saves more tensors
             ones = torch.ones_like(readout.hidden, requires_grad=True)
             with problem.backward(), named_in_errors(reached.functions):
                 torch.autograd.grad(
@@ -266,13 +267,13 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     each = readout.hidden.element_size()
     size = readout.hidden.numel() * each
     temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
-    # token ids count each; other inputs by the rows of their logits alone
+    # tokens: the number of token ids; for other inputs, the rows of logits
     tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
         logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
-        bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a linear head alone saves nothing
+        bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a model of one layer saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
         guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,

@@ -1,7 +1,7 @@
-"""Model, data and loss as one function of the parameters, which is differentiated twice.
+"""Model, data and loss as one twice differentiable function of the parameters.
 
-L(θ) = Σ_batches Σ_valid ℓ(f(θ)) / N with N the valid tokens (or rows) of the whole set, so that
-ragged batches, padding and the cut into batches do not change the answer.
+L(θ) = Σ_batches Σ_valid ℓ(f(θ)) / N with N the valid tokens (or rows) of all batches. So L does not
+depend on ragged batches, padding or the split into batches.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Problem(Operand):
     """
 
     holds_fingerprint = True
-    """Walks over what a model reads pass it over: each would hold the one before."""
+    """Fingerprints of a model skip a problem that it holds, else each would contain the last."""
 
     def __init__(
         self,
@@ -62,43 +62,42 @@ class Problem(Operand):
         """Read the batches once; nothing is computed yet.
 
         Args:
-            model: any module that returns logits (a tensor, `.logits`, or first in a tuple). It is
-                used as it stands when a product is asked for, in evaluation mode. One whose
-                parameters are sharded over processes (`curvature.sharded`, FSDP2's `fully_shard`)
-                stays so. Or a function of (params, inputs), with `params`.
+            model: any module that returns logits (a tensor, `.logits`, or first in a tuple). Each
+                product uses its current weights, in evaluation mode. Its parameters may be sharded
+                over processes (`curvature.sharded`, FSDP2's `fully_shard`). Or a function of
+                (params, inputs), with `params`.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
-                alone; a list, a single dict, or a DataLoader. What a loader gives is kept where it
-                fits `memory_limit`; else the loader is read anew for each product, in the same
+                alone; a list, a single dict, or a DataLoader. Batches of a loader are cached if
+                they fit `memory_limit`; else each product reads the loader again, in the same
                 order.
-            loss: `causal-lm` (next token; labels are as the inputs, not moved; without labels,
-                the inputs but for padding are labels), `masked-lm`, `seq2seq` (encoder-decoders;
+            loss: `causal-lm` (next token; labels are the unshifted input tokens; without labels,
+                the inputs except padding are labels), `masked-lm`, `seq2seq` (encoder-decoders;
                 labels of the decoder), `classification`, `regression` (squared error, mean over
                 entries); a loss module of torch such as `nn.CrossEntropyLoss(weight=...)` or its
-                function, with its own options; or a callable (outputs, batch) that returns the
+                function, with all options; or a callable (outputs, batch) that returns the
                 losses of the valid tokens or rows. Labels of −100 are ignored.
             params: parameters of a function: tensors by name (`hidden.weight`) or in a list (`0`,
-                `1`, …), in the form in which it takes them. Groups are those of `problem.model`, a
-                module that shares their memory.
-            memory_limit: bytes to use besides model and data; batches are cut and vectors taken
-                together accordingly. None: a quarter of the machine's memory. With a callable loss
-                a limit says that its rows do not depend on each other. It also bounds what is kept
-                of a loader.
-            shard: how several processes (torchrun) share the work, each given the same model; one
-                all-reduce a product. `batches`: all are given the same batches, whose rows are
-                dealt out. `vectors`: all are given the same batches, and the vectors of each
-                product are dealt out. `own`: each is given batches of its own (a
-                DistributedSampler), weighted by their valid tokens. None: each process by itself;
-                `batches` where the model is sharded.
-            num_batches: batches to take at most, the first ones; None: all.
+                `1`, …), in the form that the function takes. Groups name the parameters of
+                `problem.model`, a module that shares memory with `params`.
+            memory_limit: bytes to use besides model and data; it determines the size of
+                microbatches and of batches of vectors, and bounds the cache of a loader. None: a
+                quarter of the machine's memory. With a callable loss, a limit asserts that the
+                loss's rows do not depend on each other.
+            shard: how several processes (torchrun) with the same model share the work, with one
+                all-reduce per product. `batches`: all get the same batches, and divide the rows.
+                `vectors`: all get the same batches, and divide the vectors of each product.
+                `own`: each gets different batches (a DistributedSampler), weighted by their valid
+                tokens. None: each process works alone, or `batches` if the model is sharded.
+            num_batches: use only the first `num_batches` batches; None: all.
 
         Raises:
             ArgumentError: a name in place of a model, a function without `params` or a module
-                with them, no trainable parameters, complex ones or some
-                without values, no batches, an iterator that gives more than may be kept, batches of
-                an unknown form, an unknown loss or that of another task than the model's, a bad
-                limit, parameters sharded in another way than by rows, or without layers, `shard`
-                without a process group, or processes that were given different weights, or
-                different batches where they should be the same.
+                with them, no trainable parameters, complex ones or some without values, no batches,
+                an iterator with more batches than `memory_limit` allows to cache, batches of an
+                unknown form, an unknown loss or that of another task than the model's, a bad limit,
+                parameters sharded otherwise than by rows, a sharded model without layers, `shard`
+                without a process group, or processes with different weights, or with different
+                batches where `shard` needs the same.
         """
         loss, self._loss_of = losses.loss_of(loss)
         model = _module_of(model, params)
@@ -127,7 +126,7 @@ class Problem(Operand):
             self._forget()
 
     def __repr__(self) -> str:
-        """Model, parameters, data and loss, on one line."""
+        """Show model, parameters, data and loss, on one line."""
         entries, rows = sum(self.entries.values()), self.batches.rows
         loss = self.loss if isinstance(self.loss, str) else type(self.loss).__name__
         return (
@@ -139,7 +138,7 @@ class Problem(Operand):
     def parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """Trainable parameters by name, without gradient history; tied ones appear once.
 
-        Of a sharded model these are the rows that this process holds.
+        Of a sharded model, these are this process's rows.
         """
         with model_state.exclusive(self.model):
             named = self.model.named_parameters()
@@ -156,28 +155,28 @@ class Problem(Operand):
 
     @property
     def entries(self) -> dict[str, int]:
-        """Number of entries of each trainable parameter, those of other processes included."""
+        """Number of entries of each trainable parameter, over all processes."""
         with model_state.exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Versions of parameters, buffers and kept batches; it changes when one of them does.
+        """Versions of parameters, buffers and cached batches; changes if one of these changes.
 
-        What is written through `.data` is seen by checksums, but in batches.
+        Checksums detect writes through `.data` to parameters and buffers, but not to batches.
         """
         held = [*self.weights.values(), *self.model.buffers()]
-        # an optimiser counts up those that are sharded, and not the rows of them
+        # an optimiser step changes the version of a sharded parameter, not of its local rows
         counted = [*self.model.parameters()] if self.cuts else []
         kept = tuple((t.data_ptr(), t._version) for t in held)
         sums = () if self.cuts else model_state.checksums(held)
         return kept, *(p._version for p in counted), sums, self.batches.versions
 
     def follow(self) -> None:
-        """Count N anew if a batch was changed in place; forget everything if the model is another.
+        """Recount N if a batch was changed in place; drop all caches if the model was changed.
 
         Raises:
-            ArgumentError: what is switched on around would change the numbers.
+            ArgumentError: an active context, such as autocast, would change the numbers.
         """
         model_state.check_contexts(self.model, self.device)
         if (versions := self.batches.versions) != self._counted:
@@ -189,13 +188,13 @@ class Problem(Operand):
             self._forget()
 
     def note_form(self) -> None:
-        """Fingerprint the model besides its weights, and the loss."""
+        """Store the fingerprint of the model, without its weights, and of the loss."""
         self._fingerprint: model_state.Fingerprint = model_state.fingerprint_of(
             self.model, self.loss
         )
 
     def _forget(self) -> None:
-        """Forget how the model is called and what its passes need."""
+        """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
         model_state.forget_writes(self.model)
@@ -203,7 +202,7 @@ class Problem(Operand):
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:
-        """Call another model from now on, such as a copy in float64; the plan stays."""
+        """Replace the model, for example by a copy in float64; keep the plan."""
         self.model = model
         self.held: tuple[Any, list[Any]] | None = None
         self._run = Forward(model, self.loss, self.cuts)
@@ -212,21 +211,21 @@ class Problem(Operand):
 
     @cached_property
     def plan(self) -> Plan:
-        """Cut of the batches into passes; measured on one row when first needed."""
+        """Plan of microbatches and memory, measured on one row at the first access."""
         with model_state.exclusive(self.model), readable_errors():
             return make_plan(self)
 
     @cached_property
     def valid(self) -> float:
-        """Count N of valid tokens or rows of the whole set; 1 for a loss that is a sum.
+        """Number N of valid tokens or rows of all batches; 1 for a loss that is a sum.
 
         Raises:
-            ArgumentError: there is none.
+            ArgumentError: no token or row is valid.
         """
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            # asked for first: where the model is sharded, all must pass alike
+            # first, since all processes of a sharded model must run the same passes
             spare = replace(self.batches.widest_row, idle=True)
             idle = [spare] * self.processes.idle(len(self.batches), self.device)
             own = sum(self._count(batch) for batch in chain(self.batches, idle))
@@ -238,16 +237,16 @@ class Problem(Operand):
     def with_losses(
         self, change: Callable[[losses.BatchLoss, losses.Batch], losses.BatchLoss]
     ) -> Problem:
-        """Copy the problem, with another second derivative of its losses, or another way to it.
+        """Copy the problem, with another loss for each batch, such as another second derivative.
 
         Args:
-            change: from the loss of a batch, and the batch, to the loss that is taken in its place.
+            change: maps the loss of a batch, and the batch, to the new loss.
 
         Returns:
-            A problem of its own on the same model and batches.
+            A problem with the same model and batches.
 
         Raises:
-            ArgumentError: the loss is a callable, or one that `change` refuses.
+            ArgumentError: the loss is a callable, or `change` raises one.
         """
         own, first = self._loss_of, self.batches.widest_row
         if own is None:
@@ -261,14 +260,14 @@ class Problem(Operand):
         return other
 
     def without_lazy_logits(self) -> Problem:
-        """Copy the problem, with logits that are made at once."""
+        """Copy the problem, without lazy logits."""
         other = copy.copy(self)
         other._run = self._run.without_lazy_logits()
         return other
 
     @cached_property
     def gradient_plan(self) -> Plan:
-        """Cut of the batches where no second derivative is asked for."""
+        """Plan of microbatches and memory for gradients alone."""
         with model_state.exclusive(self.model), readable_errors():
             return make_plan(self, twice=False)
 
@@ -278,16 +277,16 @@ class Problem(Operand):
         """Compute L(θ), in nats per token for the cross-entropies.
 
         Args:
-            parameters: all trainable ones by name, as `parameters` has them; None: where the model
-                stands.
-            twice: whether second derivatives will be asked for; if not, the passes are those of a
+            parameters: all trainable parameters by name, shaped as in `self.parameters`; None: the
+                current ones.
+            twice: whether second derivatives will be computed; if not, the plan is that of a
                 gradient.
 
         Returns:
             The loss.
 
         Raises:
-            RunError: it is not finite.
+            RunError: the loss is not finite.
         """
         own = 0.0
         with model_state.exclusive(self.model), torch.no_grad(), readable_errors():
@@ -296,7 +295,7 @@ class Problem(Operand):
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = losses.make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
-            self.note_form()  # a pass may have changed what it keeps of itself, as a hook's list
+            self.note_form()  # a forward pass may change the model, for example a hook's list
         return self.processes.summed(own, self.device, of=("batches", "own"))
 
     def forward(
@@ -306,31 +305,31 @@ class Problem(Operand):
         *,
         twice: bool = True,
     ) -> tuple[losses.Readout, losses.BatchLoss]:
-        """Compute the logits of one batch at other parameters, and its loss as their function.
+        """Compute one batch's logits at given parameters; return also its loss as a function.
 
         Args:
-            batch: one of `batches`, or a piece of it.
+            batch: one of `batches`, or a microbatch of it.
             parameters: all trainable parameters by name.
-            twice: whether second derivatives will be asked for; if not, the model's own kernels are
+            twice: whether second derivatives will be computed; if not, torch's fused kernels are
                 used.
 
         Returns:
-            How the logits are made, with their graph, and the batch's loss.
+            The logits, perhaps lazy, with their graph; and the batch's loss.
 
         Raises:
-            RunError: the model returns no logits, or autograd is off for good.
+            RunError: the model returns no logits, or inference mode is on.
         """
-        told = self._positions.put_into(
+        positioned = self._positions.put_into(
             batch,
             lambda row: self._forward(row, parameters, twice=twice)[0].hidden,
             partial(self.processes.most, device=self.device),
         )
-        return self._forward(told, parameters, twice=twice)
+        return self._forward(positioned, parameters, twice=twice)
 
     def _forward(
         self, batch: losses.Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
     ) -> tuple[losses.Readout, losses.BatchLoss]:
-        """Do as `forward`, with the batch as it is given."""
+        """Implement `forward`, without a change of the batch's positions."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
@@ -351,20 +350,20 @@ class Problem(Operand):
 
     @property
     def backward(self) -> Callable[[], AbstractContextManager[object]]:
-        """Context to differentiate a graph of `forward` in; recomputed parts meet the same state.
+        """Context manager in which to differentiate a graph of `forward`, for checkpointed parts.
 
-        Not of the problem: a graph that it holds keeps this, and would keep it alive.
+        It does not refer to the problem: a graph that the problem caches refers to it.
         """
         return self._run.backward
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
-        """Require a finite loss; if processes wait for each other, on all of them.
+        """Check that the loss is finite, for a sharded model on all processes.
 
         Returns:
-            The loss as it came.
+            `total`.
 
         Raises:
-            RunError: it is not, here or elsewhere; the message says in which batch.
+            RunError: it is not finite, on this process or another; the message names the batch.
         """
         with all_or_none(self.device) if self.cuts else nullcontext():
             if not abs(total) < float("inf"):

@@ -1,11 +1,11 @@
-"""Check a model before work is wasted: the same outputs twice, and rows that are independent.
+"""Check that a model's outputs are repeatable and that the rows of its batches are independent.
 
-Curvature is computed in evaluation mode from batches that are the same for every product, so most
-causes of chance are removed; what that changes is said, and what cannot be removed is refused.
+All products use evaluation mode and the same batches, which removes most randomness. A warning
+names what was switched off; randomness that remains is an error.
 
-A batch that is cut into pieces must give the same outputs. Rows may depend on each other at any
-distance (experts with room for some rows alone, a norm over the batch), and an entry of the batch
-may be cut though its first axis only happens to be as long as the batch.
+Microbatches must give the same outputs as the whole batch. They do not if rows depend on each other
+(experts with limited capacity, a norm over the batch), or if the first axis of an entry is no batch
+axis, but has the same length.
 """
 
 import math
@@ -27,33 +27,32 @@ from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
 SAME = 1e-4
-"""Largest change between two passes, as a share of the largest logit, that rounding may explain."""
+"""Two passes agree if no logit changes by more than this share of the largest logit."""
 MOVED = 1e-2
-"""Share by which parameters are moved for a second look: a tie of rounding between two experts is
-gone there."""
+"""Relative perturbation of the parameters for a second check, which breaks ties between experts."""
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
 
 class RepeatabilityWarning(UserWarning):
-    """Warning that something random or changing was set aside; the message says what."""
+    """Warning that something random was switched off; the message says what."""
 
 
 def notice_randomness(model: nn.Module, batches: Any) -> None:
-    """Warn of what is switched off, so that a result can be understood and repeated.
+    """Warn of dropout, shuffling and the like, which are switched off.
 
     Args:
-        model: as it was given; its modules may be in training mode.
-        batches: as they were given, before they are read.
+        model: the caller's model, perhaps in training mode.
+        batches: the caller's batches, before they are read.
     """
     for message in (*_model_notices(model), *_loader_notices(batches)):
         warnings.warn(f"curvature: {message}", RepeatabilityWarning, stacklevel=3)
 
 
 def check_same(first: Readout, second: Readout) -> None:
-    """Refuse a model whose logits differ between two passes over the same rows.
+    """Check that two passes over the same rows gave the same logits.
 
     Raises:
-        RunError: they differ by more than rounding.
+        RunError: the logits differ by more than rounding.
     """
     scale = change = 0.0
     for one, other in zip(first.pieces(), second.pieces(), strict=True):
@@ -109,47 +108,46 @@ def _loader_notices(batches: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Outputs of a batch's rows among all rows, against those among their piece."""
+    """Comparison of a batch's outputs, computed whole, with those computed in microbatches."""
 
     problem: Any
     """Model and batches."""
     twice: bool
-    """Whether passes are those of second derivatives."""
+    """Whether the model runs as for second derivatives."""
     most: Callable[[int], int]
-    """Rows per piece may have, from the rows of its batch."""
+    """Maps the number of rows of a batch to the most rows of its microbatches."""
     fitting: int
-    """Rows that fit the memory together without a graph; where a batch has more, so many stand for
-    it."""
+    """Number of rows that fit the memory without a graph, and are compared at a time."""
     dtype: torch.dtype
-    """The narrowest that the model computes in."""
+    """Narrowest dtype that the model computes in."""
 
     def outputs(self, batch: Batch, point: Parameters) -> Float[Tensor, "..."]:
-        """Compute logits at some parameters, or the hidden states that the last layer reads."""
+        """Compute the logits at `point`; for lazy logits, the last layer's inputs h."""
         with torch.no_grad():
             readout: Readout = self.problem.forward(batch, point, twice=self.twice)[0]
         return readout.hidden
 
     def cuts(self, rows: int) -> bool:
-        """Tell whether a batch of so many rows is cut."""
+        """Tell whether a batch of `rows` rows is split."""
         return rows > self._piece(rows)
 
     def passes(self, rows: int) -> int:
-        """Count the forward passes that comparing a batch of so many rows takes."""
+        """Count the forward passes for comparing a batch of `rows` rows."""
         return math.ceil(rows / self._company(rows)) + math.ceil(rows / self._piece(rows))
 
     def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
-        """Say why a batch must not be cut.
+        """Return an error if a batch must not be split.
 
-        A token at a tie between two experts may go to the one in the whole batch and to the other
-        in a piece, by rounding alone. Such tokens are others at other parameters, rows that depend
-        on each other are the same.
+        Rounding alone may send a token at a tie between two experts to one of them in the whole
+        batch and to the other in a microbatch. At perturbed parameters other tokens have ties, but
+        the same rows depend on each other.
 
         Args:
-            batch: one that is cut.
-            again: whether to look a second time, at moved parameters, before it is refused.
+            batch: a batch that would be split.
+            again: whether to repeat a failed comparison at perturbed parameters.
 
         Returns:
-            A sentence, or None where it may be cut.
+            The error, or None if the batch may be split.
         """
         points = [self.problem.parameters]
         try:
@@ -168,14 +166,14 @@ class Comparison:
 
     @property
     def _bound(self) -> float:
-        """Largest relative change that kernels of other shapes explain: 3e-4 in float32."""
+        """Largest relative change that counts as rounding: √eps, 3e-4 in float32."""
         return math.sqrt(torch.finfo(self.dtype).eps)
 
     def _piece(self, rows: int) -> int:
         return max(1, self.most(rows))
 
     def _company(self, rows: int) -> int:
-        """Count the rows that stand for the whole: whole pieces, at least two of them."""
+        """Count the rows that are compared at a time: at least two microbatches."""
         piece = self._piece(rows)
         return max(2, self.fitting // piece) * piece
 
@@ -192,7 +190,7 @@ class Comparison:
     def _changes(
         self, whole: Batch, pieces: Sequence[Batch], point: Parameters
     ) -> Float[Tensor, "rows entries"]:
-        """Compute each output's change relative to its row's norm; NaN for another count."""
+        """Compute each output's change relative to its row's norm; NaN if the counts differ."""
         together = self.outputs(whole, point).flatten()
         other_number = together.new_full((whole.rows, 1), math.nan)
         if together.numel() % whole.rows:
@@ -223,7 +221,7 @@ class Comparison:
 
 
 def _finite(outputs: Tensor) -> Tensor:
-    """Replace values that are not finite by zeros: masked classes have logits of -inf."""
+    """Replace infinite and NaN values by zeros, since masked classes have logits −inf."""
     return outputs.to(working_dtype(outputs.dtype)).nan_to_num(nan=0, posinf=0, neginf=0)
 
 
@@ -236,18 +234,18 @@ def _moved(parameters: Parameters) -> Parameters:
 
 
 def check_rows(comparison: Comparison) -> None:
-    """Refuse to cut batches whose rows depend on each other.
+    """Check that the rows of each batch that will be split are independent.
 
-    Every batch that is cut is compared, each by one of the processes that share them.
+    If processes share the batches, each batch is compared by one process.
 
     Args:
-        comparison: how they are cut.
+        comparison: how batches are split.
 
     Raises:
-        ArgumentError: they do.
-        RunError: those of another process do.
+        ArgumentError: rows of a batch depend on each other.
+        RunError: another process found such a batch.
 
-    Cost: two forward passes of what is cut, once.
+    Cost: two forward passes of these batches, once.
     """
     problem = comparison.problem
     batches, processes, device = problem.batches, problem.processes, problem.device

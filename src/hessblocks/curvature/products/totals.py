@@ -1,6 +1,6 @@
-"""Sum products of a block with vectors (matvecs) over passes and processes.
+"""Sum a Hessian block's products with vectors over microbatches and processes.
 
-Letters: K vectors multiplied together.
+Letters: K vectors in a batch.
 """
 
 import warnings
@@ -24,46 +24,45 @@ from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
 ROUNDING = 1e-12
-"""Difference between H and H_o + H_f, as a share, that float64 may explain."""
+"""Largest relative difference between H and H_o + H_f that is rounding in float64."""
 
 
 SQUARED = 1e-150
-"""Size of products below which their squares leave float64."""
+"""Products below this size have squares that underflow in float64."""
 HALVES = {torch.bfloat16, torch.float16}
 
 
 class PrecisionWarning(UserWarning):
-    """Warning about the model's precision; the message says what it costs.
+    """Warning that precision is lost; the message says how much.
 
-    A model in float64 computes parts in less, or weights are in half precision.
+    A part of a float64 model computes in a narrower dtype, or weights are in half precision.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Block of the Hessian that vectors are multiplied with."""
+    """Block of the Hessian between two parameter groups."""
 
     rows: ParameterGroup
-    """Group whose rows of the products are wanted."""
+    """Group of the block's rows, that of the products."""
     columns: ParameterGroup
-    """That the vectors lie in."""
+    """Group of the block's columns, that of the vectors."""
     parts: Sequence[Part]
-    """Parts H_o, H_f and H to compute."""
+    """Parts to compute, of H_o, H_f and H."""
     later: Sequence[str] = ()
-    """Parameters that further products will involve; where graphs are held, they are built once for
-    all."""
+    """Parameters of further products; cached graphs are built once, for these too."""
 
 
 def total_products(
     problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Multiply a block of H_o, H_f or H with vectors; the result is whole on every process.
+    """Multiply a block of H_o, H_f or H with vectors; every process gets the whole result.
 
     Args:
-        problem: the function; where its work is shared between processes, all of them must ask for
-            the same products.
+        problem: model, batches and loss. If processes share the work, all of them must call this
+            with the same arguments.
         vectors: (K, columns.size).
-        block: what they are multiplied with.
+        block: block of the Hessian.
 
     Returns:
         (K, rows.size) for each part.
@@ -85,15 +84,13 @@ def squared_products(
     groups: Sequence[ParameterGroup],
     block: Block,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
-    """Compute ‖·‖² of the result of `total_products` by group; no process holds it whole.
-
-    The squares are in float64.
+    """Compute ‖·‖² of products per group, in float64; no process holds a whole product.
 
     Args:
-        problem: as there.
+        problem: see `total_products`.
         vectors: (K, columns.size).
-        groups: that the block's rows are merged of.
-        block: as there.
+        groups: groups whose concatenation is the group of the block's rows.
+        block: see `total_products`.
 
     Returns:
         (K, groups) for each part.
@@ -115,7 +112,7 @@ def squared_products(
 
 
 def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Compute ‖·‖² of each piece of (K, all rows), as (K, pieces) in float64."""
+    """Split (K, Σ sizes) into pieces of these sizes; return their ‖·‖², (K, pieces) in float64."""
     pieces = products.split(list(sizes), dim=1)
     if products.dtype == torch.float64 and min(map(unit_of, pieces)) < SQUARED:
         warnings.warn(
@@ -130,14 +127,14 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
 def own_products(
     problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
 ) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Multiply as `total_products`, but return this process's entries of a sharded model.
+    """Multiply as `total_products`, but with this process's entries of a sharded model.
 
-    Groups, vectors and products are this process's entries.
+    Groups, vectors and products contain only these entries.
 
     Args:
-        problem: as `total_products` takes it.
+        problem: see `total_products`.
         vectors: (K, columns.size).
-        block: as `total_products` takes it.
+        block: see `total_products`.
 
     Returns:
         (K, rows.size) for each part.
@@ -154,7 +151,7 @@ def own_products(
             with all_or_none(problem.device) if problem.cuts else nullcontext():
                 check_products(vectors, block.rows, found)
             if held is None or held is not problem.held:
-                problem.note_form()  # a pass may have changed what it keeps of itself
+                problem.note_form()  # a forward pass may change the model, such as a hook's list
             return found
     except Exception:
         problem.held = None
@@ -162,40 +159,40 @@ def own_products(
 
 
 def say_precision(problem: Problem, *, twice: bool = True) -> None:
-    """Warn once of half precision and of casts below float64, with their cost on the first pass.
+    """Warn once of half precision and of casts below float64, with the error on the first pass.
 
     Args:
-        problem: the function.
-        twice: whether products are taken, so that their cost is measured; if not, of gradients
-            half precision alone is said.
+        problem: model, batches and loss.
+        twice: whether products are computed, so that their error is measured; for gradients, warn
+            of half precision only.
     """
     half = HALVES & {parameter.dtype for parameter in problem.parameters.values()}
     casts = twice and (half or problem.plan.narrower) and problem.plan.passes
     if problem.precision_known or not (casts or (half and not twice)):
         return
-    # cut weights are gathered by all or by none
+    # all processes must gather sharded weights together
     gap = _gap(problem) if casts and not (half and problem.cuts) else 0.0
-    said = None
+    message = None
     if half:
         share = max(gap, *(torch.finfo(dtype).eps for dtype in half))
-        said = (
+        message = (
             f"parameters are {' and '.join(map(str, half))}, whose rounding changes a product by "
             f"{share:.1e} of itself; no result is more exact than that, whatever its error bar. "
             "Measure a copy: model.float()"
         )
     elif gap > ROUNDING:
-        said = (
+        message = (
             "the parameters are float64, but parts of the model compute in "
             f"{problem.plan.narrower}: H and H_o + H_f differ by {gap:.1e} of a product, and no "
             "result is more exact"
         )
-    if said:
-        warnings.warn(f"curvature: {said}", PrecisionWarning, stacklevel=4)
+    if message:
+        warnings.warn(f"curvature: {message}", PrecisionWarning, stacklevel=4)
     problem.precision_known = True
 
 
 def _gap(problem: Problem) -> float:
-    """Compare H with H_o + H_f on the first pass, as a share of a product."""
+    """Compute ‖H z − (H_o + H_f) z‖ / ‖H z‖ for a random z on the first microbatch."""
     first, names = next(iter(problem.plan.passes)), tuple(problem.parameters)
     draw = torch.Generator().manual_seed(0)
     vectors = {
@@ -220,7 +217,7 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
     own = problem.processes.own_vectors(len(vectors))
     mine = vectors[own].contiguous()
     shape = len(block.parts), len(vectors), block.rows.size
-    # bfloat16 would lose the small shares of many passes
+    # a sum in bfloat16 would lose the small terms of many passes
     total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
     if own != slice(0, len(vectors)) or not problem.plan.passes:
         total.zero_()
@@ -232,7 +229,7 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
         if not problem.cuts:
             problem.processes.fail(total)
         raise
-    if not problem.cuts:  # else the sums are taken where weights are gathered
+    if not problem.cuts:  # a sharded model sums gradients in its backward pass
         problem.processes.total(total)
     return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
 
@@ -240,15 +237,16 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
 def _graphs(
     problem: Problem, names: tuple[str, ...], parts: Sequence[Part]
 ) -> Iterable[BatchGraph]:
-    """Yield the graph of each pass for these parts.
+    """Return the graph of each microbatch for these parts.
 
-    Where the plan allows it they are held until others are asked for or the weights change, so that
-    a sequence of products (Lanczos) builds them once; else there is one at a time.
+    If the plan allows, the graphs are cached until other parameters or parts are needed or the
+    weights change, so that a sequence of products (Lanczos) builds them once. Otherwise one graph
+    at a time is in memory.
 
     Returns:
-        One graph per pass; a list where they are held.
+        One graph per microbatch; a list if they are cached.
     """
-    split = list(parts) != ["full"]  # H alone needs no fixed r
+    split = list(parts) != ["full"]  # only H_o and H_f need a constant r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
     if not problem.plan.hold:
         return fresh
@@ -261,7 +259,7 @@ def _graphs(
 
 
 def _collect(total: Tensor, graph: BatchGraph, vectors: Tensor, block: Block, *, add: bool) -> None:
-    """Write one pass's share into (parts, K, rows.size), or add it."""
+    """Write one microbatch's products into `total`, (parts, K, rows.size), or add them."""
     rows, parts = block.rows, block.parts
     for start in range(0, len(vectors), graph.together):
         some = slice(start, start + graph.together)
@@ -282,12 +280,12 @@ def check_products(
     rows: ParameterGroup,
     products: Mapping[Part, Float[Tensor, "K rows"]],
 ) -> None:
-    """Refuse products that are not finite although the loss and the vectors are.
+    """Check that products of finite vectors are finite.
 
     Args:
-        vectors: that were multiplied.
+        vectors: (K, columns).
         rows: group of the products' entries.
-        products: by part.
+        products: products by part, (K, rows) each.
 
     Raises:
         RunError: an entry is not finite; the message names the first parameter that has one.

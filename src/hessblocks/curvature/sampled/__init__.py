@@ -1,4 +1,4 @@
-"""Gauss-Newton (GGN) blocks from sampled gradients, and Fisher matrices of labels."""
+"""Gauss-Newton (GGN) blocks from sampled gradients, and Fisher matrices."""
 
 from hessblocks.curvature.sampled.fisher import EmpiricalFisher, MonteCarloFisher
 from hessblocks.curvature.sampled.grams import (

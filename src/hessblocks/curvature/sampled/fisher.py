@@ -1,17 +1,17 @@
-"""Fisher matrices as operators, empirical or of drawn labels (Monte Carlo), and their samples.
+"""Fisher matrices as operators, empirical and Monte-Carlo, and their sampled gradients.
 
-A datum is one label with the row of logits that is judged by it: a predicted token, a classified
-row, a row of targets (along the last axis). With N what counts in the mean and g_n the gradient of
-the datum's own term of the sum,
+A datum is one label with its row of logits: a predicted token, a classified row, a row of targets
+(along the last axis). Let N be the denominator of the mean loss, and g_n the gradient of datum n's
+loss.
 
-- empirical: F = Σ_n g_n g_nᵀ / N, with the labels that are given;
-- Monte-Carlo: the mean of S such matrices, with labels drawn from the model's own distribution; E F
-  = H_o.
+- Empirical: F = Σ_n g_n g_nᵀ / N with the given labels.
+- Monte-Carlo: the mean of S such matrices with labels drawn from the model's distribution;
+  E F = H_o.
 
-g_n = Jᵀ r_n with r_n the gradient in the datum's own logits: F is H_o with Σ r_n r_nᵀ in the place
-of the loss's curvature, and its products are made as those of H_o are.
+g_n = Jᵀ r_n with r_n the gradient by the datum's logits. So F is H_o with H_ℓ replaced by
+Σ r_n r_nᵀ, and its products are computed like those of H_o.
 
-Letters: N data (of a vector, its size), S sets of labels, V classes, p probabilities, u a
+Letters: N data (in a vector's shape, its size), S sets of labels, V classes, p probabilities, u a
 direction in logit space.
 """
 
@@ -33,17 +33,17 @@ from hessblocks.errors import ArgumentError
 from hessblocks.linalg import factor_samples
 
 Curvature = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-"""u ↦ Σ r_n ⟨r_n, u_n⟩, all times the share of one."""
+"""u ↦ Σ r_n ⟨r_n, u_n⟩, times `share`."""
 Noise = Callable[[Float[Tensor, "..."], Float[Tensor, "S ..."]], Float[Tensor, "S ..."]]
-"""From logits and S draws for each of them to the gradients r of S sets of labels."""
+"""Maps logits and S random numbers per logit to the gradients r of S sets of labels."""
 
 
 class EmpiricalFisher(CurvatureOperator):
     """Empirical Fisher Σ_n g_n g_nᵀ / N over labels n, g_n the gradient of the loss of label n.
 
-    A label is a predicted token, a classified row, or a row of targets (its last axis), and N is
-    what counts in the mean, so that this is curvlinops' `EFLinearOperator`. A label's class weight
-    belongs to its loss. Ignored labels have no gradient. With `reduction="sum"` N is 1.
+    A label is a predicted token, a classified row, or a row of targets (its last axis). N is the
+    denominator of the mean loss, 1 with `reduction="sum"`. This is curvlinops' `EFLinearOperator`.
+    The loss of a label includes its class weight. Ignored labels have no gradient.
 
     Cost: as `OuterProduct`.
 
@@ -70,32 +70,30 @@ class EmpiricalFisher(CurvatureOperator):
         """Choose the rows and columns of the block.
 
         Args:
-            problem: model, batches and loss, any but a callable.
+            problem: model, batches and loss; the loss is no callable.
             group: see `Hessian`.
             rows: see `Hessian`.
             columns: see `Hessian`.
 
         Raises:
-            ArgumentError: what `Hessian` refuses, or a callable loss, which does not tell its
-                labels apart.
+            ArgumentError: see `Hessian`; or the loss is a callable, which returns no loss per
+                label.
         """
         check_problem(problem)
         super().__init__(problem.with_losses(_given), group, rows=rows, columns=columns)
 
 
 class MonteCarloFisher(CurvatureOperator):
-    """Fisher matrix by Monte Carlo: mean of empirical Fishers with labels drawn from the model.
+    """Monte-Carlo Fisher: mean of `samples` empirical Fishers with labels drawn from the model.
 
-    The mean is over `samples` of them.
-    The distribution is the one whose −log density the loss is: softmax (cross-entropy), Bernoulli
-    (binary cross-entropy) or normal of variance ½ (squared error). The expectation is H_o; this is
-    curvlinops' `FisherMCLinearOperator`. The labels of a seed are the same in every product of one
-    list of batches, whatever the memory limit, as long as the weights are. Given labels only say
-    what is ignored.
+    The loss is −log density of the labels' distribution: softmax (cross-entropy), Bernoulli (binary
+    cross-entropy) or normal with variance ½ (squared error). The expectation is H_o. This is
+    curvlinops' `FisherMCLinearOperator`. With the same seed, batches and weights, every product
+    uses the same labels, whatever the memory limit. The given labels only mark ignored ones.
 
-    Cost: as `OuterProduct`, and for each product `samples` numbers per label for cross-entropy,
-        `samples` times the
-    logits for the other losses, which the memory limit does not count.
+    Cost: as `OuterProduct`; besides, each product stores `samples` numbers per label for
+        cross-entropy, `samples` times the logits for other losses. The memory limit does not count
+        these.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -125,14 +123,14 @@ class MonteCarloFisher(CurvatureOperator):
                 one class per row), squared error or `nn.BCEWithLogitsLoss`, without weights or
                 label smoothing.
             group: see `Hessian`.
-            samples: labels drawn for each datum.
+            samples: number of labels drawn for each datum.
             seed: seed of the draws.
             rows: see `Hessian`.
             columns: see `Hessian`.
 
         Raises:
-            ArgumentError: what `Hessian` refuses, no samples, or a loss that is no −log of a
-                distribution that is known.
+            ArgumentError: see `Hessian`; or there are no samples, or the loss's distribution is
+                unknown.
         """
         check_problem(problem)
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -158,17 +156,17 @@ class MonteCarloFisher(CurvatureOperator):
 
 
 def _given(loss: losses.BatchLoss, batch: losses.Batch) -> losses.BatchLoss:
-    """Return the loss whose curvature is that of the given labels."""
+    """Return the loss with the empirical Fisher of the given labels as its curvature."""
     return _Classes(loss) if isinstance(loss, losses.CrossEntropy) else _Entries(loss)
 
 
 class _Classes(losses.CrossEntropy):
-    """Cross-entropy with Σ (p − e_y)(p − e_y)ᵀ of some labels y in the place of its curvature."""
+    """Cross-entropy with curvature Σ_y (p − e_y)(p − e_y)ᵀ per row, the Fisher of labels y."""
 
     def __init__(
         self, loss: losses.CrossEntropy, uniform: Float[Tensor, "... S"] | None = None
     ) -> None:
-        """Hold numbers from 0 to 1 that choose the labels; None: those of the loss."""
+        """Store uniform random numbers in [0, 1] that select labels; None: the loss's labels."""
         super().__init__(loss.targets)
         self._uniform = uniform
 
@@ -193,7 +191,7 @@ class _Classes(losses.CrossEntropy):
         return super().at(logits, share)[0], curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> losses.Root:
-        """Return ε ↦ Σ (p − e_y) ε_y of each row: a sign per label."""
+        """Return ε ↦ Σ_y (p − e_y) ε_y of each row, with one sign per label."""
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
         labels = targets.clamp(min=0) if self._uniform is None else self._labels(probabilities)
         weight = math.sqrt(share / labels.shape[-1]) * (targets != IGNORED).to(logits.dtype)
@@ -206,12 +204,12 @@ class _Classes(losses.CrossEntropy):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "... V"]) -> torch.Size:
-        """See `BatchLoss`; a sign per label."""
+        """See `BatchLoss`; one sign per label."""
         labels = 1 if self._uniform is None else self._uniform.shape[-1]
         return torch.Size((*logits.shape[:-1], labels))
 
     def _labels(self, probabilities: Tensor) -> Tensor:
-        """Find the classes in which the numbers fall if probabilities are laid end to end."""
+        """Sample classes from the probabilities by inverting their cumulative sums."""
         assert self._uniform is not None
         ends = probabilities.cumsum(-1, dtype=torch.float64)
         found = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
@@ -219,7 +217,7 @@ class _Classes(losses.CrossEntropy):
 
 
 class _Entries(losses.BatchLoss):
-    """A loss with Σ r rᵀ over its data in the place of its curvature."""
+    """Loss with the Fisher curvature Σ_n r_n r_nᵀ over its data."""
 
     def __init__(
         self,
@@ -227,7 +225,10 @@ class _Entries(losses.BatchLoss):
         sets: Callable[[Tensor], Sequence[Tensor] | Tensor] | None = None,
         count: int = 1,
     ) -> None:
-        """Hold a function for gradients r of the logits, and their number; None: the loss's own."""
+        """Store `sets`, which maps logits to the gradients r of `count` sets of labels.
+
+        None: the gradient of the loss, for its labels.
+        """
         self._loss, self._sets, self._count = loss, sets, count
 
     @property
@@ -252,7 +253,7 @@ class _Entries(losses.BatchLoss):
         return replace(found, curvature=curvature)
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> losses.Root:
-        """Return ε ↦ Σ r ε of each datum: a sign per set of labels."""
+        """Return ε ↦ Σ r ε of each datum, with one sign per set of labels."""
         own = self._loss.derivatives(logits, share).gradient / share
         sets = [own] if self._sets is None else self._sets(logits)
 
@@ -263,7 +264,7 @@ class _Entries(losses.BatchLoss):
         return times_root
 
     def noise_shape(self, logits: Float[Tensor, "..."]) -> torch.Size:
-        """See `BatchLoss`; a sign per datum and set of labels, these on the last axis."""
+        """See `BatchLoss`; one sign per datum and set of labels; the sets are the last axis."""
         axis, single = self._axis(logits)
         rows = list(logits.shape)
         if not single:
@@ -278,16 +279,16 @@ class _Entries(losses.BatchLoss):
 
 
 def _distribution(loss: losses.BatchLoss) -> tuple[Any, Noise]:
-    """Choose the distribution of the labels, and their gradient in the logits.
+    """Choose the labels' distribution, with the gradient of the loss by the logits.
 
     Returns:
-        What draws the numbers, and what makes gradients of them.
+        Function that draws random numbers, and function that maps these to gradients.
 
     Raises:
-        ArgumentError: it is not known.
+        ArgumentError: the distribution is unknown.
     """
     module = loss.module if isinstance(loss, losses.Differentiated) else None
-    if isinstance(module, nn.MSELoss):  # 2 (f − y) with y − f of variance ½
+    if isinstance(module, nn.MSELoss):  # gradient 2 (f − y), and y − f has variance ½
         return torch.randn, lambda logits, normal: math.sqrt(2) * normal
     if isinstance(module, nn.BCEWithLogitsLoss) and module.weight is module.pos_weight is None:
         return (
@@ -307,7 +308,7 @@ def _distribution(loss: losses.BatchLoss) -> tuple[Any, Noise]:
 def _samples(
     op: CurvatureOperator, count: int, seed: int
 ) -> Iterator[Iterator[Float[Tensor, " N"]]]:
-    """Sample pass by pass; signs are independent, so the passes' matrices add up to the whole."""
+    """Sample each microbatch; the expectation of Σ g gᵀ over microbatches is the whole matrix."""
     if op.rows != op.columns:
         raise ArgumentError(
             "diagonal: method='sampled' needs a group's own block, got rows "

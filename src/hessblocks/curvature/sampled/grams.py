@@ -1,10 +1,11 @@
-"""Sample the Gauss-Newton matrix H_o, and take inner products of samples group by group.
+"""Sample gradients whose covariance is the Gauss-Newton matrix H_o; compute their Gram matrices.
 
-Letters: G groups, B batches of samples, S samples of a batch, N entries of several groups. With
-L Lᵀ the loss's curvature and ε random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one
-ordinary backward pass. The samples of a batch are held together, in the dtype of the parameters or
-float32; what remains of them are S × S inner products per group. Where even a small batch does not
-fit the memory, the same samples are drawn again for one piece of the groups after the other.
+Letters: G groups, B batches of samples, S samples per batch, N entries of several groups.
+
+Let L Lᵀ = H_ℓ and ε be random signs. Then g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o, and costs one
+ordinary backward pass. The samples of a batch are in memory together, in the dtype of the
+parameters or float32. Only their S × S inner products per group are kept. If even a small batch
+does not fit, the same samples are drawn again for each piece, a subset of the groups.
 """
 
 import functools
@@ -26,62 +27,63 @@ from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
 
 AT_ONCE = 1 << 18
-"""Entries multiplied before their inner products are added up in float64."""
+"""Entries per partial inner product; partial products are summed in float64."""
 MILD = (1e-12, 1e24)
-"""Squared lengths between which products are in the range of float32 as they are."""
+"""Range of squared norms in which float32 products neither overflow nor underflow."""
 Step = Callable[[int], object]
-"""Called with the number of samples drawn."""
+"""Callback with the number of samples drawn so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Plan of how samples are drawn."""
+    """Plan of batches of samples and pieces of groups."""
 
     plan: Plan
     """The passes over the data."""
     batches: int
-    """B, batches of samples."""
+    """B, the number of batches of samples."""
     size: int
-    """S, samples of each; pairs are taken within a batch."""
+    """S, the number of samples per batch; pairs are formed within a batch."""
     pieces: tuple[tuple[str, ...], ...]
-    """Names of the groups that are held at once; each piece has backward passes of its own."""
+    """Names of the groups in each piece; each piece needs separate backward passes."""
     bytes: int
-    """At the worst moment, besides model and data."""
+    """Peak memory in bytes, besides model and data."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GramMatrices:
-    """Inner products of the samples, group by group."""
+    """Inner products of the samples, per group."""
 
     names: tuple[str, ...]
     """The groups, in their order."""
     products: Float[Tensor, "G B S S"]
-    """g_sⁱ·g_tⁱ in float64 on the CPU."""
+    """g_sⁱ·g_tⁱ for group i and samples s, t, in float64 on the CPU."""
 
 
 def root_is_known(problem: Problem) -> bool:
-    """Tell whether the loss gives a root of its curvature: all but callables do."""
+    """Tell whether L with L Lᵀ = H_ℓ is known for the loss: for all but callables."""
     return not callable(problem.loss) or isinstance(problem.loss, nn.Module)
 
 
 def plan_samples(
     problem: Problem, groups: Mapping[str, ParameterGroup], samples: int, batches: int | None = None
 ) -> Sampling:
-    """Choose how many samples are held together, in as few pieces and batches as fit the memory.
+    """Choose the fewest pieces and batches of samples that fit the memory.
 
     Args:
-        problem: its memory limit, by default a quarter of the machine's memory, bounds what is
-            held.
-        groups: whose entries are held.
-        samples: at least so many are drawn, the same number in each batch.
-        batches: batches of an earlier plan, so that the same samples are drawn; None: the fewest
-            that fit.
+        problem: model, batches and loss; its memory limit, by default a quarter of the machine's
+            memory, applies.
+        groups: groups whose entries the samples contain.
+        samples: lower bound on the number of samples; each batch has the same number.
+        batches: number of batches of an earlier plan, to draw the same samples; None: the smallest
+            that fits.
 
     Returns:
-        The passes, the pieces of the groups, and the batches of samples.
+        The plan.
 
     Raises:
-        ArgumentError: too few samples, or 8 of them do not fit for the largest group alone.
+        ArgumentError: fewer than 8 samples, 8 samples of the largest group do not fit, or the loss
+            is a callable.
     """
     if samples < FEWEST_SAMPLES:
         raise ArgumentError(
@@ -108,7 +110,7 @@ def plan_samples(
 
 
 def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
-    """Plan the passes beside `count` samples of the first size that fits."""
+    """Plan passes with memory left for `count` samples of the first size in `held` that fits."""
     for size, share in zip(held, (1, SHARE), strict=True):
         spare = count * size
         try:
@@ -123,7 +125,7 @@ def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]
 
 
 def _pieces(sizes: Mapping[str, int], room: int) -> tuple[tuple[str, ...], ...]:
-    """Cut groups into the fewest pieces of neighbours, none larger than `room` or one group."""
+    """Split groups into the fewest runs; each has at most `room` bytes or is one group."""
     pieces: list[list[str]] = []
     left = 0
     for name, size in sizes.items():
@@ -143,20 +145,20 @@ def gram_matrices(
     seed: int = 0,
     step: Step | None = None,
 ) -> GramMatrices:
-    """Draw samples of H_o and multiply them with each other, group by group.
+    """Draw samples of H_o and compute their inner products, per group.
 
     Args:
         problem: model, batches and loss.
-        groups: by name.
-        sampling: how many, from `plan_samples`.
+        groups: groups by name.
+        sampling: plan from `plan_samples`.
         seed: seed of the signs.
-        step: called after each sample with the number drawn.
+        step: called after each sample with the number of samples drawn.
 
     Returns:
-        The inner products; `norms_from_pairs` reads the norms of all blocks from them.
+        The inner products; `norms_from_pairs` computes the norms of all blocks from them.
 
     Raises:
-        ArgumentError: autograd's derivatives are not those of the logits; see `Guard`.
+        ArgumentError: autograd's derivatives of the logits are wrong; see `Guard`.
         RunError: a loss or a gradient is not finite, or the memory is full.
 
     Cost: for each piece, a forward pass per batch of samples, and a backward pass per sample.
@@ -196,15 +198,15 @@ def _of_piece(
     whole = merge("samples", groups)
     sizes = [group.size for group in groups]
     found = []
-    told = None if step is None else lambda count: step(drawn + count)
+    report = None if step is None else lambda count: step(drawn + count)
     shape = sampling.size, whole.size
     with (
         readable_errors()
-    ):  # one tensor for all batches: clearing fresh pages takes a sample's time
+    ):  # one tensor for all batches, since a new one costs as much time as a sample
         vectors = torch.empty(shape, dtype=_dtype(problem), device=problem.device)
     for batch in range(sampling.batches):
         with exclusive(problem.model), readable_errors():
-            samples = _samples(problem, whole, sampling, batch, seed, told, vectors)
+            samples = _samples(problem, whole, sampling, batch, seed, report, vectors)
             inner = _inner_products(samples, sizes)
             found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
     return torch.stack(found, dim=1)
@@ -219,13 +221,13 @@ def _samples(
     step: Step | None,
     vectors: Float[Tensor, "S N"],
 ) -> Float[Tensor, "S N"]:
-    """Draw one batch of samples into `vectors`; N entries of all groups."""
+    """Draw one batch of samples into `vectors`, over the N entries of the group `whole`."""
     vectors.zero_()
     own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
     try:
         for number, rows in enumerate(sampling.plan.passes):
-            told = None if number else step
-            _add_pass(problem, rows, whole, vectors, own, before, seed, told)
+            report = None if number else step
+            _add_pass(problem, rows, whole, vectors, own, before, seed, report)
     except Exception:
         if not problem.cuts:
             problem.processes.fail(vectors)
@@ -243,7 +245,7 @@ def _add_pass(
     seed: int,
     step: Step | None,
 ) -> None:
-    """Add one pass's share to each of this process's samples."""
+    """Add one microbatch's term to each of this process's samples."""
     passed = SampledPass(problem, rows, whole.parameters)
     for sample in range(own.start, own.stop):
         # the last sample frees the graph
@@ -255,7 +257,7 @@ def _add_pass(
 
 
 def _inner_products(vectors: Float[Tensor, "S N"], sizes: Sequence[int]) -> Float[Tensor, "G S S"]:
-    """Compute inner products of each group's entries, in float64."""
+    """Compute the Gram matrix of each group's entries, in float64."""
     found = []
     for piece in vectors.split(list(sizes), dim=1):
         products = _products(piece, 1.0)
@@ -267,7 +269,7 @@ def _inner_products(vectors: Float[Tensor, "S N"], sizes: Sequence[int]) -> Floa
 
 
 def _products(vectors: Float[Tensor, "S N"], unit: float) -> Float[Tensor, "S S"]:
-    """Compute inner products of rows divided by a unit, times its square."""
+    """Compute the Gram matrix of `vectors` / `unit`, times `unit`², to avoid overflow."""
     total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
     for some in vectors.split(AT_ONCE, dim=1):
         scaled = some if unit == 1.0 else some / unit

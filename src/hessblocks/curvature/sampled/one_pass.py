@@ -1,6 +1,6 @@
-"""Sample gradients of H_o from one pass over some rows, as often as is asked.
+"""Sample gradients with covariance H_o from one forward pass, with a backward pass per sample.
 
-With L Lᵀ the loss's curvature and ε random signs, g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o.
+Let L Lᵀ = H_ℓ and ε be random signs. Then g = Jᵀ L ε has E g gᵀ = Jᵀ L Lᵀ J = H_o.
 """
 
 import hashlib
@@ -17,25 +17,24 @@ from hessblocks.errors import ArgumentError
 from hessblocks.linalg import working_dtype
 
 SHARE = 4
-"""Passes beside which gradients are held, the more the better, have 1 / SHARE of the rows that fit.
-"""
+"""If samples share the memory with passes, a pass has 1 / SHARE of the rows that fit."""
 Gradients = dict[str, Float[Tensor, "..."] | None]
-"""By parameter name; None stands for zeros."""
+"""Gradients by parameter name; None means zeros."""
 
 
 class SampledPass:
-    """Logits of some rows with their graph, which is pulled back for each sample."""
+    """Logits of some rows with their graph; each sample is a backward pass through it."""
 
     def __init__(self, problem: products.Problem, rows: Batch, names: Iterable[str]) -> None:
-        """Pass the rows through the model.
+        """Run the forward pass of the rows.
 
         Args:
             problem: model and loss.
-            rows: a piece of its batches.
-            names: names of the parameters to differentiate in.
+            rows: a microbatch of the problem.
+            names: names of the parameters to differentiate by.
 
         Raises:
-            ArgumentError: the loss has no root that is known.
+            ArgumentError: L is not known for the loss.
             RunError: the loss is not finite.
         """
         self._problem, self._rows = problem, rows
@@ -55,10 +54,10 @@ class SampledPass:
         """Draw g = Jᵀ L ε of these rows.
 
         Args:
-            number: number of the sample; another one has other signs.
+            number: index of the sample, which determines its signs together with `seed`.
             seed: seed of the run.
-            keep: whether the graph is needed again.
-            of: factors of the logits, 0 for those that are left out; None: all count.
+            keep: whether to keep the graph for another sample.
+            of: factors of the cotangent of the logits, such as 0 to leave rows out; None: 1.
 
         Returns:
             The sample.
@@ -97,16 +96,16 @@ def plan_passes(
 
     Args:
         problem: model, batches and loss.
-        names: names of the parameters to differentiate in.
+        names: names of the parameters to differentiate by.
         spare: bytes that the caller needs.
-        most_rows: rows per pass at most, where batches can be cut.
+        most_rows: upper bound on the rows per pass, if batches can be split.
 
     Returns:
-        The passes.
+        The plan.
 
     Raises:
-        ArgumentError: several processes, no row fits the memory, or autograd's derivatives are not
-            those of the logits.
+        ArgumentError: several processes, no row fits the memory, or autograd's derivatives of the
+            logits are wrong.
     """
     if problem.processes.count > 1:
         raise ArgumentError("problem: samples are drawn in one process; leave shard out")
@@ -123,7 +122,7 @@ def plan_passes(
 def sampled_passes(
     problem: products.Problem, plan: products.Plan, names: Iterable[str]
 ) -> Iterator[SampledPass]:
-    """Pass the data through the model piece by piece; sample each before the next one."""
+    """Yield the forward pass of each microbatch; draw all its samples before the next one."""
     names = [*names]
     problem.follow()
     with exclusive(problem.model):
@@ -140,16 +139,15 @@ BITS = 8
 def signs(
     batch: Batch, shape: torch.Size, device: torch.device, *, seed: int, sample: int, data: int
 ) -> Int[Tensor, "..."]:
-    """Draw ±1 (Rademacher) for each logit of a pass.
+    """Draw ±1 (Rademacher) for each logit of a microbatch.
 
     Args:
-        batch: the pass; its number and first row tell it from all others.
-        shape: shape of its logits.
-        device: where the logits are.
+        batch: the microbatch, which its number and first row identify.
+        shape: shape of the signs, rows first.
+        device: device of the signs.
         seed: seed of the run.
-        sample: number of the sample.
-        data: which of several sets of batches this is; processes with data of their own have one
-            each.
+        sample: index of the sample.
+        data: index of the data set, which is the rank if processes have different data.
 
     Returns:
         Signs as int8, of that shape.
@@ -169,17 +167,17 @@ def signs(
 def draws(
     of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int, data: int
 ) -> Float[Tensor, "..."]:
-    """Draw random numbers of a distribution for each row of a pass.
+    """Draw uniform or normal random numbers for each row of a microbatch.
 
     Args:
         of: torch.rand or torch.randn.
         batch: see `signs`.
-        shape: shape of what is drawn, rows first.
+        shape: shape of the numbers, rows first.
         seed: see `signs`.
         data: see `signs`.
 
     Returns:
-        Numbers in float64, of that shape, where the batch is.
+        Numbers in float64, of that shape, on the batch's device.
     """
     rows = _rows(batch, shape)
     size = (shape.numel() // rows,)
@@ -191,15 +189,15 @@ def draws(
 
 
 def _rows(batch: Batch, shape: torch.Size) -> int:
-    """Find the rows that get their own random numbers."""
+    """Count the rows with separate random generators."""
     return batch.rows if shape[0] == batch.rows else 1
 
 
 def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
-    """Make a generator for each row of a pass."""
+    """Make a random generator for each row of a microbatch."""
     for row in range(batch.first, batch.first + rows):
-        said = f"{what} {batch.number} {row}".encode()
-        # hashed, since seeds next to each other would give related streams
-        own = int.from_bytes(hashlib.sha256(said).digest()[:7], "big")
-        # on the CPU: a GPU's generator gives other numbers
+        text = f"{what} {batch.number} {row}".encode()
+        # hashed, since consecutive seeds may give correlated streams
+        own = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+        # on the CPU, since a GPU's generator draws other numbers
         yield torch.Generator().manual_seed(own)

@@ -1,8 +1,8 @@
 """All-gather weights from the rows of each process, and reduce-scatter their gradients.
 
-Gather maps the rows s_0 … s_{P−1} of P processes to the whole W on each of them; its adjoint maps
-the gradients g_0 … g_{P−1} to the rows of Σ_p g_p. Each is the other's derivative, as often as is
-asked.
+All-gather maps the rows s_0 … s_{P−1} of P processes to the whole W on each process. Its adjoint,
+reduce-scatter, maps the gradients g_0 … g_{P−1} to the rows of Σ_p g_p. The backward pass of each
+is the other, so that derivatives of every order exist.
 """
 
 import math
@@ -22,23 +22,23 @@ from hessblocks.linalg import working_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Rows of one parameter that a process holds: equal pieces, as FSDP2 cuts them."""
+    """Rows of one parameter on this process, as FSDP2 shards them: ⌈rows / processes⌉ each."""
 
     shape: tuple[int, ...]
     """Shape of the whole parameter; a scalar counts as one row."""
     rank: int
-    """Number of this process."""
+    """Rank of this process."""
     count: int
     """Number of processes."""
 
     @property
     def rows(self) -> int:
-        """Count the rows of the whole."""
+        """Number of rows of the whole parameter."""
         return self.shape[0] if self.shape else 1
 
     @property
     def each(self) -> int:
-        """Count the rows of a process; the last ones may hold fewer, or none."""
+        """Number of rows per process; the last processes may have fewer, or none."""
         return math.ceil(self.rows / self.count)
 
     @property
@@ -59,24 +59,24 @@ class Cut:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """First entry of this process and the one after its last, in the flattened parameter."""
+        """Start and end (exclusive) of this process's entries in the flattened parameter."""
         return self.own.start * self.width, self.own.stop * self.width
 
     def part(self, whole: Shaped[Tensor, "..."]) -> Shaped[Tensor, "own ..."]:
-        """Take this process's rows of a whole parameter."""
+        """Slice this process's rows from a whole parameter."""
         return whole.reshape(self.rows, *self.shape[1:])[self.own]
 
 
 @dataclass
 class Sums:
-    """Collector of a `Gather`'s summed gradients."""
+    """Switch of a `Gather`: whether its backward pass computes the gradients' values."""
 
     read: bool = True
-    """Whether their values are looked at; else only their derivative is, and nothing is sent."""
+    """Whether values are needed; if only their derivatives are, nothing is communicated."""
 
     @contextmanager
     def only_differentiated(self) -> Iterator[None]:
-        """Build a graph of gradients whose values nobody needs."""
+        """Enter a block in which gradients need a graph, but no values."""
         self.read = False
         try:
             yield
@@ -116,11 +116,11 @@ class Scatter(torch.autograd.Function):
     def forward(
         ctx: Any, cuts: Sequence[Cut], read: bool, *wholes: Shaped[Tensor, "..."]
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Reduce-scatter each gradient; half precision is added up in float32."""
+        """Reduce-scatter each gradient; half precision is summed in float32."""
         ctx.cuts = cuts
         if not read:
             pairs = zip(cuts, wholes, strict=True)
-            # shapes for autograd, without a message or memory
+            # tensors of the right shape for autograd, without communication or memory
             return tuple(whole.new_zeros(()).expand(cut.own_shape) for cut, whole in pairs)
         return tuple(_summed(cuts, wholes))
 
@@ -133,16 +133,16 @@ class Scatter(torch.autograd.Function):
 
 
 def check_alike(name: str, what: str, digest: str, advice: str) -> None:
-    """Require that all processes give the same digest.
+    """Check that all processes have the same digest.
 
     Args:
         name: name of the argument, for the message.
-        what: was digested ("weights").
-        digest: digest of it on this process.
-        advice: what to do.
+        what: name of the digested thing ("weights"), for the message.
+        digest: this process's digest.
+        advice: advice for the message.
 
     Raises:
-        ArgumentError: they do not; in every process.
+        ArgumentError: digests differ; raised in every process.
     """
     digests: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(digests, digest)
@@ -153,7 +153,7 @@ def check_alike(name: str, what: str, digest: str, advice: str) -> None:
 
 @contextmanager
 def all_or_none(device: torch.device) -> Iterator[None]:
-    """Let all processes fail together; else the others would wait for the one that failed.
+    """Make all processes fail if one does; otherwise they would wait for it.
 
     Args:
         device: device of the tensors that are exchanged.
@@ -180,12 +180,12 @@ def _gathered(cuts: Sequence[Cut], shards: Sequence[Tensor]) -> list[Tensor]:
         wholes = sent.new_empty(cuts[0].count, len(sent))
         dist.all_gather_into_tensor(wholes.view(-1), sent)
         found |= zip(some, _taken_apart(wholes, [cuts[number] for number in some]), strict=True)
-        del wholes  # before the next, and larger ones
+        del wholes  # frees the memory before the next, larger tensors
     return [found[number] for number in range(len(cuts))]
 
 
 def _taken_apart(wholes: Tensor, cuts: Sequence[Cut]) -> list[Tensor]:
-    """Split (P, entries of a process) into whole parameters; a single one is not copied."""
+    """Split (P, entries per process) into whole parameters; a single parameter is not copied."""
     pieces = wholes.split([cut.each * cut.width for cut in cuts], dim=1)
     return [
         piece.reshape(-1, cut.width)[: cut.rows].reshape(cut.shape)
@@ -208,13 +208,13 @@ def _summed(cuts: Sequence[Cut], wholes: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _by_process(cut: Cut, whole: Tensor) -> Tensor:
-    """Stack as (P, entries of a process), in at least float32."""
+    """Reshape a whole parameter to (P, entries per process), in at least float32."""
     wide = whole.to(working_dtype(whole.dtype)).reshape(cut.rows, cut.width)
     return _padded(wide, cut.count * cut.each).view(cut.count, -1)
 
 
 def _together(cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Pack small tensors into one message, never beyond the size of the largest tensor."""
+    """Yield indices of tensors that form one message, no larger than the largest tensor."""
     sizes = [cut.rows * cut.width for cut in cuts]
     order = sorted(range(len(cuts)), key=lambda number: (str(tensors[number].dtype), sizes[number]))
     some: list[int] = []
@@ -229,7 +229,7 @@ def _together(cuts: Sequence[Cut], tensors: Sequence[Tensor]) -> Iterator[list[i
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
-    """Pad with zero rows, so that all processes send equally many."""
+    """Append zero rows up to `rows`, so that all processes send equally many."""
     if tensor.shape[0] == rows:
         return tensor.contiguous()
     padded = tensor.new_zeros(rows, *tensor.shape[1:])

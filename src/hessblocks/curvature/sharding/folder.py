@@ -1,4 +1,4 @@
-"""Read rows of each tensor from a folder of safetensors, on each process its own."""
+"""Read each process's rows of all tensors from a folder of safetensors."""
 
 import contextlib
 import hashlib
@@ -21,13 +21,14 @@ class WeightsFolder:
     """Saved Hugging Face model whose weights are read row by row."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        """Read the index: which file holds which tensor.
+        """Read the index, which maps tensors to files.
 
         Args:
-            folder: with `config.json` and `model.safetensors`, or several files and their index.
+            folder: folder with `config.json` and `model.safetensors`, or several files and their
+                index.
 
         Raises:
-            ArgumentError: there are no safetensors.
+            ArgumentError: the folder has no safetensors.
             RunError: the configuration is damaged or does not fit the weights.
         """
         self._folder = Path(folder)
@@ -53,8 +54,8 @@ class WeightsFolder:
             The model; its buffers are real.
 
         Raises:
-            ArgumentError: the configuration names no class of transformers, asks for code from
-                elsewhere, or its parameters are others.
+            ArgumentError: the configuration names no class of transformers, needs remote code, or
+                describes other parameters than the files.
         """
         from accelerate import init_empty_weights
         from transformers import AutoConfig
@@ -63,10 +64,10 @@ class WeightsFolder:
             config = AutoConfig.from_pretrained(
                 self._folder, local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # of any kind: the files are somebody else's
-            said = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+        except Exception as error:  # files from elsewhere may cause any kind of error
+            why = str(error).strip().partition("\n")[0].rstrip(".")[:200]
             raise ArgumentError(
-                f"model: {self._folder} holds no model that transformers knows ({said}); code that "
+                f"model: {self._folder} holds no model that transformers knows ({why}); code that "
                 "a folder brings along is never executed"
             ) from error
         check_own_code(f"model: {self._folder}", config)
@@ -92,7 +93,7 @@ class WeightsFolder:
         """Read this process's rows of a tensor, stored under one of several names.
 
         Returns:
-            The rows, in the dtype asked for or that of the file.
+            The rows, in `dtype`, or in the file's dtype if `dtype` is None.
         """
         name = self._stored(names)
         file = self._files[name]
@@ -102,7 +103,7 @@ class WeightsFolder:
         return rows.to(dtype or rows.dtype).clone()
 
     def fill_buffers(self, model: nn.Module, device: torch.device) -> None:
-        """Read the buffers that are stored, and put all on the device."""
+        """Read the stored buffers, and move all buffers to the device."""
         for name, buffer in model.named_buffers():
             with contextlib.suppress(ArgumentError), torch.no_grad():
                 stored = self._stored([name])
@@ -112,7 +113,7 @@ class WeightsFolder:
                 module._buffers[name] = None if held is None else held.to(device)
 
     def digest(self) -> str:
-        """Digest names, dtypes and shapes of all tensors, and a row of each."""
+        """Hash names, dtypes and shapes of all tensors, and one row of each."""
         seen = hashlib.sha256()
         for name in sorted(self._files):
             stored = self._files[name].get_slice(name)
@@ -122,7 +123,7 @@ class WeightsFolder:
         return seen.hexdigest()
 
     def _stored(self, names: Sequence[str]) -> str:
-        """Find the stored name of a tensor that has these names in the model."""
+        """Find the name in the files of a tensor that has these names in the model."""
         for name in names:
             for other in (name, name.removeprefix(self._prefix), self._prefix + name):
                 if other in self._files:
@@ -134,7 +135,7 @@ class WeightsFolder:
 
 
 def _class_of(config: Any) -> Any:
-    """Find the class of a configuration: of transformers, or of an Auto class."""
+    """Find the model class that a configuration names, in transformers or by an Auto class."""
     import transformers
 
     (name,) = (config.architectures or ["none"])[:1]
@@ -153,7 +154,7 @@ def _class_of(config: Any) -> Any:
 
 
 def names_of(model: nn.Module) -> dict[int, list[str]]:
-    """List all names of every parameter, by its identity."""
+    """List all names of every parameter, by its `id`."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)

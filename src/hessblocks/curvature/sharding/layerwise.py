@@ -1,6 +1,6 @@
-"""Gather one layer's weights at a time, so that a sharded model is never whole.
+"""Gather a sharded model's weights one layer at a time, so that no device holds all of them.
 
-Large embeddings and unembeddings are not gathered at all: they run some rows at a time.
+Large embeddings and unembeddings are computed from a slice of rows at a time.
 """
 
 import functools
@@ -21,12 +21,12 @@ from hessblocks.curvature.sharding.recomputed import Recomputed
 from hessblocks.errors import ArgumentError, RunError
 
 State = Callable[[nn.Module], AbstractContextManager[object]]
-"""From a module to the state in which it is differentiated."""
+"""Maps a module to the context manager in which it is evaluated or differentiated."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Sharded parameter where a module holds it."""
+    """Sharded parameter, with the module and the attribute that hold it."""
 
     module: nn.Module
     name: str
@@ -36,19 +36,19 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """Settings of a pass through parts: rows of the parameters, and the state to come back to."""
+    """Settings of a layerwise forward pass: the shards, and the contexts of recomputations."""
 
     shards: Mapping[int, Float[Tensor, "own ..."]]
-    """This process's rows by the identity of the parameter."""
+    """This process's rows, by `id` of the parameter."""
     cuts: Mapping[int, Cut]
-    """Cut of each parameter, by the same key."""
+    """Cut of each parameter, by its `id`."""
     settled: State
-    """State in which a part is evaluated and differentiated; it puts back what modules held."""
+    """Context in which a part is evaluated and differentiated; it restores the parameters."""
     again: State
-    """State around that one, where a part is evaluated after the model's forward pass."""
+    """Additional context when a part is recomputed after the model's forward pass."""
 
     def held(self, modules: Sequence[nn.Module]) -> list[Held]:
-        """List the sharded parameters that these modules hold themselves."""
+        """List the sharded parameters of these modules, without those of submodules."""
         return [
             Held(module, name, self.cuts[id(value)], self.shards[id(value)])
             for module in modules
@@ -58,13 +58,13 @@ class Way:
 
 
 def parts_of(model: nn.Module) -> list[nn.Module]:
-    """List the modules that run one at a time: layers, and the largest modules beside them.
+    """List the modules that are gathered one at a time: layers, and modules outside of layers.
 
     Returns:
-        Modules with parameters, none within another.
+        Modules with parameters; none contains another.
 
     Raises:
-        ArgumentError: no layers are found, and one part holds more than half of the model.
+        ArgumentError: a part that is no layer holds more than half of the parameters.
     """
     layers = set(_elements(model))
     parts = list(_beside(model, layers))
@@ -80,7 +80,7 @@ def parts_of(model: nn.Module) -> list[nn.Module]:
 
 
 def run_in_parts(model: nn.Module, way: Way) -> None:
-    """Let each part of `model` gather its weights when it runs; inside `evaluation_mode`."""
+    """Make each part of `model` gather its weights when it runs; call it in `evaluation_mode`."""
     parts = parts_of(model)
     without_hooks_of_fsdp(model)
     widest = max((_size(part) for part in parts if _rows_of(part) is None), default=0)
@@ -109,7 +109,7 @@ def _elements(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _beside(module: nn.Module, layers: set[nn.Module]) -> Iterator[nn.Module]:
-    """List modules with parameters that are layers, or that hold none."""
+    """List the layers, and the largest modules with parameters that contain no layer."""
     for child in module.children():
         if child in layers or not any(inner in layers for inner in child.modules()):
             if next(child.parameters(), None) is not None:
@@ -123,7 +123,7 @@ def _size(module: nn.Module) -> int:
 
 
 def without_hooks_of_fsdp(model: nn.Module) -> None:
-    """Leave FSDP2's hooks out: their all-gather has one derivative only."""
+    """Remove FSDP2's hooks, whose all-gather can be differentiated only once."""
     for module in model.modules():
         for register in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in list(register.items()):
@@ -133,7 +133,7 @@ def without_hooks_of_fsdp(model: nn.Module) -> None:
 
 
 class _Part:
-    """Call of a module, as a function of its sharded parameters and of the tensors given."""
+    """Module call, as a function of the module's sharded parameters and its tensor arguments."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], way: Way, arguments: Any
@@ -185,7 +185,7 @@ class _Part:
 
 
 _FLOAT = object()
-"""In the place of a result that autograd knows."""
+"""Placeholder for a floating-point result, which `Recomputed` returns."""
 
 
 def _floats(leaf: Any) -> bool:
@@ -195,7 +195,7 @@ def _floats(leaf: Any) -> bool:
 def _whole_part(
     module: nn.Module, forward: Callable[..., Any], way: Way, *arguments: Any, **keywords: Any
 ) -> Any:
-    """Run a module with whole weights, which are freed afterwards."""
+    """Run a module with gathered weights, and free them afterwards."""
     part = _Part(module, forward, way, (arguments, keywords))
     shards = [one.shard for one in part.held]
     with all_or_none(shards[0].device):
@@ -209,7 +209,7 @@ def _tensors_in_attributes(module: nn.Module) -> set[int]:
 
 
 class _Rows:
-    """Some rows of a weight, gathered from all processes: rows `start` to `stop` of each."""
+    """Slice of a weight: local rows `start` to `stop` of every process, gathered."""
 
     def __init__(self, cut: Cut, start: int, stop: int) -> None:
         self.start, self.stop, self.each, self._count = start, stop, cut.each, cut.count
@@ -219,11 +219,11 @@ class _Rows:
         return nullcontext()
 
     def gathered(self, *shards: Tensor) -> tuple[Tensor, ...]:
-        """All-gather some rows of each as (P, rows, ...)."""
+        """All-gather the slice of each parameter, as (P, rows, ...)."""
         step = self.stop - self.start
         wholes, cuts = [], []
         for shard in shards:
-            missing = self.each - shard.shape[0]  # the last processes may hold fewer
+            missing = self.each - shard.shape[0]  # the last processes may have fewer rows
             padded = F.pad(shard, (*(0, 0) * (shard.ndim - 1), 0, missing)) if missing else shard
             wholes.append(padded[self.start : self.stop])
             shape = (self._count * step, *shard.shape[1:])
@@ -235,7 +235,7 @@ class _Rows:
 
 
 class _LookedUp(_Rows):
-    """Look up the indices that lie in these rows of an embedding; zeros for the others."""
+    """Embedding lookup of the indices in these rows; zeros for other indices."""
 
     def __init__(self, *arguments: Any, indices: Tensor, padding: int | None) -> None:
         super().__init__(*arguments)
@@ -253,7 +253,7 @@ class _LookedUp(_Rows):
 
 
 class _Unembedded(_Rows):
-    """The logits of these rows, (..., P, rows)."""
+    """Logits of the classes in these rows, (..., P, rows)."""
 
     def __call__(self, *tensors: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         hidden, *shards = tensors
@@ -294,8 +294,8 @@ def _pieces(cut: Cut, pieces: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows_of(module: nn.Module) -> Callable[..., Tensor] | None:
-    """Find how a module can run on some rows at a time, if it can."""
-    if "weight" not in module._parameters:  # it may be made of others
+    """Return the function that runs a module on a slice of rows at a time; None if none can."""
+    if "weight" not in module._parameters:  # it may be computed from other parameters
         return None
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return _unembed

@@ -1,6 +1,6 @@
-"""Map between a process's entries of a group and whole vectors.
+"""Map between whole vectors of a group and the entries that this process holds.
 
-Letters: K vectors multiplied together.
+Letters: K vectors in a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hessblocks.curvature.groups import ParameterGroup, ParameterView
 from hessblocks.curvature.sharding.exchange import Cut
 
 Box = tuple[slice, ...]
-"""Some entries of a view, by its axes."""
+"""Box of entries of a view: one slice per axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +26,21 @@ class OwnEntries:
     whole: ParameterGroup
     """The group."""
     group: ParameterGroup
-    """The same cut down to the rows held here, as a group of those."""
+    """Group of this process's entries, in the coordinates of its rows."""
     boxes: tuple[tuple[int, Box | None], ...]
-    """For each view of `group` the number of the view of `whole` that it is cut from, and its place
-    there, if any."""
+    """For each view of `group`: the index of its view in `whole`, and its box there; None if
+    empty."""
 
     @classmethod
     def of(cls, group: ParameterGroup, cuts: Mapping[str, Cut]) -> OwnEntries:
-        """Cut a group down to this process's rows.
+        """Restrict a group to this process's rows.
 
         Args:
             group: group of the whole model.
-            cuts: how each parameter is cut, by name.
+            cuts: cut of each parameter, by name.
 
         Returns:
-            The entries, with an empty view of each parameter of which this process has none.
+            The entries, with an empty view for each view without entries on this process.
         """
         views: list[ParameterView] = []
         boxes: list[tuple[int, Box | None]] = []
@@ -50,7 +50,7 @@ class OwnEntries:
             for box in _inside(view, everything, start, stop):
                 views.append(_boxed(view, box, start))
                 boxes.append((number, box))
-            if not boxes or boxes[-1][0] != number:  # all processes name the same parameters
+            if not boxes or boxes[-1][0] != number:  # groups name the same parameters everywhere
                 views.append(ParameterView(parameter=view.parameter, shape=(0,), stride=(1,)))
                 boxes.append((number, None))
         found = ParameterGroup(
@@ -59,7 +59,7 @@ class OwnEntries:
         return cls(whole=group, group=found, boxes=tuple(boxes))
 
     def read(self, vectors: Float[Tensor, "K size"]) -> Float[Tensor, "K own"]:
-        """Take this process's entries of whole vectors."""
+        """Copy this process's entries from whole vectors."""
         own = vectors.new_empty(vectors.shape[0], self.group.size)
         for piece, place in self._pairs(own, vectors):
             piece.copy_(place)
@@ -74,7 +74,7 @@ class OwnEntries:
         return vectors
 
     def _pairs(self, own: Tensor, vectors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pair equal entries of both sides, if there are any."""
+        """Pair each view of `own` with the same entries of `vectors`; skip empty views."""
         wholes = vectors.split([view.size for view in self.whole.views], dim=1)
         pieces = own.split([view.size for view in self.group.views], dim=1)
         for piece, (number, box) in zip(pieces, self.boxes, strict=True):
@@ -85,7 +85,7 @@ class OwnEntries:
 
 
 def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Box]:
-    """List boxes within `box` of the entries `start` to `stop` of a parameter."""
+    """Split into boxes those entries of `box` that lie in `start` to `stop` of the parameter."""
     steps = [(s.stop - 1 - s.start) * step for s, step in zip(box, view.stride, strict=True)]
     first = _first(view, box)
     last = first + sum(steps)
@@ -108,7 +108,7 @@ def _inside(view: ParameterView, box: Box, start: int, stop: int) -> Iterator[Bo
 
 
 def _boxed(view: ParameterView, box: Box, start: int) -> ParameterView:
-    """Return the entries of a box, counted from entry `start` of the parameter."""
+    """Return a box as a view whose offset counts from entry `start` of the parameter."""
     return ParameterView(
         parameter=view.parameter,
         shape=tuple(s.stop - s.start for s in box),

@@ -1,8 +1,8 @@
-"""Checkpoint a part of a model for two derivatives: the double backward pass recomputes it too.
+"""Checkpoint a part of a model for double backward, which recomputes the part, too.
 
-torch's non-reentrant checkpointing drops the tensors that a forward pass saves. It keeps those that
-a backward pass with `create_graph` saves, whole weights among them. Here both are dropped, since
-the backward pass is a single node of the graph, which recomputes the part.
+torch's non-reentrant checkpointing frees the tensors that a forward pass saves, but not those that
+a backward pass with `create_graph` saves, such as whole weights. Here both are freed, since the
+backward pass is a single graph node that recomputes the part.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ class Part(Protocol):
     """Function of tensors that can be evaluated again."""
 
     sums: Sums
-    """Collector of the gradients of its sharded parameters, summed over processes."""
+    """Switch for the values of its sharded parameters' gradients, see `Sums`."""
 
     def settled(self) -> AbstractContextManager[object]:
-        """Enter the state in which the part is evaluated and differentiated; leave it on exit."""
+        """Context manager in which the part is evaluated and differentiated."""
 
     def __call__(
         self, *tensors: Shaped[Tensor, "..."], again: bool = False
     ) -> tuple[Shaped[Tensor, "..."], ...]:
-        """Compute the results, in floating point; `again`: not for the first time."""
+        """Compute the floating-point results; `again` means that this is a recomputation."""
 
 
 class Recomputed(torch.autograd.Function):
-    """Autograd Function of `part(*tensors)` that saves nothing but its inputs."""
+    """Autograd Function that computes `part(*tensors)` and saves only its inputs."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _Pullback(torch.autograd.Function):
     def forward(
         ctx: Any, part: Part, wanted: Sequence[bool], *given: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Evaluate the part again, and its backward pass, without a graph outside."""
+        """Recompute the part and its backward pass, without a graph of the result."""
         ctx.part, ctx.wanted = part, wanted
         ctx.save_for_backward(*given)
         with part.settled(), torch.enable_grad():
@@ -69,11 +69,11 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Differentiate ⟨Jᵀ cotangents, directions⟩ in the tensors and the cotangents."""
+        """Differentiate ⟨Jᵀ cotangents, directions⟩ by the tensors and the cotangents."""
         wanted = ctx.needs_input_grad[2:]
         with ctx.part.settled(), torch.enable_grad():
             tensors, cotangents = _leaves(ctx.saved_tensors, ctx.wanted)
-            # only the derivative of these sums is needed: `forward` has sent their values already
+            # these gradients need a graph only: `forward` has communicated their values already
             with ctx.part.sums.only_differentiated():
                 results = ctx.part(*tensors, again=True)
                 pulled = _vjp(results, cotangents, tensors, ctx.wanted, create_graph=True)
@@ -82,7 +82,7 @@ class _Pullback(torch.autograd.Function):
 
 
 def _leaves(given: Sequence[Tensor], wanted: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
-    """Split into tensors and cotangents, cut off from the graph that made them."""
+    """Detach `given`; split it into tensors and cotangents."""
     detached = [tensor.detach() for tensor in given]
     tensors, cotangents = detached[: len(wanted)], detached[len(wanted) :]
     for tensor, differentiated in zip(tensors, wanted, strict=True):
@@ -98,7 +98,7 @@ def _vjp(
     *,
     create_graph: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Compute Jᵀ cotangents, J the Jacobian of results in the wanted tensors; None for others."""
+    """Compute Jᵀ cotangents, J the Jacobian of results by the wanted tensors; None for others."""
     inputs = [tensor for tensor, asked in zip(tensors, wanted, strict=True) if asked]
     pairs = [
         (result, cotangent)

@@ -1,4 +1,4 @@
-"""Shard a model by rows over the processes of torchrun, and read how one is sharded."""
+"""Shard a model by rows over the processes of torchrun, and read the shards of a model."""
 
 import hashlib
 import inspect
@@ -27,22 +27,22 @@ def sharded(
 ) -> Any:
     """Shard a model by rows over the default group, as FSDP2's `fully_shard` does.
 
-    Every process keeps ⌈rows / processes⌉ rows of each parameter. `Problem` then makes one layer
-    whole at a time, and large embeddings some rows at a time. For curvature alone: its forward pass
-    does not gather.
+    Every process stores ⌈rows / processes⌉ rows of each parameter. `Problem` then gathers one layer
+    at a time, and large embeddings a slice of rows at a time. The model is only for curvature: its
+    own forward pass does not gather weights.
 
     Args:
         model: a module, whose parameters are replaced in place; or a folder with `config.json` and
-            safetensors, of which every process reads its own rows alone.
-        dtype: dtype of the parameters of a folder; None: as they are stored.
-        device: where a folder is read to; None: this process's GPU under nccl, else the CPU.
+            safetensors, from which every process reads only its rows.
+        dtype: dtype of the parameters of a folder; None: the files' dtype.
+        device: device for a folder's tensors; None: this process's GPU under nccl, else the CPU.
 
     Returns:
-        The model, in evaluation mode where it comes from a folder.
+        The model; in evaluation mode if it was read from a folder.
 
     Raises:
         ArgumentError: no process group, more processes than rows, a model without layers or without
-            parameters, other weights on other processes, or a folder that does not fit its
+            parameters, different weights on different processes, or a folder that does not fit its
             configuration.
         RunError: the configuration of a folder is damaged, or has more layers than its weights.
     """
@@ -68,7 +68,7 @@ def sharded(
     for parameter in named.values():
         if not parameter.ndim and folder is None:
             continue
-        owner = rank if parameter.ndim else 0  # a number is held by all, as FSDP2 would leave it
+        owner = rank if parameter.ndim else 0  # FSDP2 replicates a scalar on all processes
         cut = Cut(shape=tuple(parameter.shape), rank=owner, count=count)
         if folder is None:
             rows = cut.part(parameter.detach()).clone()
@@ -111,16 +111,17 @@ def _sums(named: dict[str, Tensor]) -> str:
 
 
 def cuts_of(model: nn.Module) -> dict[str, Cut]:
-    """Read the cut of every parameter, by name; nothing where the model is whole.
+    """Read the cut of every parameter, by name; empty if the model is not sharded.
 
-    A model counts as sharded when one of its parameters is (FSDP2, `sharded`). The others are then
-    cut in the same way while derivatives are taken, so that every entry of a vector has one owner.
+    A model counts as sharded if any of its parameters is (FSDP2, `sharded`). Derivatives then treat
+    the other parameters as sharded too, so that one process owns each entry of a vector.
 
     Returns:
-        The cuts, those of frozen parameters among them.
+        The cuts, frozen parameters included.
 
     Raises:
-        ArgumentError: it is cut along columns, or over other processes than the default group's.
+        ArgumentError: a parameter is sharded along columns, or over other processes than the
+            default group's.
     """
     for module in model.modules():
         if _is_fsdp(module):
@@ -162,10 +163,10 @@ def is_whole(parameter: Shaped[Tensor, "..."]) -> bool:
 
 
 def code_of(model: nn.Module) -> str:
-    """Digest what processes must agree on to pass through a model together.
+    """Hash the code that all processes of a sharded model must share.
 
     Returns:
-        A digest of classes and their forward passes, of names, shapes and dtypes, and of versions.
+        Hash of classes and their `forward`, of names, shapes and dtypes, and of library versions.
     """
     kinds = {type(module).__qualname__: type(module).forward for module in model.modules()}
     seen = [
@@ -179,7 +180,7 @@ def code_of(model: nn.Module) -> str:
 def _source(function: object) -> str:
     try:
         return inspect.getsource(function)  # type: ignore[arg-type]
-    except (OSError, TypeError):  # made at run time
+    except (OSError, TypeError):  # defined at run time
         return ""
 
 

@@ -1,7 +1,7 @@
-"""Compare every block of the last layer's Hessian with dense autodiff, for every kind of model.
+"""Compare every block of the last layer's Hessian with dense autodiff, for each architecture.
 
-Nothing is shared with the closed form or with the products: the logits of the labelled rows are one
-function of one vector of parameters, differentiated forward over reverse in double precision.
+This shares no code with the closed form or with the products. The logits of the labelled rows are a
+function of one vector of parameters, differentiated forward-over-reverse in float64.
 
 Letters: P parameters (of a group), C classes, R labelled rows.
 """
@@ -25,7 +25,7 @@ from hessblocks.curvature.verification import tiny_models
 from hessblocks.theory import GAINS, NORMS, Check
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
-"""id of a parameter → the number of each of its entries."""
+"""For the `id` of each parameter, the indices of its entries in the vector of all parameters."""
 BOUND = 1e-12
 """Largest accepted relative error of a block."""
 SMALL = 1e-9
@@ -42,7 +42,7 @@ def verify_last_blocks(
     """Compare `exact_last_block` with dense autodiff on tiny random models, in float64.
 
     Args:
-        models: what is particular about each, and how it is made; weights are drawn anew.
+        models: for each name, a function that makes the model; weights are then drawn.
         seed: seed of weights and inputs.
         progress: called with the name of each model before it runs.
 
@@ -69,13 +69,12 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
 
     Args:
         name: name of the case.
-        model: in double precision, with a closed form.
-        batch: with labels.
+        model: model in float64, with a closed form.
+        batch: batch with labels.
         loss: causal-lm, masked-lm or classification.
 
     Returns:
-        One row for each block on or above the diagonal, and part; without the unembedding where it
-        is tied.
+        One row for each part and each block on or above the diagonal, without a tied unembedding.
     """
     found = exact_last_block(model, batch, loss)
     groups = [group for group in found.groups if not (group == UNEMBEDDING and found.tied)]
@@ -103,23 +102,23 @@ def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) ->
 def dense_hessian(
     model: nn.Module, batch: Mapping[str, Any], loss: str, used: Bool[Tensor, " entries"]
 ) -> dict[Part, Float[Tensor, "P P"]]:
-    """Compute dense H, H_o and H_f of the mean cross-entropy in some of the model's entries.
+    """Compute dense H, H_o and H_f of the mean cross-entropy by some of the model's entries.
 
     Args:
-        model: gives logits.
+        model: model that returns logits.
         batch: inputs and labels.
-        loss: causal-lm (labels are of the token itself, predicted one before), masked-lm or
+        loss: causal-lm (unshifted labels: position t − 1 predicts label t), masked-lm or
             classification.
-        used: for every entry of all parameters in their order, whether it is differentiated.
+        used: mask over the entries of all parameters, in their order: True to differentiate by it.
 
     Returns:
-        By part.
+        Matrices by part.
     """
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     everything = torch.cat([p.flatten() for p in parameters.values()])
     inputs = {name: value for name, value in batch.items() if name != "labels"}
     if loss != "classification":
-        inputs["use_cache"] = False  # as in training; a cache lets packed rows see each other
+        inputs["use_cache"] = False  # as in training; with a cache, packed sequences are mixed
     targets, valid = _targets(batch["labels"], loss)
     index = used.nonzero()[:, 0]
 
@@ -152,7 +151,7 @@ def dense_hessian(
 
 
 def _targets(labels: Int[Tensor, "..."], loss: str) -> tuple[Tensor, Any]:
-    """Return labels (R,), and the positions of the logits that they judge."""
+    """Return the valid labels (R,), and the positions of their logits."""
     if loss == "classification":
         return labels, slice(None)
     if loss == "causal-lm":
@@ -162,15 +161,15 @@ def _targets(labels: Int[Tensor, "..."], loss: str) -> tuple[Tensor, Any]:
 
 
 def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
-    """Number a group's entries, in the order in which the closed form flattens them.
+    """Return the indices of a group's entries, in the closed form's flattened order.
 
     Args:
-        model: model of a kind with a closed form.
+        model: model with a closed form.
         group: a name in `LastBlockHessian.groups`.
-        numbers: numbers of all parameters.
+        numbers: indices of all parameters' entries.
 
     Returns:
-        One number per entry.
+        One index per entry.
     """
     kind = getattr(model, "config").model_type  # noqa: B009 - nn.Module hides its type
     if group == UNEMBEDDING:
@@ -185,7 +184,7 @@ def places(model: nn.Module, group: str, numbers: Numbers) -> Int[Tensor, " P"]:
 
 
 def _of_layer(module: Any, numbers: Numbers) -> Tensor:
-    """Return a layer's weight as (inputs, outputs), a bias as the last row."""
+    """Return the indices of a layer's weight, (inputs, outputs), with a bias as the last row."""
     weight = getattr(module, "update", None)
     found: Tensor = numbers[id(module.weight if weight is None else weight)]
     found = found if isinstance(module, Conv1D) else found.T

@@ -1,4 +1,4 @@
-"""Tiny random models of every kind whose last layer has a closed form."""
+"""Tiny random models of every architecture whose last layer has a closed form."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,11 +72,11 @@ def _made(kind: str, options: dict[str, Any]) -> nn.Module:
 FAMILY_MODELS: dict[str, Callable[[], nn.Module]] = {
     name: partial(_made, name.partition(",")[0], options) for name, options in _OPTIONS.items()
 }
-"""Kind and what is particular about a model, and how it is made."""
+"""For each name (architecture and special options), the function that makes the model."""
 
 
 def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
-    """Convert a model to float64, and move its weights away from special points such as zero."""
+    """Convert a model to float64, and add noise to its weights, away from points such as zero."""
     model = model.double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -85,7 +85,7 @@ def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
 
 
 def batch_of(model: nn.Module) -> tuple[dict[str, Any], str]:
-    """Make inputs, labels and loss for a tiny model, with padding where there are tokens.
+    """Make inputs, labels and loss for a tiny model; inputs of tokens have padding.
 
     Returns:
         The batch and causal-lm, masked-lm or classification.
@@ -103,7 +103,7 @@ def batch_of(model: nn.Module) -> tuple[dict[str, Any], str]:
 
 
 class _ExactNorm(nn.Module):
-    """RMSNorm in the precision of its input."""
+    """RMSNorm in the dtype of its input."""
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
@@ -119,10 +119,10 @@ class _ExactNorm(nn.Module):
 
 @contextmanager
 def without_casts(model: nn.Module) -> Iterator[nn.Module]:
-    """Remove the casts to float32 that transformers makes in norms and rotations.
+    """Remove transformers' casts to float32 in norms and rotary embeddings.
 
     Args:
-        model: its norms are replaced for good, its rotation within the context.
+        model: model to change: its norms permanently, its rotary embedding within the context.
 
     Yields:
         The model.

@@ -1,4 +1,4 @@
-"""Witnesses for derivatives: central differences, a walk through the graph, torch's errors."""
+"""Independent checks of derivatives: central differences, a graph walk, torch's errors."""
 
 from hessblocks.curvature.witness.central import (
     ROUNDED,

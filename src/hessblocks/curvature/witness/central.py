@@ -1,9 +1,9 @@
-"""Central differences of a function and of its gradient, with their own error.
+"""Central differences of a function and of its gradient, with error estimates.
 
-Letters: φ the function, g its gradient, H its Hessian, z a direction, h a step, ε the rounding of a
-dtype. D(h) = (φ(θ + h z) − φ(θ − h z)) / 2h is off by h² and by ε/h. From D(h) and D(2h) follows
-(4 D(h) − D(2h)) / 3, which is off by h⁴; that the two agree says that h is neither too long (a
-kink on the way) nor too short (rounding).
+Letters: φ the function, g its gradient, H its Hessian, z a direction, h a step, ε the machine
+epsilon of a dtype. D(h) = (φ(θ + h z) − φ(θ − h z)) / 2h has errors of order h² and ε/h. The
+extrapolation (4 D(h) − D(2h)) / 3 has an error of order h⁴. If D(h) and D(2h) agree, h is neither
+too long (a kink within h) nor too short (rounding).
 
 Source: Richardson extrapolation; Nocedal and Wright, Numerical Optimization, section 8.1.
 """
@@ -20,74 +20,74 @@ Tensors = Mapping[str, Float[Tensor, "..."]]
 Verdict = Literal["right", "wrong", "unclear"]
 Gradient = dict[str, Float[Tensor, "..."]]
 At = Callable[[Tensors, bool], tuple[float, Gradient]]
-"""From parameters to φ, and to g where it is asked for; None of g stands as zeros."""
+"""Maps parameters, and whether g is wanted, to φ and g; a missing gradient is zeros."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
-"""Largest gap, as a share, that a right derivative may have; half precision: a third."""
+"""Largest relative gap of a right derivative, by dtype; half precision: 1/3."""
 LADDER = (1.0, 1 / 8, 1 / 64, 8.0, 64.0)
-"""Steps that are tried, in units of ε^⅓, until all derivatives are found right."""
+"""Steps in units of ε^⅓, tried in this order until all derivatives are found right."""
 SURE = 2.0
-"""Times its own error that a difference may be off."""
+"""The gap of a right derivative may be this many estimated errors of the difference."""
 ROUNDED = 8.0
-"""Roundings that a sum is off by."""
+"""Rounding error of a sum, in units of ε."""
 TELLING = 0.1
-"""Error of a difference, as a share, above which it says nothing."""
+"""Largest relative error of a difference for the verdict `right`; above it, `unclear`."""
 ALIKE = 2.0
-"""Times that the gaps of two steps may differ for both to be of the derivative; those of rounding
-do by 8."""
+"""The gaps of two steps confirm a wrong derivative if they differ at most by this factor. Gaps from
+rounding differ by 8."""
 SHARP = 1e-3
-"""Error, as a share, up to which one step that agrees is enough against others that do not."""
+"""A step with at most this relative error may settle the verdict `right` against other steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One derivative against its differences."""
+    """Comparison of one derivative with finite differences."""
 
     found: float
     """Value by autograd: ⟨g, z⟩, or ‖H z‖."""
     expected: float
-    """Value by differences."""
+    """Value by finite differences."""
     gap: float
-    """Length of what lies between."""
+    """Norm of the difference between both."""
     error: float
-    """That differences may be off by."""
+    """Estimated error of the finite differences."""
     tolerance: float
-    """Share that is allowed besides."""
+    """Allowed gap relative to `scale`, besides the error."""
 
     @property
     def scale(self) -> float:
-        """Larger of the two."""
+        """Larger absolute value of `found` and `expected`."""
         return max(abs(self.found), abs(self.expected))
 
     @property
     def verdict(self) -> Verdict:
-        """Say `right`, `wrong`, or `unclear` where the differences are too rough for this dtype."""
+        """`right`, `wrong`, or `unclear` if the differences are too inaccurate in this dtype."""
         if not self.gap <= self.tolerance * self.scale + SURE * self.error:
             return "wrong"
         return "right" if self.error <= TELLING * self.scale else "unclear"
 
     @property
     def settled(self) -> bool:
-        """True if it is right, and the difference sharp enough to decide against other steps."""
+        """Whether the verdict is `right` and the difference accurate enough to end the search."""
         return self.verdict == "right" and self.error <= max(self.tolerance, SHARP) * self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """Differences along one direction."""
+    """Finite differences along one direction z, at one step h."""
 
     slope: float
     """dφ along z."""
     slope_error: float
-    """It may be off by that."""
+    """Estimated error of `slope`."""
     rows: Gradient
-    """H z by parameter name; empty where gradients were not asked for."""
+    """H z by parameter name; empty if gradients were not wanted."""
     errors: Gradient
-    """Each entry of `rows` may be off by that."""
+    """Estimated errors of the entries of `rows`."""
     rounding: float
-    """ε / h: what a rounding of g is in `rows`."""
+    """ε / h: factor from |g| to the rounding error of `rows`."""
     tolerance: float
-    """Share that is nothing."""
+    """Relative tolerance of comparisons."""
 
 
 def compare_slopes(found: float, seen: Differences) -> Comparison:
@@ -110,13 +110,13 @@ def compare_rows(
     """Compare H z of some entries with differences of the gradient.
 
     Args:
-        entries: some of those of all tensors.
+        entries: selects the entries to compare, as one vector, from tensors by name.
         product: H z.
         gradient: g.
         seen: the differences.
 
     Returns:
-        Norms, and the norm of what lies between.
+        Norms of both, and of their difference.
     """
     found, expected = entries(product).double(), entries(seen.rows).double()
     rounding = ROUNDED * seen.rounding * float(entries(gradient).double().norm())
@@ -140,11 +140,11 @@ def tolerance(parameters: Tensors) -> float:
 
 
 def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gradient:
-    """Draw z: normal numbers times the root mean square of each tensor, so that all move alike.
+    """Draw z: normal numbers times the root mean square of each tensor, for equal relative steps.
 
     Args:
         parameters: θ by name.
-        names: those that move.
+        names: names of the parameters where z is not zero.
         seed: seed of the draw.
 
     Returns:
@@ -177,21 +177,21 @@ def compare_at_steps(
 ) -> list[Comparison]:
     """Compare derivatives with differences at the steps of `LADDER`, until all are right.
 
-    A kink nearer than h is in D(h) and in D(2h), and they agree on what is no derivative; a shorter
-    step does not see it. A part that computes in less than its dtype rounds more than is known. So
-    a derivative is wrong only where no sharp step calls it right, and two steps find alike gaps.
+    If a kink is nearer than h, D(h) and D(2h) may agree on a wrong value; a shorter step avoids the
+    kink. A part that computes in a narrower dtype has larger rounding errors than estimated. So a
+    derivative is `wrong` only if no accurate step finds it right, and two steps find similar gaps.
 
     Args:
-        at: φ and g.
+        at: computes φ and g.
         parameters: θ by name.
         along: z by name.
-        compare: derivatives with the differences of one step, always as many.
-        gradients: whether differences of g are wanted too.
+        compare: compares all derivatives with the differences of one step.
+        gradients: whether to compute differences of g, too.
 
     Returns:
-        Of each derivative the comparison that decides.
+        The decisive comparison of each derivative.
 
-    Cost: four gradients per step that is tried, or four values.
+    Cost: four gradients per step, or four values.
     """
     seen: list[Sequence[Comparison]] = []
     eps = epsilon(parameters)
@@ -205,7 +205,7 @@ def compare_at_steps(
 
 
 def _best(history: Sequence[Comparison]) -> Comparison:
-    """Choose the first settled comparison, else the best one, if another step agrees."""
+    """Choose the first settled comparison, else that of least error if another step confirms it."""
     for one in history:
         if one.settled:
             return one
@@ -242,5 +242,5 @@ def _one(
 
 
 def inner(left: Tensors, right: Tensors) -> float:
-    """Take the inner product over the names of `right`."""
+    """Compute the inner product over the names in both; in float64."""
     return sum(float((left[n].double() * t.double()).sum()) for n, t in right.items() if n in left)

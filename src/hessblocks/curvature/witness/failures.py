@@ -38,7 +38,7 @@ ADVICE = {
     "derivative for .* not implemented|not support backward|double backward|"
     "once_differentiable": TWICE + "use another form of it",
 }
-"""By a pattern of what torch or transformers say: what it means, around their first line."""
+"""Advice for errors of torch or transformers, by pattern; {} is the error's first line."""
 
 
 @contextmanager
@@ -53,13 +53,13 @@ def readable_errors() -> Iterator[None]:
     except HessblocksError:
         raise
     except (IndexError, ValueError, RuntimeError, MemoryError) as error:
-        if said := _advice(error):
-            raise RunError(f"curvature: {said}") from error
+        if advice := _advice(error):
+            raise RunError(f"curvature: {advice}") from error
         raise
 
 
 def _advice(error: Exception) -> str | None:
-    """Say what to do about a known error of torch or transformers."""
+    """Return the advice for a known error of torch or transformers, else None."""
     if out_of_memory(error):
         return (
             "out of memory; lower memory_limit, take shorter sequences or fewer probes, or leave "

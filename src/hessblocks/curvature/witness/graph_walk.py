@@ -11,27 +11,27 @@ from torch.autograd.graph import Node
 from hessblocks.errors import ArgumentError
 
 TRUSTED = ("hessblocks.", "torch.distributed.")
-"""Packages whose Functions have a derivative of their derivative, or merely move tensors."""
+"""Packages whose autograd Functions can be differentiated twice, or only move tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphWalk:
-    """Leaves of a graph, and the foreign Functions on the way to them."""
+    """Leaves of a graph, and the users' autograd Functions in it."""
 
     leaves: frozenset[int]
-    """Identities of the tensors at which the graph ends."""
+    """`id` of each tensor at which the graph ends."""
     functions: tuple[str, ...]
-    """Names of the `torch.autograd.Function`s on the way that are not ours, each once."""
+    """Names of the `torch.autograd.Function`s in the graph that are not ours, each once."""
 
 
 def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
     """Walk a graph once, from its outputs to its leaves.
 
     Args:
-        tensors: where it begins; those without a graph are leaves themselves.
+        tensors: outputs of the graph; a tensor without a graph counts as a leaf.
 
     Returns:
-        Its leaves and foreign Functions.
+        The leaves and the users' Functions.
     """
     roots = [t for t in tensors if t is not None and t.requires_grad]
     waiting = [t.grad_fn for t in roots if t.grad_fn is not None]
@@ -51,7 +51,7 @@ def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
 
 
 def _foreign(node: Node) -> str | None:
-    """Name somebody else's Function, in Python or in C++; None for torch's own."""
+    """Return the name of a user's autograd Function, in Python or C++; None for other nodes."""
     if isinstance(node, BackwardCFunction):
         kind = node._forward_cls
         return None if kind.__module__.startswith(TRUSTED) else kind.__qualname__
@@ -59,14 +59,16 @@ def _foreign(node: Node) -> str | None:
 
 
 def check_bypass(model: nn.Module, reached: GraphWalk) -> None:
-    """Refuse a forward pass that bypasses its parameters; derivatives would wrongly be zero.
+    """Check that the forward pass used the tensors that replace the model's parameters.
+
+    Otherwise derivatives would wrongly be zero.
 
     Args:
-        model: whose parameters others were put in the place of.
-        reached: from its logits.
+        model: model whose parameters were replaced.
+        reached: graph walk from its logits.
 
     Raises:
-        ArgumentError: the logits have no graph, or it ends at a parameter of the model itself.
+        ArgumentError: the logits have no graph, or the graph ends at an original parameter.
     """
     if not reached.leaves:
         raise ArgumentError(

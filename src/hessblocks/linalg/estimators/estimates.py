@@ -1,4 +1,4 @@
-"""Result classes: the value, its uncertainty, how it was obtained and how the run ended."""
+"""Result classes: value, uncertainty, method and reason of the stop."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,14 +11,14 @@ from hessblocks.storage import Tabular
 Method = Literal["exact", "estimate", "sampled", "measured"]
 Stop = Literal["count", "tolerance", "limit"]
 SPENT = {"estimate": "probes", "sampled": "samples", "measured": "pieces of the data"}
-"""What was spent, by method."""
+"""Unit of the cost, by method."""
 ENDS = 6
 """Number of eigenvalues that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Estimate(Tabular):
-    """Estimate of a number: its value, its standard error and what was spent on it.
+    """Estimate of a number: its value, its standard error and its cost.
 
     Examples:
         >>> import hessblocks as hb
@@ -27,32 +27,32 @@ class Estimate(Tabular):
     """
 
     value: float
-    """The value itself, in the unit of what was asked for."""
+    """The value, in the unit of the estimated number."""
     standard_error: float = 0.0
     """Standard error of `value` over probes; 0 for exact results."""
     probes: int = 0
-    """Products spent: random probes and the bases made of them, or samples. Pieces of the data
-    where it was measured; 0 for exact results."""
+    """Number of products (random probes and the bases made of them) or of samples; for `measured`,
+    number of pieces of the data; 0 for exact results."""
     method: Method = "estimate"
     """`exact` (closed form or assembled matrix), `estimate` (random probes), `sampled` (inner
-    products of samples: a norm below zero is not told from zero) or `measured` (forward passes; the
-    error is that over pieces of the data)."""
+    products of samples: a negative norm means 0 within its error) or `measured` (forward passes;
+    the error is over pieces of the data)."""
     stopped_by: Stop = "count"
     """`count` (the probes asked for), `tolerance` (met) or `limit` (tolerance not met)."""
 
     @property
     def relative_error(self) -> float:
-        """Standard error over the absolute value; 0 where both are 0."""
+        """Standard error divided by the absolute value; 0 if both are 0."""
         if self.standard_error == 0.0:
             return 0.0
         return self.standard_error / abs(self.value) if self.value else float("inf")
 
     def to_row(self) -> dict[str, Any]:
-        """Name value, standard error and method, as columns of a table."""
+        """Return value, standard error and method by name, for a table."""
         return {"value": self.value, "standard_error": self.standard_error, "method": self.method}
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Build one row, with what was spent."""
+        """Build one row, with the cost."""
         return [{**self.to_row(), "probes": self.probes}]
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ class Estimate(Tabular):
         if self.method == "exact":
             return f"{self.value:.4g} (exact)"
         spent = f"{self.probes} {SPENT[self.method]}"
-        told = "" if self.value >= 0 or self.method != "sampled" else ", not told from zero"
-        return f"{self.value:.3g} ± {self.standard_error:.1g} ({spent}{told})"
+        note = "" if self.value >= 0 or self.method != "sampled" else ", not told from zero"
+        return f"{self.value:.3g} ± {self.standard_error:.1g} ({spent}{note})"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -91,7 +91,7 @@ class DiagonalEstimate(Tabular):
         return rows, len(self.values)
 
     def __str__(self) -> str:
-        """Print the number of entries, their range and what was spent."""
+        """Print the number of entries, their range and the cost."""
         exact = self.method == "exact"
         spent = "exact" if exact else f"{self.probes} {SPENT[self.method]}"
         low, high = float(self.values.min()), float(self.values.max())
@@ -111,14 +111,14 @@ class Eigenvalues(Tabular):
     vectors: Float[Tensor, "size count"]
     """Unit eigenvectors as columns, in the operator's dtype and on its device."""
     converged: bool
-    """Whether every residual is at most the tolerance times the largest |eigenvalue| seen, and a
-    random vector has shown that none was missed."""
+    """Whether every residual is at most the tolerance times the largest |eigenvalue| found, and a
+    check by a random vector found no missed eigenvalue."""
     products: int
-    """Products with single vectors spent."""
+    """Number of products with single vectors."""
     basis_size: int = 0
-    """Vectors that the search could hold; 0 where the matrix was assembled."""
+    """Largest number of basis vectors; 0 if the matrix was assembled."""
     restarts: int = 0
-    """Restarts of a full basis."""
+    """Number of restarts with a full basis."""
     method: Method = "estimate"
     """`exact` (assembled matrix) or `estimate` (Lanczos)."""
 
@@ -128,7 +128,7 @@ class Eigenvalues(Tabular):
         return [{"eigenvalue": value, "residual": residual} for value, residual in pairs]
 
     def __str__(self) -> str:
-        """Print the values, the worst residual, and what was spent."""
+        """Print the values, the largest residual, and the cost."""
         values = [f"{value:.4g}" for value in self.values.tolist()]
         shown = (
             values if len(values) <= ENDS else [*values[: ENDS // 2], "…", *values[-ENDS // 2 :]]
@@ -147,7 +147,7 @@ class ConditionNumber(Tabular):
     """Condition number, with the interval that the residuals of both singular values allow."""
 
     value: float
-    """The ratio; infinite where the smallest singular value is 0 to rounding."""
+    """The ratio; infinite if the smallest singular value is 0 up to rounding."""
     lower: float
     """Smallest ratio that the residuals of both ends allow."""
     upper: float

@@ -28,10 +28,10 @@ from hessblocks.linalg.estimators.estimates import Estimate
 from hessblocks.linalg.operators import unit_of
 
 FEWEST_SAMPLES = 8
-"""Samples of a batch below which too few pairs and walks are left for an error bar."""
+"""Fewest samples per batch with enough pairs and walks for an error bar."""
 SKEW = 2.0
-"""Widening of a bar where few directions dominate, chosen together with the factor for few samples:
-docs/estimators.md."""
+"""Factor that widens the error bar if few directions dominate, chosen together with the factor for
+few samples; see docs/estimators.md."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,16 +39,16 @@ class PairNorms:
     """Frobenius norms of all blocks, with their errors."""
 
     values: Float[Tensor, "G G"]
-    """‖A_ij‖_F; below zero where the estimate of its square is: then it is not told from zero."""
+    """‖A_ij‖_F; negative if the estimate of the square is, which means 0 within the error."""
     standard_errors: Float[Tensor, "G G"]
     """Standard error of each value."""
     off_diagonal_share: Estimate
-    """Share of ‖A‖_F² that lies off the groups' own blocks."""
+    """Share of the off-diagonal blocks in ‖A‖_F²."""
     samples: int
     """Number of samples, S · B."""
 
     def norm(self, row: int, column: int) -> Estimate:
-        """Pick the norm of one block."""
+        """Return the norm of one block."""
         return Estimate(
             value=float(self.values[row, column]),
             standard_error=float(self.standard_errors[row, column]),
@@ -83,10 +83,10 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     batches, size = grams.shape[1], grams.shape[2]
     if size < FEWEST_SAMPLES:
         raise ArgumentError(f"samples: expected at least {FEWEST_SAMPLES} in a batch, got {size}")
-    # a sample with itself is biased: the diagonals go
+    # the product of a sample with itself is biased: drop the diagonals
     hollow = grams.double() * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))
     every = torch.cat([hollow, hollow.sum(0, keepdim=True)])
-    # fourth powers of what is small leave the range even of float64
+    # fourth powers of small numbers underflow even in float64
     units = [unit_of(one) for one in every]
     unit = torch.tensor(units, dtype=torch.float64, device=grams.device)
     squares, crossed, walked = _moments(every / unit[:, None, None, None])
@@ -114,7 +114,7 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
 def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Estimate tr K_iK_j, tr K_i²K_j² and tr K_iK_jK_iK_j without bias, from hollow (G, B, S, S).
 
-    Walks that come back to a sample before their end are subtracted.
+    Walks that visit a sample twice before their end are subtracted.
 
     Returns:
         The traces, (G, G) each, the last two at least 0.
@@ -138,7 +138,7 @@ def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     crossed = (double @ double.T - rows @ rows.T - returning + both) / walks
     walked = (walked - 2 * returning + both) / walks
     crossed = crossed.clamp(min=0)
-    # tr K_iK_jK_iK_j ≤ tr K_i²K_j² by Cauchy and Schwarz, which noisy estimates need not know
+    # tr K_iK_jK_iK_j ≤ tr K_i²K_j² by Cauchy-Schwarz, which noisy estimates may violate
     return flat @ flat.T / pairs, crossed, torch.minimum(walked.clamp(min=0), crossed)
 
 

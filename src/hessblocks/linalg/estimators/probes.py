@@ -29,9 +29,9 @@ from hessblocks.linalg.operators import (
 
 Distribution = Literal["rademacher", "gaussian"]
 ROUNDINGS = 100
-"""Two products count as equal up to this many roundings of their largest entry."""
+"""Two products count as equal up to this many ε times their largest entry."""
 PASSES_IN_A_ROW = 2
-"""Blocks of probes after which the standard error has to meet the tolerance, one after another."""
+"""Number of consecutive blocks of probes after which the standard error must meet the tolerance."""
 
 
 class Probes:

@@ -89,7 +89,7 @@ def _chunk_length(first: KroneckerTerm, second: KroneckerTerm, memory_limit: int
 
 
 def aligned(first: KroneckerTerm, second: KroneckerTerm) -> bool:
-    """Tell whether the vectors of both terms stand on the same indices."""
+    """Tell whether the vectors of both terms belong to the same indices."""
     return first.row_swapped == second.row_swapped and first.column_swapped == second.column_swapped
 
 
@@ -113,7 +113,7 @@ class _Chunk:
     """Some tokens of a term, ready to be compared with another term."""
 
     term: KroneckerTerm
-    """Vectors with entries up to 1, and harmless matrices."""
+    """Scaled term: vectors with entries up to 1, matrices with entries not far from 1."""
     size: float
     """Divisor that the term was scaled by."""
 
@@ -123,7 +123,7 @@ class _Chunk:
 
     @classmethod
     def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
-        """Multiply out, pack and scale as the comparison with `other` wants it."""
+        """Multiply out, pack and scale a term for its inner product with `other`."""
         matrices, own = term.matrices, False
         if aligned(term, other) and not _thin(matrices, other.matrices):
             # packed ones are a copy, which may be scaled in place
@@ -147,12 +147,12 @@ def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Te
     """Divide a tensor by its largest entry, unless that is close enough to 1; return both.
 
     Args:
-        tensor: any.
-        within: how far from 1 the largest entry may be.
-        own: whether it may be changed in place.
+        tensor: any tensor.
+        within: largest factor between the largest entry and 1 without a division.
+        own: whether `tensor` may be changed in place.
 
     Returns:
-        Both; 1 for one that is unchanged.
+        The scaled tensor and the divisor, 1 if the tensor is unchanged.
     """
     low, high = torch.aminmax(tensor)
     size = max(-float(low), float(high)) or 1.0
@@ -164,8 +164,8 @@ def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Te
 def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:
     """Compute the inner product of two chunks.
 
-    Two terms whose row (column) vectors stand on the same index meet in their dot products;
-    otherwise the vector of each runs through the matrix of the other.
+    If the row (column) vectors of both belong to the same index, their dot products are factors.
+    Otherwise each vector is multiplied with the other term's matrix.
 
     Returns:
         The inner product, of the scaled terms.

@@ -13,7 +13,7 @@ from hessblocks.linalg.operators import slices
 
 
 class BlockGrid(ExactOperator):
-    """Block matrix whose blocks are asked for when they are needed and let go after use."""
+    """Block matrix whose blocks are made for each use and freed afterwards."""
 
     def __init__(
         self,
@@ -26,16 +26,16 @@ class BlockGrid(ExactOperator):
         symmetric: bool = False,
         positive_semidefinite: bool = False,
     ) -> None:
-        """Describe the rectangle; no block is asked for yet.
+        """Describe the grid; no block is made yet.
 
         Args:
-            block: gives the operator in grid row i and grid column j; it may keep those it built.
-            row_lengths: rows of the blocks of each grid row.
-            column_lengths: columns of the blocks of each grid column.
+            block: returns the operator in grid row i and grid column j; it may cache operators.
+            row_lengths: number of rows of the blocks in each grid row.
+            column_lengths: number of columns of the blocks in each grid column.
             like: a tensor with the dtype and device of the operator.
-            norm: gives the Frobenius norm of that block, where its owner remembers it.
-            symmetric: whether block (i, j) is the transpose of block (j, i); then only i ≤ j is
-                asked for.
+            norm: returns the Frobenius norm of that block, perhaps cached; None: use `block`.
+            symmetric: whether block (i, j) is the transpose of block (j, i); then only blocks with
+                i ≤ j are made.
             positive_semidefinite: whether no eigenvalue of the whole is negative; implies
                 `symmetric`.
         """

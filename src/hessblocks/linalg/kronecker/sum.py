@@ -23,7 +23,7 @@ from hessblocks.linalg.operators import LinearOperator, chunks, column_lengths, 
 SEVERAL = 8
 """Number of terms from which on pairs that share no entry are looked for, and left out."""
 MEMORY_LIMIT = 1 << 29
-"""Bytes that the intermediate results of one operation may take, unless told otherwise."""
+"""Default number of bytes that the intermediate results of one operation may take."""
 
 
 class ExactOperator(LinearOperator):

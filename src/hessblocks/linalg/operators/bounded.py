@@ -1,4 +1,4 @@
-"""Limits in bytes: the default one, a cache that keeps it, and slices that cover a range."""
+"""Memory limits: the default limit, a cache with a limit, and slices that cover a range."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -12,10 +12,10 @@ from hessblocks.errors import ArgumentError, main_memory
 
 
 def check_whole(**values: object) -> None:
-    """Refuse arguments, given by name, that are no whole numbers.
+    """Check that arguments, given by name, are integers.
 
     Raises:
-        ArgumentError: one is none.
+        ArgumentError: a value is no integer.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -23,45 +23,45 @@ def check_whole(**values: object) -> None:
 
 
 class Sized(Protocol):
-    """Object that knows how many bytes it holds, as tensors do."""
+    """Object with a size in bytes, such as a tensor."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size in bytes."""
 
 
 Value = TypeVar("Value", bound=Sized)
 
 
 class BoundedCache(Generic[Value]):
-    """LRU cache limited in bytes; what goes beyond the limit is forgotten and made again."""
+    """LRU cache with a limit in bytes; beyond it, the least recently used values are dropped."""
 
     def __init__(self, limit: int) -> None:
         """Start empty.
 
         Args:
-            limit: bytes; a result larger than this is never kept.
+            limit: bytes; a larger value is never cached.
         """
         self._limit = limit
         self._held = 0
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what is kept under `key`, else make it; its size must stay what it is."""
+        """Return the cached value of `key`, else make it; the size of a value must not change."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key][0]
         value = make()
         self._kept[key] = value, value.nbytes
         self._held += self._kept[key][1]
-        while self._held > self._limit:  # the oldest first; too large a result is itself the last
+        while self._held > self._limit:  # the oldest first; a too large value drops itself last
             _, (_, size) = self._kept.popitem(last=False)
             self._held -= size
         return value
 
 
 def default_limit(device: torch.device) -> int:
-    """Take a quarter of the device's memory, in bytes."""
+    """Return a quarter of the device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 4
     return main_memory() // 4

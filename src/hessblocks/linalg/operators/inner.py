@@ -22,30 +22,30 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def largest_size(values: Float[Tensor, "..."]) -> float:
-    """Find the largest |value|; 0 of none, NaN where one is no number."""
+    """Find the largest |value|; 0 without values, NaN if any is NaN."""
     if not values.numel():
         return 0.0
-    # probes are columns of a transposed matrix, which is read ten times faster along its memory
+    # probes are columns of a transposed matrix; reading in memory order is ten times faster
     low, high = (values.mT if values.ndim > 1 and values.stride(-1) > 1 else values).aminmax()
     return max(-float(low), float(high))
 
 
 def unit_of(values: Float[Tensor, "..."]) -> float:
-    """Find a power of 4 near the largest size.
+    """Find a power of 4 near the largest |value|.
 
-    Divided by it, values keep their digits and can be squared.
+    Division by it is exact, and the quotients can be squared without over- or underflow.
 
     Args:
-        values: any.
+        values: any numbers.
 
     Returns:
-        The power; 1 where all are zero or one is not finite.
+        The power; 1 if all values are zero or one is not finite.
     """
     size = largest_size(values)
     if not 0 < size < math.inf:
         return 1.0
     limits = torch.finfo(values.dtype)
-    # the power has to be finite, and its inverse too, by which some devices multiply
+    # the inverse must be finite too, since some devices divide by multiplying with it
     exponent = math.frexp(min(max(size, limits.tiny), limits.max / 8))[1]
     return float(4.0 ** (exponent // 2))
 

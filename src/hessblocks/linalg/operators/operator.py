@@ -49,7 +49,7 @@ class LinearOperator(abc.ABC):
         symmetric: bool = False,
         positive_semidefinite: bool = False,
     ) -> None:
-        """Fix what the operator promises about itself.
+        """Set shape, dtype, device and symmetry.
 
         Args:
             shape: (M, N).
@@ -65,7 +65,7 @@ class LinearOperator(abc.ABC):
         self.positive_semidefinite = positive_semidefinite
 
     def __repr__(self) -> str:
-        """Print kind, shape and what it promises, on one line."""
+        """Print class, shape and symmetry, on one line."""
         kind = ", symmetric" * self.symmetric
         if self.positive_semidefinite:
             kind = ", positive semi-definite"
@@ -115,10 +115,10 @@ class LinearOperator(abc.ABC):
         """Multiply a vector (N,) (a matvec), columns (N, K) or another operator (N, L).
 
         Returns:
-            The product, (M,) or (M, K); of an operator one that applies both, (M, L).
+            The product, (M,) or (M, K); for an operator, the composed operator, (M, L).
 
         Raises:
-            ArgumentError: neither tensor nor operator, or one of the wrong shape, dtype or device.
+            ArgumentError: neither tensor nor operator, or a wrong shape, dtype or device.
         """
         if isinstance(vectors, LinearOperator):
             return ComposedOperator(self, vectors)
@@ -165,20 +165,19 @@ class LinearOperator(abc.ABC):
         )
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
-        """List shapes of the tensors that vectors of the columns, and of the rows, are made of."""
+        """Return the shapes of the tensors in a flat vector of the columns, and of the rows."""
         return [(self.shape[1],)], [(self.shape[0],)]
 
     def to_curvlinops(self) -> PyTorchLinearOperator:
         """Wrap the operator for curvlinops (`xtrace`, spectra, conjugate gradients, ...).
 
-        The wrapper takes flat vectors (N,), matrices (N, K) and lists of tensors. Of curvature, its
-        sums and multiples, a list holds one tensor for each parameter, in its shape; of a group
-        that cuts parameters, one for each cut. Their order is that in which the group names them:
-        `model.named_parameters()`, unless the group is your own.
+        The wrapper accepts flat vectors (N,), matrices (N, K) and lists of tensors. For curvature
+        operators, their sums and multiples, a list has one tensor per parameter, in its shape; for
+        a group with parts of parameters, one per part. The order is that of the group:
+        `model.named_parameters()`, except for custom groups.
 
         Returns:
-            An operator with the same products and adjoint; products come in the form in which
-            vectors went in.
+            An operator with the same products and adjoint; a product has the form of its argument.
 
         Raises:
             RunError: curvlinops is not installed.
@@ -240,10 +239,10 @@ class CombinedOperator(LinearOperator):
     """Linear combination Σ c_k A_k: sums, differences and multiples of operators."""
 
     terms: Sequence[tuple[float, LinearOperator]]
-    """c_k and A_k, none of them a sum itself."""
+    """Pairs of c_k and A_k, where no A_k is a sum."""
 
     def __init__(self, terms: Sequence[tuple[float, LinearOperator]]) -> None:
-        """Hold numbers c_k and operators A_k; sums of sums become one.
+        """Store numbers c_k and operators A_k; nested sums are flattened.
 
         Raises:
             ArgumentError: a factor that is no finite number, or operators that differ in shape,
@@ -280,7 +279,7 @@ class CombinedOperator(LinearOperator):
         return self._added(one._rmatmat(columns) for _, one in self.terms)
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
-        """Take the operator that knows most tensors: an identity knows a flat vector alone."""
+        """Return the shapes of the term with most tensors; an identity has only a flat vector."""
         return max(
             (one._tensors() for _, one in self.terms), key=lambda found: sum(map(len, found[0]))
         )
@@ -320,14 +319,14 @@ class ComposedOperator(LinearOperator):
 
 
 class IdentityOperator(LinearOperator):
-    """Identity operator: every vector as it is."""
+    """Identity operator, which returns a copy of each vector."""
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: torch.device) -> None:
         """Make an identity for vectors of `size` entries."""
         super().__init__((size, size), dtype=dtype, device=device, positive_semidefinite=True)
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return columns.clone()  # a product is the caller's, who may write into it
+        return columns.clone()  # the caller may write into a product
 
 
 def identity_like(operator: LinearOperator | Operand) -> IdentityOperator:
@@ -355,7 +354,7 @@ def identity_like(operator: LinearOperator | Operand) -> IdentityOperator:
 def _check_alike(
     first: LinearOperator, others: Iterable[LinearOperator], axes: Sequence[int]
 ) -> None:
-    """Make sure that operators take and return vectors of one kind."""
+    """Check that operators have equal lengths on these axes, dtypes and devices."""
     for other in others:
         same = (other.dtype, other.device) == (first.dtype, first.device)
         if not same or any(other.shape[axis] != first.shape[axis] for axis in axes):
@@ -404,21 +403,21 @@ class DenseOperator(LinearOperator):
 
 
 class Operand:
-    """Base class of what stands for an operator; `operator_of.register` says for which one."""
+    """Base class of objects, such as problems, that `operator_of` converts to an operator."""
 
 
 @singledispatch
 def operator_of(given: LinearOperator | Operand) -> LinearOperator:
-    """Return the operator that an operand stands for.
+    """Convert an operand to an operator; return an operator unchanged.
 
     Args:
-        given: an operator, or what stands for one.
+        given: an operator, or an operand such as a problem, which becomes its Hessian.
 
     Returns:
         The operator.
 
     Raises:
-        ArgumentError: neither.
+        ArgumentError: it is neither.
     """
     if isinstance(given, LinearOperator):
         return given

@@ -1,4 +1,4 @@
-"""Conjugate gradients (CG) for (A + damping · I) x = b, with residual and reason of the end.
+"""Conjugate gradients (CG) for (A + damping · I) x = b, with residual and reason of the stop.
 
 Letters: N rows, K right-hand sides, P the preconditioner, r residual, z = P r.
 """
@@ -22,7 +22,7 @@ from hessblocks.storage import Tabular
 
 Reason = Literal["converged", "negative curvature", "limit", "rounding"]
 SLACK = 10.0
-"""Largest measured residual, in tolerances, of a column that the iteration takes for converged."""
+"""A column that converged in the iteration may have this measured residual, in tolerances."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -32,10 +32,10 @@ class Solution(Tabular):
     values: Float[Tensor, "N ..."]
     """x, shaped as b."""
     residuals: Float[Tensor, " K"]
-    """‖b − A x‖ / ‖b‖ of each, from a product made at the end."""
+    """‖b − A x‖ / ‖b‖ of each column, with the damping in A, from a product at the end."""
     reasons: tuple[Reason, ...]
-    """Reason of each: `converged`, `negative curvature` (a direction p with pᵀAp ≤ 0 was met),
-    `limit`, or `rounding` (the iteration believes in less than the residual that was measured)."""
+    """Reason of each column's stop: `converged`, `negative curvature` (a direction p has pᵀAp ≤ 0),
+    `limit`, or `rounding` (converged in the iteration, but not by the measured residual)."""
     products: int
     """Products with single vectors spent."""
 
@@ -79,13 +79,13 @@ def solve(
         damping: at least 0, in the unit of A.
         preconditioner: P ≈ (A + damping · I)⁻¹, positive definite: an operator, or the entries of
             a diagonal one, such as 1 / (diagonal + damping). It changes the number of products,
-            and not what is solved.
-        tolerance: ‖b − A x‖ / ‖b‖ at which a column is done, with the damping in A.
-        max_products: with single vectors, for each column.
+            not the solution.
+        tolerance: largest ‖b − A x‖ / ‖b‖ of a converged column, with the damping in A.
+        max_products: largest number of products with single vectors, for each column.
 
     Returns:
-        x with its residual and why each column ended; where A has negative curvature, what was
-        reached before.
+        x with residual and reason of the stop for each column; if A has negative curvature, the
+        last x before it was found.
 
     Raises:
         ArgumentError: an operator that is not symmetric, a bad damping, tolerance or number, a b
@@ -115,7 +115,7 @@ def solve(
         damped, precondition, columns, tolerance, max_products
     )
     sizes = columns.norm(dim=0)
-    # measured: the residual of the iteration drifts away from the true one by rounding
+    # measured, since rounding makes the iteration's residual drift from the true one
     rest = (columns - damped @ values).norm(dim=0) / torch.where(sizes > 0, sizes, 1.0)
     values = values * unit
     if not (torch.isfinite(rest).all() and torch.isfinite(values).all()):
@@ -148,7 +148,7 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
 def _preconditioning(
     operator: LinearOperator, given: LinearOperator | Tensor | None
 ) -> Callable[[Tensor], Tensor]:
-    """Return the product with P of columns."""
+    """Return the function that multiplies columns by P."""
     if given is None:
         return lambda columns: columns
     if isinstance(given, LinearOperator):

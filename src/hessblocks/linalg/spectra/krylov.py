@@ -185,8 +185,8 @@ class KrylovBasis:
             operator: symmetric operator.
             room: vectors to hold at most.
             seed: seed of the random vectors.
-            results: vectors that `combine` will be asked for.
-            start: vector of length 1 to begin with.
+            results: number of vectors that `combine` will compute.
+            start: initial vector of length 1.
         """
         self.operator = operator
         self.length = operator.shape[0]
@@ -215,12 +215,12 @@ class KrylovBasis:
 
     @property
     def full(self) -> bool:
-        """True where all room is taken but that of v."""
+        """Whether the basis has its largest size, with room for v only."""
         return self.size + 1 == sum(map(len, self._stacks))
 
     @property
     def complete(self) -> bool:
-        """True where the basis spans the whole space."""
+        """Whether the basis spans the whole space."""
         return self.size == self.length
 
     def extend(self) -> None:

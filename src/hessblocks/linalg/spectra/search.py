@@ -35,9 +35,9 @@ SAFETY = 0.5
 """Share of the allowed residual that the coupling to the next vector may have. A random vector that
 takes its place leaves this part in the residual, and its own chain adds another."""
 FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
-"""Products, and further products for each value wanted, that hardly any search ends below."""
+"""Fewest products of most searches: a constant, and an addition per wanted value."""
 DENSE_COPIES = 6
-"""Float64 matrices (N, N) that are in memory at once where the operator is assembled."""
+"""Number of float64 matrices (N, N) in memory if the operator is assembled."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Spectral density of an operator as random probes see it, with moments and averages.
+"""Spectral density of an operator from random probes, with moments and averages.
 
 Letters: N eigenvalues λ, K probes, θ and τ nodes and weights of one probe's quadrature.
 """
@@ -46,7 +46,7 @@ class Spectrum(Tabular):
     """
 
     nodes: Float[Tensor, "probes steps"]
-    """Nodes of each probe's quadrature; of an exact spectrum the eigenvalues, in one row."""
+    """Nodes of each probe's quadrature; for an exact spectrum, one row with the eigenvalues."""
     weights: Float[Tensor, "probes steps"]
     """Weight of each node; each row sums to 1."""
     size: int
@@ -85,9 +85,9 @@ class Spectrum(Tabular):
             nodes: nodes of each probe, float64.
             weights: weights of each node; rows sum to 1.
             size: number of eigenvalues.
-            method: where the nodes come from.
+            method: `exact` or `estimate`.
             broadening: see `spectral_density`.
-            points: points of the grid, over all nodes and four standard deviations more.
+            points: number of grid points, which cover all nodes ± four standard deviations.
 
         Returns:
             The spectrum with its density on a grid over all nodes.

@@ -1,3 +1,3 @@
-"""Take pretrained models of known families apart into our blocks, and put them together again."""
+"""Convert pretrained models of known architectures to our blocks, and back."""
 
 from hessblocks.models.families.described import from_pretrained_blocks, to_family

@@ -1,4 +1,4 @@
-"""Describe the layers of each family as our blocks, and move weights there and back."""
+"""Describe the layers of each architecture as our blocks; convert weights in both directions."""
 
 import copy
 from collections.abc import Callable
@@ -34,22 +34,22 @@ ACTIVATIONS = {
     "relu2": "relu-squared",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu-tanh"),
 }
-"""Their names of activations → ours."""
+"""Our name of each activation, by transformers' name."""
 SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Kind of pretrained model."""
+    """Architecture of a pretrained model."""
 
     blocks: Callable[[Any], list[BlockConfig]]
-    """From its configuration to the block of each layer."""
+    """Maps a configuration to the block of each layer."""
     tensors: Tensors
     """Names of its weights."""
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-    """Sizes of a block; what is as it would be without being said is left out."""
+    """Return the sizes of a block, without those that equal their defaults."""
     width, heads = config.hidden_size, config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None)
     head_width = getattr(config, "head_dim", None)
@@ -152,17 +152,17 @@ FAMILIES = {
     "gpt2": Family(blocks=_gpt2, tensors=GPT2),
     "gpt_neox": Family(blocks=_gpt_neox, tensors=GPT_NEOX),
 }
-"""By the `model_type` of the configuration."""
+"""Architectures by `model_type` of the configuration."""
 
 
 def family_of(config: Any) -> Family:
-    """Look a family up by its configuration.
+    """Look up the architecture of a configuration.
 
     Returns:
-        How its layers are described.
+        The description of its layers.
 
     Raises:
-        ArgumentError: an unknown one; the known ones are listed.
+        ArgumentError: the architecture is unknown; the message lists the known ones.
     """
     kind = getattr(config, "model_type", type(config).__name__)
     if kind not in FAMILIES:
@@ -173,35 +173,34 @@ def family_of(config: Any) -> Family:
 
 
 def unfit(config: Any, what: str) -> ArgumentError:
-    """Make an error about a part that our blocks do not have."""
+    """Make an error about a part that our blocks do not support."""
     return ArgumentError(f"model: a model of {config.model_type} with {what}, cannot become blocks")
 
 
 KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "vocab_size")
-"""Fields that both configurations have."""
+"""Fields of both configurations, which are copied."""
 LEFT_OUT = ("_name_or_path", "architectures", "dtype", "transformers_version")
-"""Fields that say nothing of what a model computes."""
+"""Fields without an effect on the model's function."""
 SINGLE = torch.finfo(torch.float32).eps
-"""Models of transformers compute norms and angles in single precision, whatever theirs is."""
+"""Tolerance for transformers' norms and rotary angles, which are in float32 in any model."""
 
 
 def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> HessblocksForCausalLM:
-    """Take a pretrained language model apart into layers of `BlockConfig`, with its weights.
+    """Convert a pretrained language model to layers of `BlockConfig`, with its weights.
 
     Args:
         model_or_folder: a causal language model of transformers (Llama, Mistral, Qwen2, Qwen3,
-            GPT-2 or GPT-NeoX); or what `hb.load` takes.
+            GPT-2 or GPT-NeoX); or a source for `hb.load`.
 
     Returns:
-        A model of this library in evaluation mode, of the same precision on the same device. It
-        computes the same but for dropout in training, which our blocks do not have. Each layer may
-        be given a block of its own. `save_pretrained`, `Trainer`, `generate` and `hb.Problem` take
-        it as any other.
+        A model of this library in evaluation mode, with the same dtype and device. It computes the
+        same function, but has no dropout in training. Each layer has its own block.
+        `save_pretrained`, `Trainer`, `generate` and `hb.Problem` support it like any other model.
 
     Raises:
-        ArgumentError: another family (the known ones are listed), or a part that our blocks do not
-            have, such as scaled rotary positions.
-        RunError: its logits are not those of the given model.
+        ArgumentError: another architecture (the message lists the known ones), or a part that our
+            blocks do not support, such as scaled rotary positions.
+        RunError: its logits differ from those of the given model.
 
     Cost: a second copy of the weights, and a forward pass of each over 16 tokens.
 
@@ -238,20 +237,20 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
 
 
 def to_family(model: PreTrainedModel) -> PreTrainedModel:
-    """Put a model of `from_pretrained_blocks` together as its family's own class.
+    """Convert a model from `from_pretrained_blocks` back to its architecture in transformers.
 
     Args:
-        model: trained further or not, with all its layers or fewer.
+        model: the model, perhaps trained further, perhaps with fewer layers.
 
     Returns:
-        A model of transformers, which computes the same, in evaluation mode.
+        A model of transformers that computes the same function, in evaluation mode.
 
     Raises:
-        ArgumentError: a model that was not made of a pretrained one, or one whose layers the family
-            does not have; it names the first.
-        RunError: its logits are not those of the given model.
+        ArgumentError: the model was not converted from a pretrained one, or its architecture does
+            not support a layer; the message names the first.
+        RunError: its logits differ from those of the given model.
 
-    Cost: as `from_pretrained_blocks`.
+    Cost: see `from_pretrained_blocks`.
 
     Examples:
         >>> import transformers, hessblocks as hb
@@ -295,7 +294,7 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> PreTrainedModel:
-    """Make a model with these weights; its own must be these, no more and no fewer."""
+    """Make a model with these weights; check that their names and shapes are the model's."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         made: Any = make(config)
     made.to(device=given.device, dtype=given.dtype)
@@ -312,7 +311,7 @@ def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> Pr
 
 @torch.no_grad()
 def _check_logits(given: PreTrainedModel, made: PreTrainedModel) -> None:
-    """Refuse a result that computes something else; a pass cannot overlook what no rule knows."""
+    """Check that both models have the same logits, also for options that no rule of ours covers."""
     count = min(16, given.config.max_position_embeddings)
     tokens = (torch.arange(count, device=given.device)[None] * 31) % given.config.vocab_size
     modes = [(module, module.training) for module in given.modules()]

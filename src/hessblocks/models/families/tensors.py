@@ -1,4 +1,4 @@
-"""Names of the weights of each family, and how fused ones are cut.
+"""Names of the weights in each architecture, and the order inside fused weights.
 
 A weight is (outputs, inputs); GPT-2 stores (inputs, outputs). Letters: H heads.
 """
@@ -17,21 +17,21 @@ READ = ("attention.query", "attention.key", "attention.value")
 
 @dataclass(frozen=True, kw_only=True)
 class Tensors:
-    """Where a family keeps what a layer and a model of ours have."""
+    """Names of an architecture's weights, with the corresponding names in our models."""
 
     layers: str
-    """List of the layers."""
+    """Path of the list of layers."""
     layer: Mapping[str, str | tuple[str, ...]]
-    """Modules of a layer → ours; several where one weight holds them all."""
+    """Our modules for each module of a layer; several for a fused weight."""
     outside: Mapping[str, str]
-    """Modules outside the layers → ours."""
+    """Our module for each module outside the layers."""
     transposed: bool = False
     """Whether weights of layers are stored (inputs, outputs)."""
     by_head: bool = False
-    """Whether a fused weight holds query, key and value head by head."""
+    """Whether a fused weight is ordered [head][query, key, value]."""
 
     def ours(self, theirs: State, heads: int) -> State:
-        """Name weights as our models do; those without a place are left out."""
+        """Rename weights to our names; leave out weights without one."""
         found: State = {}
         for place, names, flipped in self._places(theirs):
             weight = theirs[place].T if flipped else theirs[place]
@@ -39,12 +39,12 @@ class Tensors:
         return found
 
     def theirs(self, places: State, ours: State, heads: int) -> State:
-        """Name our weights as the family does.
+        """Rename our weights to the architecture's names.
 
         Args:
-            places: the weights of a model of the family, whose values do not count.
-            ours: by our names.
-            heads: of queries.
+            places: weights of a model of this architecture; only names and shapes are used.
+            ours: weights by our names.
+            heads: number of query heads.
 
         Returns:
             Weights by the names in `places`.
@@ -56,7 +56,7 @@ class Tensors:
         return found
 
     def _places(self, state: State) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-        """Yield each of their names with ours, and whether it is stored transposed."""
+        """Yield each name, our names for it, and whether the weight is stored transposed."""
         for place, weight in state.items():
             module, _, end = place.rpartition(".")
             number, _, inside = module.removeprefix(f"{self.layers}.").partition(".")

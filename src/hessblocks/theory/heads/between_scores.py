@@ -1,10 +1,11 @@
-"""Query-key norms and rotary positions (RoPE): what stands between weights and scores.
+"""Query-key norms and rotary positions (RoPE), which act between weights and scores.
 
-A norm is over the entries of each head's queries or keys. Rotary positions turn them pair by pair,
-by an angle of the token: the score of tokens i and j is s (R_i q_i)·(R_j k_j) (Su et al., 2021).
+A norm is over the entries of each head's queries or keys. Rotary positions then rotate pairs of
+entries by angles that depend on the token's position: the score of tokens i and j is
+s (R_i q_i)·(R_j k_j) (Su et al., 2021).
 
 Letters: N vectors, K entries of a vector, P parameters of a norm, S = K + P; B sequences, L tokens,
-I tokens that something is asked for.
+I selected tokens.
 """
 
 from __future__ import annotations
@@ -53,26 +54,25 @@ class HeadNorm:
         )
 
     def check(self, width: int) -> None:
-        """Try the function on vectors of so many entries.
+        """Test the function on vectors of `width` entries.
 
         Args:
             width: K.
 
         Raises:
-            ArgumentError: parameters that are not one vector; a function that does not map a vector
-                to one as long, of the same dtype, or that cannot be differentiated or mapped over
-                vectors.
+            ArgumentError: the parameters are not one vector; or the function changes the length or
+                dtype of a vector, or cannot be differentiated or vmapped.
         """
         if self.parameters.ndim != 1:
             raise ArgumentError(
                 f"its parameters: expected one vector, got {tuple(self.parameters.shape)}; "
                 "flatten them"
             )
-        # not the zero vector, at which a norm has no derivative
+        # not at the zero vector, where a norm has no derivative
         vectors = torch.linspace(-1, 2, 2 * width).to(self.parameters).view(2, width)
         try:
             found, slope = self.output(vectors), self.slope(vectors)
-        except Exception as error:  # whatever a foreign function raises
+        except Exception as error:  # a user's function may raise any error
             raise ArgumentError(
                 f"it does not work on vectors of {width} entries with {len(self.parameters)} "
                 f"parameters ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
@@ -81,19 +81,19 @@ class HeadNorm:
             raise ArgumentError(f"it gives {found.dtype}, expected {vectors.dtype}")
 
     def output(self, vectors: Float[Tensor, "*N K"]) -> Float[Tensor, "*N K"]:
-        """Norm the vectors, each in its place."""
+        """Apply the norm to each vector."""
         flat = vectors.flatten(0, -2)
         return vmap(self.function, in_dims=(0, None))(flat, self.parameters).view_as(vectors)
 
     def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
-        """Differentiate the output in the vector and then in the parameters, side by side."""
+        """Compute the Jacobian by the vector and the parameters, concatenated along S."""
         found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
         return torch.cat(found(vectors, self.parameters), dim=-1)
 
     def curvature(
         self, vectors: Float[Tensor, "N K"], along: Float[Tensor, "N K"]
     ) -> Float[Tensor, "N S S"]:
-        """Differentiate along · output twice, in vector and parameters together."""
+        """Compute the Hessian of along · output by vector and parameters together."""
 
         def bent(both: Tensor, direction: Tensor) -> Tensor:
             def value(both: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Rotation:
     sines: Float[Tensor, "#B L K"]
     """0 where nothing turns."""
     quarter: Float[Tensor, "K K"]
-    """Q, from a row vector to the same turned by a right angle in each pair."""
+    """Q, which rotates a row vector by 90° in each pair."""
 
     @classmethod
     def of_halves(
@@ -125,9 +125,9 @@ class Rotation:
         """Pair entries (i, i + half) of the first `turned` ones, as GPT-NeoX and Llama do.
 
         Args:
-            cosines: cosines of the angles, the same for both of a pair.
-            sines: the same.
-            width: K, at least as many as are turned.
+            cosines: cosines of the angles, equal for both entries of a pair.
+            sines: sines of the angles, likewise.
+            width: K, at least `turned`.
 
         Returns:
             The rotation of vectors of that width.
@@ -163,5 +163,5 @@ class Rotation:
         return vectors * cosines + (vectors * sines) @ self.quarter.T
 
     def matrices(self) -> Float[Tensor, "#B L K K"]:
-        """Build R_j as matrices that row vectors are multiplied with."""
+        """Build the matrices R_j that row vectors are multiplied by."""
         return self.cosines.diag_embed() + self.quarter * self.sines[..., None, :]

@@ -1,13 +1,13 @@
-"""Attention head with its tokens: moments, seen through weights and directions.
+"""Attention head with its tokens: attention moments, contracted with weights and directions.
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a
 sequence, N = B·Q; D width of the input, K query-key width, V value width, O width of the output, C
-directions, E and U widths of whatever the keys carry; S entries of a query or key and of its norm's
+directions, E and U widths of vectors of the keys; S entries of a query or key and of its norm's
 parameters.
 
-A derivative of attention in its scores is a weighting ρ of the keys. Along a direction r in value
-space softmax has ρ_j = p_j (r·y_j − Σ_j p_j r·y_j), with p the attention row. Linear scores have
-ρ_j = r·y_j over the permitted keys. All else here is Σ_j ρ_j (a vector that key j carries).
+A derivative of attention by its scores is a weighting ρ of the keys. For a direction r in value
+space, softmax has ρ_j = p_j (r·y_j − Σ_i p_i r·y_i), with p the attention row. Linear scores have
+ρ_j = r·y_j over the permitted keys. All results here have the form Σ_j ρ_j (vector of key j).
 """
 
 from collections.abc import Callable
@@ -144,7 +144,7 @@ class HeadTokens(HeadVectors):
     def respond(
         self, directions: Float[Tensor, "N C V"] | None, carried: Carried
     ) -> Float[Tensor, "N C E"]:
-        """Compute Σ_j ρ_j (what key j carries), for each direction.
+        """Compute Σ_j ρ_j (vector of key j), for each direction.
 
         Args:
             directions: (N, C, V), or None for the V unit directions.
@@ -165,15 +165,15 @@ class HeadTokens(HeadVectors):
         return self._gathered(count, response, carried)
 
     def respond_along(self, carried: Carried) -> Float[Tensor, "N E"]:
-        """Compute Σ_j ρ_j (what key j carries) along the loss gradient."""
+        """Compute Σ_j ρ_j (vector of key j) along the loss gradient."""
         if isinstance(carried, Tensor):
             return (self.score_gradient @ carried).flatten(0, 1)
         return self._gathered(1, lambda some: self.score_gradient[:, some, None], carried)[:, 0]
 
     def covariance(self, left: Float[Tensor, "B L E"], right: Carried) -> Float[Tensor, "N E U"]:
-        """Compute the covariance of what keys carry, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ.
+        """Compute the covariance of the keys' vectors, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ.
 
-        For linear scores Σ_j left_j right_jᵀ over the permitted keys.
+        For linear scores it is Σ_j left_j right_jᵀ over the permitted keys.
 
         Returns:
             One matrix per token.
@@ -256,7 +256,7 @@ class HeadTokens(HeadVectors):
         return out.flatten(0, 1)
 
     def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
-        """Average what the keys carry, weighted by attention, (N, E)."""
+        """Average the keys' vectors, weighted by attention, (N, E)."""
         return (self.slope @ carried).flatten(0, 1)
 
     def _response(self, directions: Tensor | None, queries: slice) -> Tensor:
@@ -275,7 +275,7 @@ class HeadTokens(HeadVectors):
 
 
 def _of_queries(carried: Carried, queries: slice) -> Tensor:
-    """Select what the keys carry for some of the queries, (B, q | 1, L, E)."""
+    """Select the keys' vectors for some of the queries, (B, q | 1, L, E)."""
     return carried[:, None] if isinstance(carried, Tensor) else carried(queries)
 
 

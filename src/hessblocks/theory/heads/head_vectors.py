@@ -1,4 +1,4 @@
-"""Queries and keys of one attention head, normed and turned where that is done.
+"""Queries and keys of one attention head, after query-key norms and rotary positions, if any.
 
 Letters: B sequences, Q queries (the positions whose output enters the loss), L tokens of a
 sequence, N = B·Q; D width of the input, K query-key width, E width of what the keys carry; S
@@ -16,21 +16,22 @@ from hessblocks.linalg import MEMORY_LIMIT
 from hessblocks.theory.heads.between_scores import HeadNorm, Rotation
 
 Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
-"""Vectors on keys, (B, L, E): one for every query, or from q queries to theirs, (B, q, L, E)."""
+"""Vectors of keys: (B, L, E) if all queries share them, or a function from q queries to
+(B, q, L, E)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionSetting:
-    """Input and scores of self-attention: what all heads of a layer have in common."""
+    """Input and score settings that all heads of a self-attention layer share."""
 
     x: Float[Tensor, "B L D"]
     """Input of the layer, (B, L, D); a last column of ones makes the biases rows of the weights."""
     scale: float
-    """s, the factor of the scores."""
+    """s, the scale of the scores."""
     softmax: bool = True
     """Whether A is a softmax of the scores, or the scores themselves, 0 where not permitted."""
     rotation: Rotation | None = None
-    """Rotary positions of all tokens, where queries and keys are turned."""
+    """Rotary positions of all tokens; None if there are none."""
     query_norm: HeadNorm | None = None
     """Norm between W_Q and rotary positions."""
     key_norm: HeadNorm | None = None
@@ -40,9 +41,9 @@ class AttentionSetting:
 
     @property
     def joined(self) -> bool:
-        """True where norms or rotary positions stand between the weights and the scores.
+        """Whether norms or rotary positions act between the weights and the scores.
 
-        W_K is one long vector in the sums then.
+        If so, sums over keys treat W_K as one long vector.
         """
         between = (self.rotation, self.query_norm, self.key_norm)
         return any(each is not None for each in between)
@@ -57,8 +58,7 @@ class HeadVectors(AttentionSetting):
     w_query: Float[Tensor, "D K"]
     """W_Q of the head, (D, K)."""
     w_key: Float[Tensor, "D K"] | None
-    """W_K of the head, (D, K), or None where the keys are the inputs themselves (one matrix;
-    K = D)."""
+    """W_K of the head, (D, K); None if the keys are the inputs (one matrix; K = D)."""
 
     @cached_property
     def x_query(self) -> Float[Tensor, "N D"]:
@@ -72,10 +72,10 @@ class HeadVectors(AttentionSetting):
 
     @cached_property
     def carried_x(self) -> Float[Tensor, "B L D"]:
-        """Inputs as the keys carry them, (B, L, D).
+        """Inputs of the keys for sums over keys, (B, L, D).
 
-        Softmax sees differences of keys only. So the mean of the sequence is taken off: it would
-        cancel, and cost digits.
+        Softmax depends only on differences of keys. So the sequence's mean is subtracted, which
+        avoids cancellation.
         """
         return self._carried(self.x)
 
@@ -87,7 +87,7 @@ class HeadVectors(AttentionSetting):
 
     @cached_property
     def carried_keys(self) -> Float[Tensor, "B L K"]:
-        """Keys as the sums carry them, normed and turned where that is done, (B, L, K)."""
+        """Keys for sums over keys, after norms and rotary positions, (B, L, K)."""
         if self.w_key is None:
             return self.carried_x
         if not self.joined:
@@ -98,7 +98,7 @@ class HeadVectors(AttentionSetting):
 
     @cached_property
     def final_queries(self) -> Float[Tensor, "B Q K"]:
-        """Queries as they meet the keys, normed and turned, (B, Q, K)."""
+        """Queries in the scores, after norms and rotary positions, (B, Q, K)."""
         queries = self.queries if self.query_norm is None else self.query_norm.output(self.queries)
         queries = queries.view(self.x.shape[0], -1, queries.shape[-1])
         return queries if self._turned is None else self._turned.turn(queries)
@@ -106,7 +106,7 @@ class HeadVectors(AttentionSetting):
     def toward_query(
         self, rows: Float[Tensor, "N *rows K"], group: str = "query"
     ) -> Float[Tensor, "N *rows S"]:
-        """Pull derivatives in the final query back to W_Qᵀ x, or to the norm's parameters."""
+        """Pull derivatives by the final query back to W_Qᵀ x, or to the norm's parameters."""
         if self._turned is not None:
             rows = self._turned.turn_back(rows)
         if self._query_slope is None:
@@ -115,7 +115,7 @@ class HeadVectors(AttentionSetting):
         return (rows[:, None] @ slope)[:, 0] if rows.ndim == 2 else rows @ slope
 
     def place(self, group: str) -> slice:
-        """Slice a norm's derivatives for a group: what the norm reads, then its parameters."""
+        """Return the slice of a norm's derivatives for a group: input first, then parameters."""
         width = self.w_query.shape[1]
         return slice(width, None) if group.endswith("_norm") else slice(width)
 
@@ -132,21 +132,21 @@ class HeadVectors(AttentionSetting):
 
     @cached_property
     def _key_slope(self) -> Tensor | None:
-        """Slope of the key norm at every token, (B, L, K, S)."""
+        """Derivative of the key norm at every token, (B, L, K, S)."""
         if self.key_norm is None:
             return None
         slope: Tensor = self.key_norm.slope(self.keys).unflatten(0, self.x.shape[:2])
         return slope
 
     def key_slopes(self, group: str) -> Carried:
-        """Differentiate the products query · key in W_K, or in the key norm's parameters.
+        """Differentiate the products query · key by W_K, or by the key norm's parameters.
 
         Args:
             group: key or key_norm.
 
         Returns:
-            From some of the queries to what each of their keys carries; of bilinear scores, whose
-            derivative is q ⊗ x_j, what key j carries beside any query.
+            Function from queries to a vector for each of their keys. For bilinear scores, whose
+            derivative is q ⊗ x_j, the vectors x_j of the keys, without q.
         """
         if not self.joined:
             return self.carried_x
