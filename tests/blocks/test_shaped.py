@@ -211,7 +211,7 @@ def largest_first_query_gradients(module: SelfAttention, steps: int) -> list[flo
 
 
 def test_a_zero_query_gain_starts_at_the_identity_without_a_burst_of_gradient() -> None:
-    """A zero W_Q under a norm has a gradient of size 1/eps; a zero gain of the norm has not."""
+    """A zero W_Q under a norm has a gradient of size 1/√eps; a zero gain of the norm has not."""
     weights = {"value": Identity(), "projection": Identity(), "shaping": Shaping()}
     gain = attention(query_key_norm=RMSNorm(), query_norm=RMSNorm(gain=0.0), **weights)
     x = torch.randn(3, TOKENS, WIDTH)

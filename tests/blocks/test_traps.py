@@ -30,7 +30,7 @@ def test_zero_queries_keep_keys_still_for_one_step_only(name: str) -> None:
 def test_zero_queries_under_a_norm_are_refused_with_the_way_out(name: str) -> None:
     block = hb.preset(name)
     norm = hb.preset("modern").attention.query_key_norm
-    with pytest.raises(hb.ArgumentError, match=r"1/eps.*query_norm=rms-norm with gain=0"):
+    with pytest.raises(hb.ArgumentError, match=r"1/√eps.*query_norm=rms-norm with gain=0"):
         block.replace(attention=block.attention.replace(query_key_norm=norm))
 
 

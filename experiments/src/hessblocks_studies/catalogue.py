@@ -19,25 +19,25 @@ _PLACES = {
     for room in (hessian_paper, blocks_paper, fair_trial, our_questions, pretrained, bill)
     for name, module in room.STUDIES.items()
 }
-"""Name → module that holds it as `STUDY`; the module is imported when the study is asked for."""
+"""Name → module whose constant `STUDY` is the study; it is imported only when `find` needs it."""
 
 
 def names() -> tuple[str, ...]:
-    """The names, in the order of the papers."""
+    """List the names of the studies, in the order of the papers."""
     return tuple(_PLACES)
 
 
 def find(name: str) -> Study[Any]:
-    """The study of that name.
+    """Import and return the study of a name.
 
     Args:
-        name: as `names` lists them.
+        name: one of `names`.
 
     Returns:
-        The study, as its module declares it.
+        The study of the module.
 
     Raises:
-        ArgumentError: there is none; the message lists near names.
+        ArgumentError: unknown name; the message lists similar names.
     """
     check_name("study", name, _PLACES)
     study: Study[Any] = importlib.import_module(_PLACES[name]).STUDY

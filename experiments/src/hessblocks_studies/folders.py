@@ -1,4 +1,4 @@
-"""Remember what a folder of studies was asked for; bring its files up to date without measuring."""
+"""Record the requested studies of a folder; regenerate its files without measurements."""
 
 import contextlib
 import json
@@ -16,14 +16,14 @@ from hessblocks_studies.catalogue import find, names
 
 CONFIG = "config.json"
 OUTPUTS = ("results.csv", "summary.json", "figure.json")
-"""Files that are made from the points."""
+"""Files that are computed from the points."""
 
 
 def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
-    """Write into `out`/config.json that `studies` were asked for, besides those of before.
+    """Add `studies` to the requests in `out`/config.json.
 
     Raises:
-        ArgumentError: the folder is that of another command, or of one study.
+        ArgumentError: the folder belongs to another command or to one study.
         RunError: the file cannot be written.
     """
     before = _asked_before(out)
@@ -32,7 +32,7 @@ def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -
 
 
 def _asked_before(out: Path) -> dict[str, Any]:
-    """The studies of config.json; none where it is damaged, since each study has its own."""
+    """Read the studies in config.json; none if it is damaged, since each study has another one."""
     try:
         config = _config(out) if (out / CONFIG).exists() else {"studies": {}}
     except RunError:
@@ -55,13 +55,13 @@ def _asked_before(out: Path) -> dict[str, Any]:
 
 
 def is_study_folder(folder: AnyPath) -> bool:
-    """Whether `hessblocks reproduce` wrote `folder`, be it of one study or of several.
+    """Tell whether `hessblocks reproduce` wrote `folder`, for one study or several.
 
     Returns:
-        True where it did; False also for a folder that is not there.
+        True if it did; False if the folder does not exist.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the folder cannot be read.
         RunError: config.json of a study is damaged.
     """
     folder = Path(folder)
@@ -71,21 +71,21 @@ def is_study_folder(folder: AnyPath) -> bool:
     except RunError:
         if any((place / engine.POINTS).exists() for place in places):
             raise
-        return False  # what is damaged is of another command
+        return False  # a damaged file belongs to another command
 
 
 @contextlib.contextmanager
 def refreshed(folder: AnyPath) -> Iterator[None]:
-    """Hold `folder` with results.csv, summary.json and figure.json made anew from points.
+    """Lock `folder`; recompute results.csv, summary.json and figure.json from the points.
 
-    A command that was killed leaves points behind that those files do not count yet.
+    After a killed command, the folder may have points that these files do not include.
 
     Args:
-        folder: folder of one study, or holding folders of studies; studies that this version does
-            not know stay as they are.
+        folder: folder of one study, or of several studies; studies that this version does not know
+            are not changed.
 
     Raises:
-        RunError: a command is writing there, a newer version wrote it, or a file is damaged.
+        RunError: another command writes there, a newer version wrote it, or a file is damaged.
     """
     folder = Path(folder)
     if _is_one_study(folder):
@@ -115,7 +115,7 @@ def _refresh(folder: Path, store: engine.Store) -> None:
 def _of_older_revisions(
     store: engine.Store, study: engine.Study[Any], points: list[engine.Point]
 ) -> str:
-    """Describe a store whose points are all of another revision of the study; empty for others."""
+    """Describe a store if all its points have another revision of the study; otherwise empty."""
     if not len(store) or len(engine.Stored.of(store, points).missing) < len(points):
         return ""
     keys = [storage.parse_json(key) for key in store]
@@ -129,7 +129,7 @@ def _of_older_revisions(
 
 
 def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
-    """The study of a folder and its points; None for a study that this version does not know."""
+    """Return the study of a folder and its points; None if this version does not know the study."""
     config = _config(folder)
     if config["study"] not in names():
         return None
@@ -143,16 +143,16 @@ def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
 
 
 def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
-    """Look over the stores and tables of studies; nothing is written.
+    """Check the stores and tables of studies without writing.
 
     Args:
-        folder: folder of one study, or holding folders of studies.
+        folder: folder of one study, or of several studies.
 
     Returns:
-        One finding per file: points.jsonl is edited where a line of it is damaged, foreign where
-        one is of another study, missing where points of its scale are not measured; results.csv,
-        summary.json and figure.json are edited where they are not what the points give. A study
-        that was asked for and is not there is missing.
+        One finding per file. points.jsonl is edited if a line is damaged, foreign if a line belongs
+        to another study, missing if points of its scale are not measured. results.csv, summary.json
+        and figure.json are edited if they differ from the result of the points. A requested study
+        without a folder is missing.
 
     Raises:
         RunError: a config.json is damaged, or a newer version wrote the points.
@@ -172,7 +172,7 @@ def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
 
 
 def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[storage.Finding]:
-    """List findings of a study's files; `request` is what the folder around it was asked for."""
+    """List findings of a study's files; `request` is the request of the folder around it."""
     config = _config(folder)
     if request and any(config.get(name) != request[name] for name in request):
         words = (
@@ -211,7 +211,7 @@ def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterato
 
 
 def _alike(path: Path, text: str) -> bool:
-    """Whether a file holds the text; of fits, which differ between machines, six digits count."""
+    """Tell whether a file contains the text; fits, which depend on the machine, to six digits."""
     try:
         found = storage.read_text(path)
         if path.suffix != ".json":
@@ -233,7 +233,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read config.json; empty if the file is missing or holds no mapping."""
+    """Read config.json; empty if it is missing or contains no mapping."""
     path = folder / CONFIG
     if not path.is_file():
         return {}
@@ -245,7 +245,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _write_page(folder: Path) -> tuple[Path, list[str]]:
-    """Write the page of a folder of studies; with it a line for each study that is not whole."""
+    """Write the page of a folder of studies; also return a line per incomplete study."""
     from hessblocks_studies.gallery import missing_lines, write_gallery
 
     with refreshed(folder):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 WORKER = 2_000_000_000
-"""Bytes that a worker is given: torch, and a point of the laptop scale."""
+"""Memory in bytes per worker: torch and a point of the laptop scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Effort:
     """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published
     settings)."""
     seeds: Annotated[int | None, at_least(1)] = None
-    """Repetitions; the scale's own by default."""
+    """Repetitions; by default those of the scale."""
     workers: Annotated[int | None, at_least(1)] = None
     """Processes, one thread each; by default one per core, as far as memory allows 2 GB each."""
     ray: str | None = None
@@ -44,7 +44,7 @@ class Effort:
 
 
 def _complete(context: Any) -> Iterator[str]:
-    """Offer the studies to the shell, after a comma too."""
+    """Complete names of studies in the shell, also after a comma."""
     from hessblocks_studies import names
 
     return Names((*names(), ALL))(context)
@@ -87,7 +87,7 @@ def reproduce(
         try:
             results = studies.run_studies(names, out=out, reporter=reporter, **asdict(effort))
         except studies.FailedPointsError:
-            with contextlib.suppress(HessblocksError):  # nothing to show is not what went wrong
+            with contextlib.suppress(HessblocksError):  # do not replace the first error
                 write_gallery(out, studies.names())
             raise
     page = write_gallery(out, studies.names())
@@ -112,7 +112,7 @@ def _names(name: str) -> list[str]:
 
 
 def _workers() -> int:
-    """Count the cores that this process may use, but no more than there is memory for."""
+    """Count the cores that this process may use, limited by the memory for workers."""
     usable = getattr(os, "sched_getaffinity", None)
     cores = len(usable(0)) if usable else os.cpu_count() or 1
     return max(1, min(cores, main_memory() // WORKER))

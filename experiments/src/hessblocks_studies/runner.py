@@ -1,4 +1,4 @@
-"""Run studies: measure what is missing, write what it amounts to."""
+"""Run studies: measure missing points and write results."""
 
 import contextlib
 import warnings
@@ -15,41 +15,41 @@ from hessblocks_studies.folders import remember
 
 
 class FailedPointsError(RunError):
-    """Some points could not be measured; all others are stored."""
+    """Error for points that could not be measured; all other points are stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
-    """A finished study."""
+    """Results of a finished study."""
 
     name: str
     """Name of the study."""
     folder: Path
-    """config.json, environment.json, points.jsonl, results.csv, summary.json and figure.json."""
+    """Folder: config.json, environment.json, points.jsonl and the three files of `outputs`."""
     rows: tuple[Row, ...]
     """All measurements."""
     checks: tuple[engine.Check, ...]
-    """The published facts next to ours."""
+    """Checks of published facts against our measurements."""
     points: int
-    """Independent pieces of work."""
+    """Number of points."""
     measured: int
-    """Points that this call measured; the others were there."""
+    """Number of points that this call measured; the others were stored already."""
     retried: int
-    """Times a point was started again because its worker died."""
+    """Number of restarts after a worker died."""
     seconds: float
-    """Time of all points together, summed over workers and calls."""
+    """Duration of all points, summed over workers and calls, in seconds."""
 
 
 def run_study(name: str, *, out: str | Path, **options: Any) -> StudyResult:
-    """Reproduce one figure or table; see `run_studies`, whose options it takes.
+    """Reproduce one figure or table; see `run_studies` for the options.
 
     Args:
-        name: as `hessblocks_studies.names()` lists them.
-        out: folder; the study is written to a sub-folder of its name.
+        name: one of `hessblocks_studies.names()`.
+        out: folder; the study is written to a subfolder with its name.
         **options: scale, seeds, workers, ray, reporter.
 
     Returns:
-        The measurements, with the published facts beside them.
+        The measurements and the checks of published facts.
 
     Raises:
         ArgumentError: see `run_studies`.
@@ -69,24 +69,24 @@ def run_studies(
     ray: str | None = None,
     reporter: engine.Reporter | None = None,
 ) -> list[StudyResult]:
-    """Reproduce figures and tables; goes on where an earlier call with the same `out` stopped.
+    """Reproduce figures and tables; continue an earlier call with the same `out`.
 
     Args:
-        names: as `hessblocks_studies.names()` lists them.
-        out: folder; each study is written to a sub-folder of its name.
+        names: some of `hessblocks_studies.names()`.
+        out: folder; each study is written to a subfolder with its name.
         scale: smoke (seconds), laptop (minutes) or paper (the published settings).
-        seeds: repetitions; None means the scale's own number.
-        workers: processes of this machine; None measures in this one.
-        ray: address of a Ray cluster; excludes `workers`.
-        reporter: hears of every point.
+        seeds: repetitions; None means the scale's default.
+        workers: processes on this machine; None measures in this process.
+        ray: address of a Ray cluster; not allowed with `workers`.
+        reporter: receives the progress after each point.
 
     Returns:
         One result per study, in the order of `names`.
 
     Raises:
         ArgumentError: unknown study or scale, seeds or workers below 1, both workers and ray.
-        FailedPointsError: a point failed; all others are kept and all other studies finished.
-        RunError: another process holds `out`, a newer version wrote it, or no cluster answers.
+        FailedPointsError: a point failed. All other points are stored, all other studies finished.
+        RunError: another process uses `out`, a newer version wrote it, or no cluster answers.
     """
     if seeds is not None and seeds < 1:
         raise ArgumentError(f"seeds: expected at least 1, got {seeds}")
@@ -123,23 +123,23 @@ def measure_study(
     where: engine.Executor,
     reporter: engine.Reporter,
 ) -> StudyResult:
-    """Measure the missing ones of `points` into `folder`, and write all its files.
+    """Measure the missing points of a study into `folder`, and write all its files.
 
     Args:
-        study: what is measured.
-        points: all that belong to it at this scale.
-        folder: folder of this study alone.
-        config: for config.json.
-        where: measures.
-        reporter: hears of every point.
+        study: study to measure.
+        points: all points of the study at this scale.
+        folder: folder of this study only.
+        config: content of config.json.
+        where: executor that measures.
+        reporter: receives the progress after each point.
 
     Returns:
-        The study with all its rows.
+        The results of the study with all rows.
 
     Raises:
-        RunError: another process holds the folder, a newer version wrote it, or a point failed.
+        RunError: another process uses the folder, a newer version wrote it, or a point failed.
     """
-    # loads the Trainer: not in workers
+    # imports the Trainer; not needed in workers
     from hessblocks.storage import keep_environment, warn_of_another_environment
 
     measured = 0
@@ -189,7 +189,7 @@ def _measure(
     where: engine.Executor,
     reporter: engine.Reporter,
 ) -> list[engine.Outcome]:
-    """Measure the missing points into the store, and tell of each; list those that failed."""
+    """Measure the missing points into the store and report progress; list failed points."""
     pace = engine.Pace(study.name, done=len(points) - len(missing), total=len(points))
     reporter.show(pace.now())
     failures: list[engine.Outcome] = []
@@ -204,7 +204,7 @@ def _measure(
 
 
 def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: engine.Store) -> None:
-    """Say that results.csv and figure will show less than what is stored."""
+    """Warn that results.csv and the figure will include fewer points than the store."""
     if len(store) > points:
         warnings.warn(
             f"{name}: {folder} holds {len(store)} points and {points} are asked for; files and "
@@ -215,7 +215,7 @@ def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: eng
 
 @contextlib.contextmanager
 def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
-    """Choose where to measure: here, in `workers` processes, or on the cluster at `ray`.
+    """Choose the executor: this process, `workers` processes, or the cluster at `ray`.
 
     Raises:
         ArgumentError: both are given, or fewer than one worker.

@@ -1,4 +1,4 @@
-"""Show how far studies are, on standard error: bars on a terminal, a line per minute elsewhere."""
+"""Show the progress of studies on standard error: bars on a terminal, otherwise lines."""
 
 import contextlib
 import sys
@@ -16,14 +16,14 @@ EVERY = 60.0
 
 
 class BarReporter:
-    """One bar per study."""
+    """Reporter with one bar per study."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
 
     def show(self, progress: StudyProgress) -> None:
-        """Move the study's bar."""
+        """Update the study's bar."""
         study, over = progress.study, progress.done + progress.failed
         if study not in self._tasks:
             self._tasks[study] = self._bars.add_task(study, total=progress.total, left="")
@@ -31,13 +31,13 @@ class BarReporter:
 
 
 class LineReporter:
-    """A line when a study begins and when it is over, and one per minute in between."""
+    """Reporter with a line at the start and the end of a study, and one per minute in between."""
 
     def __init__(self) -> None:
         self._said = 0.0
 
     def show(self, progress: StudyProgress) -> None:
-        """Write where the study stands, where that is due."""
+        """Write a line of progress if one is due."""
         over = progress.done + progress.failed == progress.total
         now = time.monotonic()
         if over or progress.seconds_left is None or now - self._said >= EVERY:
@@ -49,7 +49,7 @@ class LineReporter:
 
 
 def time_left(progress: StudyProgress) -> str:
-    """Time to go, in hours, minutes and seconds."""
+    """Format the remaining time in hours, minutes and seconds."""
     if progress.seconds_left is None:
         return ""
     return f"{timedelta(seconds=round(progress.seconds_left))} left"
@@ -57,7 +57,7 @@ def time_left(progress: StudyProgress) -> str:
 
 @contextlib.contextmanager
 def make_reporter() -> Iterator[Reporter]:
-    """Bars where standard error is a terminal, else lines."""
+    """Choose bars if standard error is a terminal, otherwise lines."""
     if not sys.stderr.isatty():
         yield LineReporter()
         return

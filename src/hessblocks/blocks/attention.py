@@ -25,56 +25,56 @@ Cache = Callable[
     [Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]],
     tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S K"]],
 ]
-"""Key-value cache: takes the keys and values of new tokens, returns those of all tokens so far."""
+"""Key-value cache: maps the keys and values of new tokens to those of all tokens so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(BlockPart, kind="attention"):
-    """Attention slot of a block: how tokens are mixed."""
+    """Attention slot of a block: scores, weights, norms and gains of the sub-block."""
 
     scores: str = one_of("softmax", "linear")
     """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves."""
     shaping: Shaping | None = None
-    """Gains of shaped attention; None: A alone."""
+    """Gains of shaped attention; None: plain attention A."""
     query_key: str = one_of("two-matrix", "one-matrix")
-    """two-matrix: X W_Q W_Kᵀ Xᵀ / sqrt(K); one-matrix: X W_QK Xᵀ, one W_QK a head, no scale."""
+    """two-matrix: X W_Q W_Kᵀ Xᵀ / sqrt(K); one-matrix: X W_QK Xᵀ, one W_QK per head, no scale."""
     query_key_norm: Norm = NoNorm()
-    """Norm over each head's queries and keys."""
+    """Norm of each head's queries and keys (QK-norm)."""
     query_norm: Norm | None = None
-    """Norm over each head's queries; None: `query_key_norm`."""
+    """Norm of each head's queries; None: `query_key_norm`."""
     window: int | None = None
-    """Sliding window: tokens that a token attends to, itself the last (Jiang et al., 2023, section
-    2); None: no window."""
+    """Sliding window: number of tokens that a token attends to, itself and those before it (Jiang
+    et al., 2023, section 2); None: no window."""
     temperature: float = above_zero(1.0)
-    """Divides the scores."""
+    """Divisor of the scores."""
     softcap: float | None = above_zero(None)
-    """c of c tanh(score / c), which replaces each score (Gemma 2); None: no cap."""
+    """c, where c tanh(score / c) replaces each score (Gemma 2); None: no softcap."""
     sink: Sink | None = None
-    """One more key per head, with a trained score and a value of zero (GPT-OSS); None: no sink."""
+    """Additional key per head with a trained score and value zero (GPT-OSS); None: no sink."""
     query: Weight = Dense()
-    """W_Q; W_QK where `query_key` is one-matrix."""
+    """W_Q; W_QK if `query_key` is one-matrix."""
     key: Weight = Dense()
-    """W_K; absent, and left at its default, where `query_key` is one-matrix."""
+    """W_K; if `query_key` is one-matrix there is none, and the field must keep its default."""
     value: Weight = Dense()
     """W_V."""
     value_residual: Branch | None = None
-    """Value residual (ResFormer): later layers use gain · own V + skip · the first layer's V."""
+    """Value residual (ResFormer): later layers use gain · V + skip · V₁, V₁ of the first layer."""
     first_value: Weight | None = None
     """W_V of the first layer; None: `value`."""
     projection: Weight = Dense()
-    """The output projection."""
+    """Output projection."""
     gate: Weight | None = None
     """W_G: each head's output is multiplied by σ(X W_G) (Qiu et al., 2025, eq. 5, position G1)."""
     gate_per: str = one_of("entry", "head")
-    """entry: one gate for each entry of a head's output; head: one for each head."""
+    """entry: one gate per entry of a head's output; head: one gate per head."""
 
     @property
     def resolved_query_norm(self) -> Norm:
-        """Norm over each head's queries."""
+        """Norm of each head's queries."""
         return self.query_key_norm if self.query_norm is None else self.query_norm
 
     def value_of(self, layer: int) -> Weight:
-        """Return W_V of layer number `layer`, counted from 0."""
+        """Return the part W_V of layer `layer`, counted from 0."""
         return self.first_value if layer == 0 and self.first_value is not None else self.value
 
     def build(
@@ -85,7 +85,7 @@ class Attention(BlockPart, kind="attention"):
         layer: int,
         head_width: int | None = None,
     ) -> SelfAttention:
-        """Build the module of layer `layer`, from 0; by default `head_width` is width / heads."""
+        """Build the module of layer `layer`, from 0; `head_width` None means width / heads."""
         return SelfAttention(self, width, heads, key_value_heads, layer, head_width)
 
 
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.key_value_heads = key_value_heads
-        # attention functions of transformers read the attribute under this name
+        # transformers' attention functions read this attribute
         self.num_key_value_groups: int = heads // key_value_heads
         self.head_width = head_width or width // heads
         self.linear = part.scores == "linear"
@@ -137,9 +137,9 @@ class SelfAttention(nn.Module):
         """Mix the tokens of `x`.
 
         Args:
-            x: the sub-block's input, after its norm.
+            x: input of the sub-block, after the norm.
             context: masks, positions and the kernel.
-            cache: takes the new keys and values, returns those of all tokens so far.
+            cache: maps new keys and values to those of all tokens so far; None: no cache.
             values: values of all heads; None: computed from `x`.
 
         Returns:
@@ -156,8 +156,8 @@ class SelfAttention(nn.Module):
     def matrix(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T T"]:
         """Compute the matrix that multiplies each head's values: A, or αI + βA − γC.
 
-        It is for inspection: an identity takes the place of the values. A gate is left out. Memory
-        is tokens × tokens a head, which `forward` with a fused kernel never needs.
+        This is for inspection: the identity replaces the values; a gate is not applied. Memory:
+        tokens × tokens per head, which `forward` with a fused kernel never needs.
 
         Returns:
             The matrix of each head.
@@ -183,7 +183,7 @@ class SelfAttention(nn.Module):
     def _mix(
         self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
     ) -> Tensor:
-        """Compute A V or (αI + βA − γC) V; `own` holds the values of the query tokens alone."""
+        """Compute A V or (αI + βA − γC) V; `own` are the values of the query tokens only."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
@@ -194,7 +194,7 @@ class SelfAttention(nn.Module):
         if plain and context.causal and value.shape[2] == query.shape[2]:
             return mix_causally(attended, own, gains, context.counting(own))
         if plain and (not context.causal or (query.shape[2] == 1 and context.mask is None)):
-            # every query sees the same keys, and so does a single last token
+            # all queries attend to the same keys, or there is one query, which attends to all
             allowed = None if context.causal else context.allowed
             middle = self._repeat(centre(value, causal=False, allowed=allowed))
         else:  # C depends on the mask, window, bias or sink: compute it as A at zero scores
@@ -202,10 +202,10 @@ class SelfAttention(nn.Module):
         return shape_attention(attended, own, middle, gains)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
-        if self.one_matrix:  # join x, which a cache holds split into heads
+        if self.one_matrix:  # the key is x, split into heads for the cache: join the heads
             key = key.transpose(1, 2).flatten(2)[:, None].expand(-1, self.heads, -1, -1)
         kernel: Kernel = linear_kernel if self.linear else context.kernel
-        # a single new token, after a cache, attends to all keys: no causal mask
+        # with a cache, a single new token attends to all keys: no causal mask
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
         more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}

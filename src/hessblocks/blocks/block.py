@@ -16,19 +16,19 @@ from hessblocks.blocks.weights import SharedLinear
 Vectors = Float[Tensor, "*tokens width"]
 """One vector per token."""
 State = Float[Tensor, "*tokens state"]
-"""What a layer takes and returns: x, and after it what `BlockConfig.carried` names."""
+"""Input or output of a layer: the components of `BlockConfig.carried`, concatenated."""
 
 
 class Block(nn.Module):
-    """Transformer block, number `layer` of `depth`; see `BlockConfig` for the formulas."""
+    """Transformer block of one layer; see `BlockConfig` for the formulas."""
 
     def __init__(self, config: BlockConfig, layer: int, depth: int) -> None:
-        """Build the parts.
+        """Build the modules of the block's parts.
 
         Args:
-            config: the choice of parts.
-            layer: counted from 0.
-            depth: layers of the model; scales branch gains.
+            config: configuration of the block.
+            layer: index of the layer, from 0.
+            depth: number of layers of the model; scales branch gains.
         """
         super().__init__()
         width = config.width
@@ -56,7 +56,7 @@ class Block(nn.Module):
             self.mlp_branch = config.mlp_branch.build(width, depth)
 
     def share(self, first: Block) -> None:
-        """Take the weights that are shared from the first layer."""
+        """Connect each `SharedLinear` to the first layer's weight."""
         for name, module in self.named_modules():
             if isinstance(module, SharedLinear):
                 named = dict(first.named_modules())
@@ -68,13 +68,13 @@ class Block(nn.Module):
         context: Context,
         cache: Cache | None = None,
     ) -> Float[Tensor, "sequences tokens state"]:
-        """Map (sequences, tokens, width) to the same shape.
+        """Map (sequences, tokens, state) to the same shape.
 
-        With an embedding skip or a value residual the state (x, x₀, v₁) is one wider vector a
-        token, so that the layer is a function of its input alone.
+        With an embedding skip or a value residual the state (x, x₀, v₁) is one wider vector per
+        token. The layer thus depends only on its input.
 
         Returns:
-            The output, as wide as the input.
+            The output, in the shape of the input.
         """
         state = self.split(x)
         x = self.read(x)
@@ -97,19 +97,19 @@ class Block(nn.Module):
         return torch.cat(list(state.values()), dim=-1) if state.keys() > {"x"} else state["x"]
 
     def widen(self, x: Vectors) -> State:
-        """Make the first layer's input of the embeddings: x₀ = x, v₁ still to be made."""
+        """Build the first layer's state from embeddings x: x₀ = x, and zeros in place of v₁."""
         parts = {"x": x, "embedding": x, "values": x.new_zeros(())}
         wide = [parts[name].expand(*x.shape[:-1], n) for name, n in self.carried.items()]
         return torch.cat(wide, dim=-1) if wide[1:] else x
 
     def split(self, state: State) -> dict[str, Float[Tensor, "*tokens _"]]:
-        """Cut a layer's input or output into x, the embedding and the first layer's values."""
+        """Split a layer's state into x, the embedding and the first layer's values."""
         if len(self.carried) == 1:
             return {"x": state}
         return dict(zip(self.carried, state.split(list(self.carried.values()), -1), strict=True))
 
     def read(self, state: State) -> Vectors:
-        """Return what the sub-blocks read of the layer's input: x, or its sum with x₀."""
+        """Compute the sub-blocks' input: x, or gain · x + skip · x₀ with an embedding skip."""
         parts = self.split(state)
         if self.embedding_skip is None:
             return parts["x"]
@@ -117,12 +117,12 @@ class Block(nn.Module):
         return mixed
 
     def after_attention(self, attended: Vectors, x: Vectors, inputs: Vectors) -> Vectors:
-        """Run the rest of the block, which acts on each token by itself.
+        """Run the block after attention; this part processes each token separately.
 
         Args:
             attended: output of the attention sub-block.
-            x: what the sub-blocks read of the block's input, `read` of it.
-            inputs: input of the attention sub-block, normalised where the norm stands before it.
+            x: result of `read` for the block's input.
+            inputs: input of the attention sub-block, after the norm if the norm placement is pre.
 
         Returns:
             The output of the block.

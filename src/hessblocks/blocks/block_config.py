@@ -1,4 +1,4 @@
-"""Block configuration: a frozen choice of parts for all layers, and setting its slots by path."""
+"""Block configuration: the parts of all layers, and functions that set slots by path."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from hessblocks.storage import parse_json
 Slots = Mapping[str, Any] | Iterable[str | tuple[str, Any]] | None
 """Values by path: a mapping (`{"attention.query.init": "zeros"}`), pairs or texts `path=value`."""
 SIZES = ("width", "heads", "mlp_width")
-"""Fields of a block on which the edits of a preset may depend."""
+"""Sizes of a block; the edits of presets may depend on them."""
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 _ITSELF = object()
-"""Key of a field's own value in a tree, beside the names of the fields inside it."""
+"""Key of a field's value in the tree of paths; the other keys are names of nested fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig(BlockFields, kind="block"):
-    """Transformer block as a choice of parts.
+    """Configuration of a transformer block: its parts and sizes.
 
     sequential, pre:  x̂ = attention_branch(attention(norm(x)), x)
                       out = mlp_branch(mlp(norm(x̂)), x̂)
     sequential, post: x̂ = norm(attention_branch(attention(x), x))
                       out = norm(mlp_branch(mlp(x̂), x̂))
     parallel:         out = attention_branch(attention(n), x) + mlp_branch(mlp(n)), n = norm(x)
-    with an embedding_skip x is gain · x + skip · x₀ everywhere, x₀ the embedding
-    branch(f, x) = skip · x + gain · norm(f), with a norm of its own (none by default)
+    with an embedding_skip, gain · x + skip · x₀ replaces x everywhere; x₀ is the embedding
+    branch(f, x) = skip · x + gain · norm(f), where norm is the branch's (none by default)
 
-    A layer without one of its sub-blocks leaves its line out.
+    A layer without attention or without an MLP omits the line of that sub-block.
 
     Source: He & Hofmann (2024), equations 1 and 3, section 4.
 
@@ -63,7 +63,7 @@ class BlockConfig(BlockFields, kind="block"):
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockConfig:
-        """Read the configuration that `to_dict` described."""
+        """Build a configuration from the output of `to_dict`."""
         config = BlockPart.from_dict(values)
         if not isinstance(config, BlockConfig):
             raise ArgumentError(
@@ -73,35 +73,35 @@ class BlockConfig(BlockFields, kind="block"):
 
 
 class UnfitPartsError(ArgumentError):
-    """Error for parts of a block that exclude each other."""
+    """Error for incompatible parts of a block."""
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Refuse what is not a whole number of at least 1.
+    """Check that a value is an integer of at least 1.
 
     Raises:
-        ArgumentError: names the argument and what came.
+        ArgumentError: it is not; the message names the argument and the value.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ArgumentError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
 def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
-    """Set slots of a block by path, all at once.
+    """Set several slots of a block by path in one step.
 
     Args:
         block: block to start from; it is not changed.
-        slots: values by path. A path is the name of a field, after the names of the slots that hold
-            it, joined by points. A slot takes a part, the part's JSON values or its kind
-            (rotary-position, or rotary for short). Any other field takes a number, a word, true,
-            false or none. A kind comes with its defaults, which longer paths change.
+        slots: values by path. A path joins the names of nested fields by dots, such as
+            attention.query.init. A slot accepts a part, its JSON values or its kind
+            (rotary-position, or rotary for short). Other fields accept a number, a word, true,
+            false or none. A kind means a part with defaults, which longer paths change.
 
     Returns:
-        The new block, checked as any other.
+        The new block, checked like any other block.
 
     Raises:
-        ArgumentError: a path that leads nowhere or is given twice, a value that does not fit, or
-            parts that exclude each other.
+        ArgumentError: an unknown path, a path that is given twice, a value that does not fit, or
+            incompatible parts.
 
     Examples:
         >>> from hessblocks.blocks import preset
@@ -122,10 +122,10 @@ def with_slots(block: BlockConfig, slots: Slots) -> BlockConfig:
 
 
 def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
-    """Read slots, given in any form, into pairs of path and value.
+    """Convert slots of any form to pairs of path and value.
 
     Returns:
-        The pairs, in order; the value of a text `path=value` is still a text.
+        The pairs in order; values from texts `path=value` remain strings.
 
     Raises:
         ArgumentError: a text without a path or a value.
@@ -152,7 +152,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
-    """Replace fields of a part, and of the parts inside it, by the values in a tree."""
+    """Replace fields of a part and of its nested parts by the values in a tree of paths."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
     known = [field.name for field in dataclasses.fields(part)]
@@ -174,7 +174,7 @@ def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
 
 
 def _value(given: Any, hint: Any, place: str) -> Any:
-    """Convert a given value to the type that the field's annotation demands."""
+    """Convert a value to the type of the field's annotation."""
     united = typing.get_origin(hint) in (types.UnionType, typing.Union)
     choices = typing.get_args(hint) if united else (hint,)
     wanted = [one for one in choices if one is not types.NoneType]
@@ -194,7 +194,7 @@ def _value(given: Any, hint: Any, place: str) -> Any:
 
 
 def _fits(value: Any, kind: type) -> bool:
-    """Tell whether a value is of a kind; a whole number is a number, true and false are none."""
+    """Tell whether a value has a type; integers count as floats, booleans as neither."""
     fits = isinstance(value, int | float if kind is float else kind)
     return fits and isinstance(value, bool) == (kind is bool)
 
@@ -207,12 +207,12 @@ def _read(word: str) -> Any:
 
 
 def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
-    """Make a part from its JSON values or its kind; a part is returned as it is.
+    """Build a part from its JSON values or its kind; return a part unchanged.
 
     Args:
         given: part, its JSON values or its kind.
-        base: class of the slot's parts.
-        place: path of the slot, for errors.
+        base: base class of the slot's parts.
+        place: path of the slot, for error messages.
 
     Returns:
         The part.
@@ -230,5 +230,5 @@ def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
     check_name(place, word, kinds)
     try:
         return kinds[word]()
-    except TypeError as error:  # only the part of a user can lack defaults
+    except TypeError as error:  # only users' parts can lack defaults
         raise ArgumentError(f"{place}: {word} has no defaults ({error}); give a part.") from error

@@ -1,4 +1,4 @@
-"""Fields of a block: the choices that describe it, before they are checked with each other."""
+"""Fields of a block configuration, without the checks of their combinations."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from hessblocks.blocks.parts import BlockPart, above_zero, one_of
 from hessblocks.blocks.positions import Position, RotaryPosition
 
 OVER_SQRT, OVER_WIDTH = "over-sqrt-width", "over-width"
-"""Standard deviations of embeddings: 1 / sqrt(width), and 1 / width."""
+"""Names of the embeddings' standard deviations 1 / sqrt(width) and 1 / width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,62 +19,62 @@ class BlockFields(BlockPart):
     """Fields of a block; `BlockConfig` adds the checks."""
 
     width: int = 256
-    """Entries of a token's vector."""
+    """Width of the model: entries of a token's vector."""
     heads: int = 4
-    """Attention heads; divides the width, where they have no `head_width` of their own."""
+    """Number of attention heads; must divide the width unless `head_width` is set."""
     key_value_heads: int | None = None
-    """Heads of keys and values, for grouped queries; None means as many as `heads`."""
+    """Number of key-value heads for grouped-query attention; None means `heads`."""
     head_width: int | None = None
-    """Entries of one head's query, key and value; None means width / heads."""
+    """Width of a head's queries, keys and values; None means width / heads."""
     mlp_width: int | None = None
     """Hidden width of the MLP; None means 4 · width."""
     layout: str = one_of("sequential", "parallel")
-    """sequential or parallel (one skip for both sub-blocks, and one norm without `mlp_norm`)."""
+    """sequential, or parallel: one skip for both sub-blocks, and one norm unless `mlp_norm`."""
     sub_blocks: str = one_of("both", "attention", "mlp")
-    """Sub-blocks that a layer has: both, attention or mlp."""
+    """Sub-blocks of a layer: both, attention or mlp."""
     norm_placement: str = one_of("pre", "post")
-    """pre (before each sub-block) or post (after each sum)."""
+    """pre (norm before each sub-block) or post (norm after each sum)."""
     norm: Norm = RMSNorm()
     """Norm of the sub-blocks."""
     first_norm: Norm | None = None
-    """Norm of the first layer's attention input, where it differs."""
+    """Norm before the first layer's attention; None means `norm`."""
     mlp_norm: Norm | None = None
-    """Norm of the MLP, where it differs or the parallel layout has two."""
+    """Norm of the MLP; None means `norm`, in the parallel layout the norm before attention."""
     final_norm: Norm = RMSNorm()
-    """Norm before the head."""
+    """Norm before the output head."""
     logit_softcap: float | None = above_zero(None)
-    """c of the logits c tanh(logit / c) of a vocabulary (Gemma 2); None: as they are."""
+    """c, where c tanh(logit / c) replaces each vocabulary logit (Gemma 2); None: no softcap."""
     position: Position = RotaryPosition()
-    """Position slot: how a token's place enters the model."""
+    """Position encoding."""
     embedding_std: float | str = above_zero(OVER_SQRT, OVER_WIDTH)
-    """Standard deviation of the entries of embeddings at the start: over-sqrt-width is
-    1 / sqrt(width), over-width is 1 / width; of several blocks that of the first counts."""
+    """Initial standard deviation of embedding entries: a number, over-sqrt-width (1 / sqrt(width))
+    or over-width (1 / width); with several blocks the first block's value applies."""
     attention: Attention = Attention()
     """The attention sub-block."""
     embedding_skip: Branch | None = None
-    """Sum of the layer's input (its gain) and the embedding x₀ (its skip): what it reads."""
+    """Each layer reads gain · x + skip · x₀, where x₀ is the embedding; None: it reads x."""
     attention_branch: Branch = Branch()
-    """Skip and gain of the attention sub-block; a parallel layout has this skip alone."""
+    """Skip and gain of the attention sub-block; the only skip in the parallel layout."""
     mlp: MLP = MLP()
     """The MLP sub-block."""
     mlp_branch: Branch = Branch()
-    """Skip and gain of the MLP sub-block; in the parallel layout its skip is 0."""
+    """Skip and gain of the MLP sub-block; in the parallel layout its skip must be 0."""
 
     @property
     def resolved_embedding_std(self) -> float:
-        """Standard deviation of the entries of embeddings at the start."""
+        """Initial standard deviation of embedding entries, as a number."""
         if isinstance(self.embedding_std, str):
             return 1 / (math.sqrt(self.width) if self.embedding_std == OVER_SQRT else self.width)
         return self.embedding_std
 
     @property
     def resolved_head_width(self) -> int:
-        """Entries of one head's query, key and value."""
+        """Width of a head's queries, keys and values."""
         return self.width // self.heads if self.head_width is None else self.head_width
 
     @property
     def carried(self) -> dict[str, int]:
-        """Width of what a layer takes and returns, by its parts: x, and x₀ and v₁ where read."""
+        """Widths of a layer's state by component: x, the embedding x₀ and values v₁ if used."""
         values = self.resolved_key_value_heads * self.resolved_head_width
         return (
             {"x": self.width}
@@ -84,7 +84,7 @@ class BlockFields(BlockPart):
 
     @property
     def resolved_key_value_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key-value heads."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property

@@ -1,4 +1,4 @@
-"""Trainable scalars: gains of shaped attention and of a residual branch, scores of sinks."""
+"""Trainable scalars: gains of shaped attention and of residual branches, scores of sinks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hessblocks.errors import ArgumentError
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping(BlockPart, kind="shaping"):
-    """Shaped attention αI + βA − γC, one α, β, γ a head (Noci et al., 2023; He & Hofmann, eq. 5).
+    """Shaped attention αI + βA − γC, α, β, γ per head (Noci et al., 2023; He & Hofmann, eq. 5).
 
-    Without the centre it is the αI + βA of Value-SkipInit (He et al., 2023).
+    Without the centre C: Value-SkipInit, αI + βA (He et al., 2023).
     """
 
     alpha: float = finite(1.0)
@@ -26,9 +26,9 @@ class Shaping(BlockPart, kind="shaping"):
     beta: float = finite(1.0)
     """Initial gain of the attention matrix A."""
     gamma: float = finite(1.0)
-    """Initial gain of the centre C, the value of A at zero scores."""
+    """Initial gain of the centre C, which is A at zero scores."""
     centred: bool = True
-    """Whether γC is subtracted; where not, γ is a fixed 0."""
+    """Whether γC is subtracted; if not, γ is fixed at 0."""
     trainable: bool = True
     """Whether the gains are trained."""
 
@@ -42,7 +42,7 @@ class Shaping(BlockPart, kind="shaping"):
             )
 
     def build(self, heads: int) -> ShapedGains:
-        """Build a module holding α, β, γ for each head."""
+        """Build a module with α, β, γ per head."""
         return ShapedGains(self, heads)
 
 
@@ -59,28 +59,28 @@ class ShapedGains(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the configured values."""
+        """Set the configured gains."""
         nn.init.constant_(self.alpha, self._part.alpha)
         nn.init.constant_(self.beta, self._part.beta)
         nn.init.constant_(self.gamma, self._part.gamma if self.centred else 0.0)
 
     def per_head(self) -> Float[Tensor, "3 heads 1 1"]:
-        """Stack α, β, γ, each to multiply (batch, heads, tokens, width)."""
+        """Stack α, β, γ; each broadcasts against (batch, heads, tokens, width)."""
         return torch.stack((self.alpha, self.beta, self.gamma))[:, :, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sink(BlockPart, kind="sink"):
-    """Attention sink: a trained score a head, of a further key whose value is zero.
+    """Attention sink: an additional key per head, with a trained score and value zero.
 
-    So a token may attend to nothing. Source: GPT-OSS (OpenAI, 2025); Xiao et al. (2023).
+    A token can thus attend to nothing. Source: GPT-OSS (OpenAI, 2025); Xiao et al. (2023).
     """
 
     score: float = finite(0.0)
-    """Initial score of the sink, which no softcap and no temperature changes."""
+    """Initial score of the sink; softcap and temperature do not change it."""
 
     def build(self, heads: int) -> SinkScores:
-        """Build a module holding a score a head."""
+        """Build a module with one score per head."""
         return SinkScores(self, heads)
 
 
@@ -100,16 +100,16 @@ class SinkScores(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Branch(BlockPart, kind="branch"):
-    """Residual branch: the sum skip · x + gain · norm(f(x)), norm the identity by default.
+    """Residual branch skip · x + gain · norm(f(x)); by default norm is the identity.
 
     Source of the norm: Gemma 2 (Gemma Team, 2024), OLMo 2 (OLMo Team, 2024, section 3.3), Peri-LN
     (Kim et al., 2025, arXiv 2502.02732).
     """
 
     skip: float = finite(1.0)
-    """Gain of the skip (the papers' α); a fixed 0 removes it."""
+    """Initial gain of the skip connection (the papers' α); 0 removes it unless it is trained."""
     trainable_skip: bool = False
-    """Whether the gain of the skip is trained."""
+    """Whether the gain of the skip connection is trained."""
     gain: float = finite(1.0)
     """Initial gain of the branch (the papers' β), before depth scaling."""
     trainable: bool = False
@@ -117,7 +117,7 @@ class Branch(BlockPart, kind="branch"):
     over_sqrt_depth: bool = False
     """Whether the branch gain is divided by the square root of the number of layers."""
     norm: Norm = NoNorm()
-    """Norm of what the sub-block returns."""
+    """Norm of the sub-block's output f(x)."""
 
     def __post_init__(self) -> None:
         """Check the gains."""
@@ -130,7 +130,7 @@ class Branch(BlockPart, kind="branch"):
 
     @property
     def has_skip(self) -> bool:
-        """True where the input is added to the branch, now or later in training."""
+        """Whether there is a skip connection: its gain is trained or not 0."""
         return self.trainable_skip or self.skip != 0
 
     def initial_gain(self, depth: int) -> float:
@@ -143,7 +143,7 @@ class Branch(BlockPart, kind="branch"):
 
 
 class ResidualSum(nn.Module):
-    """Residual sum skip · x + gain · norm(branch); a fixed skip of 0 or gain of 1 is free."""
+    """Residual sum skip · x + gain · norm(branch); a fixed skip 0 or gain 1 costs nothing."""
 
     def __init__(self, part: Branch, width: int, depth: int) -> None:
         super().__init__()
@@ -155,14 +155,14 @@ class ResidualSum(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set the configured gains."""
-        # a fixed gain is a plain number, no parameter
+        # fixed gains are plain numbers, not parameters
         for name, parameter in self.named_parameters(recurse=False):
             nn.init.constant_(parameter, self._initial[name])
 
     def forward(
         self, branch: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"] | None = None
     ) -> Float[Tensor, "*shape"]:
-        """Add the scaled branch to the scaled skip; `x` may be left out where there is no skip."""
+        """Compute skip · x + gain · norm(branch); `x` may be None if there is no skip."""
         scaled = _times(self.gain, self.norm(branch))
         if x is None or (isinstance(self.skip, float) and self.skip == 0.0):
             return scaled
@@ -170,7 +170,7 @@ class ResidualSum(nn.Module):
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
-    """Make a gain: a parameter that is set later if it is trained, else the value itself."""
+    """Return an uninitialised parameter if `trainable`, otherwise the value as a number."""
     return nn.Parameter(torch.empty(())) if trainable else float(value)
 
 

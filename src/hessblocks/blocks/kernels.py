@@ -1,4 +1,4 @@
-"""Attention kernels: functions that compute A V, and the context that a forward pass gives them.
+"""Attention kernels, which compute A V, and the context of a forward pass (masks, positions).
 
 Letters: B sequences, T queries, S keys, H heads, G key-value heads, K head width, V value width.
 """
@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError
 Kernel = Callable[..., Float[Tensor, "B H T V"]]
 """Attention kernel: a function that computes A V from the arguments of `matrix_kernel`.
 
-One for attention without softcaps or sinks need not take these two.
+Kernels that support neither softcaps nor sinks may omit these two arguments.
 """
 
 
@@ -36,7 +36,7 @@ def fused_kernel(
 ) -> Float[Tensor, "B H T V"]:
     """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
 
-    With a softcap or sinks, which torch's function lacks, it is `matrix_kernel`.
+    Call `matrix_kernel` for a softcap or sinks, which torch's function does not support.
 
     Returns:
         A V of each head.
@@ -48,7 +48,7 @@ def fused_kernel(
         key,
         value,
         attn_mask=mask,
-        is_causal=causal and mask is None,  # torch refuses both; a mask is causal by itself
+        is_causal=causal and mask is None,  # torch refuses both; masks already include causality
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -66,7 +66,7 @@ def matrix_kernel(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute softmax attention from the whole matrix A, so that all its derivatives exist.
+    """Compute softmax attention with an explicit matrix A, so that all derivatives exist.
 
     Args:
         module: attention module; not used.
@@ -75,9 +75,9 @@ def matrix_kernel(
         value: values of all tokens.
         mask: booleans (True: may attend), or numbers added to the scores; None: no mask.
         scale: factor of the scores.
-        causal: whether, without a mask, query number i attends to keys 0 to i only.
-        softcap: c of the scores c tanh(score / c), before the mask; None: plain scores.
-        sinks: score of each head's sink, a further key whose value is zero; None: no sink.
+        causal: if True and `mask` is None, query i attends only to keys 0 to i.
+        softcap: c, where c tanh(score / c) replaces each score before masking; None: no softcap.
+        sinks: score of each head's sink, an additional key with value zero; None: no sinks.
 
     Returns:
         A V of each head.
@@ -103,7 +103,7 @@ def matrix_kernel(
 def causal_mask(
     query: Float[Tensor, "B H T K"], key: Float[Tensor, "B G S K"]
 ) -> Bool[Tensor, "1 1 T S"]:
-    """Build the mask by which query number i attends to keys 0 to i."""
+    """Build the causal mask: query i attends to keys 0 to i."""
     return query.new_ones(1, 1, query.shape[2], key.shape[2], dtype=torch.bool).tril()
 
 
@@ -117,15 +117,15 @@ def linear_kernel(
     scale: float,
     causal: bool,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute linear attention: A is the matrix of scores, with 0 where the mask forbids attention.
+    """Compute linear attention: A is the matrix of scores, 0 where the mask forbids attention.
 
-    The mask is 4-dimensional: booleans, or numbers that are 0 where a query may attend.
+    The mask has 4 dimensions: booleans (True: may attend) or numbers (0: may attend).
 
     Returns:
         A V of each head.
 
     Raises:
-        ArgumentError: the mask has another form, as a fused kernel for softmax attention takes.
+        ArgumentError: the mask has another form; some fused softmax kernels use such masks.
     """
     scores = _scores(query, key, scale)
     permitted = causal_mask(query, key) if mask is None and causal else _permitted(mask)
@@ -148,35 +148,35 @@ def _permitted(mask: object) -> Tensor | None:
             "attention: scores='linear' has no fused kernel; set attn_implementation to sdpa or "
             "eager"
         )
-    # an additive mask is 0 where a query may attend, and −∞ or nearly so elsewhere
+    # an additive mask is 0 where a query may attend, elsewhere −∞ or a large negative number
     return mask if mask.dtype == torch.bool else mask == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Context of one forward pass, which all layers share."""
+    """Masks, positions and kernel of one forward pass, shared by all layers."""
 
     causal: bool = True
     """Whether each token attends only to itself and to earlier tokens."""
     mask: Any = None
-    """Mask in the form that the kernel takes; None: `causal` alone decides."""
+    """Mask in the kernel's format; None: only `causal` applies."""
     windows: Mapping[int, Any] = field(default_factory=dict)
-    """Masks of layers with a sliding window, by its length in tokens."""
+    """Masks of sliding windows, keyed by window length in tokens."""
     allowed: Bool[Tensor, "B S"] | None = None
     """False marks padding keys; None: no padding."""
     aligned: bool = True
-    """True if `causal` and `allowed` describe the mask; False for a bias or a mask of the user."""
+    """True if `causal` and `allowed` describe the mask; False with a bias or a user's mask."""
     rotation: Rotation | None = None
     """Cosines and sines of rotary positions."""
     bias: Float[Tensor, "#B H T keys"] | None = None
-    """Positional bias of the scores, which the masks include already."""
+    """Positional bias of the scores (ALiBi); the masks already include it."""
     kernel: Kernel = fused_kernel
     """Kernel of softmax attention."""
     _counting: list[Counting] = field(default_factory=list)
-    """Cache of `counting`, in a list since the class is frozen."""
+    """Cached result of `counting`; a list, since the class is frozen."""
 
     def counting(self, values: Float[Tensor, "B H T V"]) -> Counting:
-        """Return what running means of values of this size need, computed once a pass."""
+        """Return counts and masks for running means of values, computed once per pass."""
         if not self._counting:
             self._counting.append(Counting.of(values, self.allowed))
         return self._counting[0]
@@ -188,7 +188,7 @@ class Context:
             window: length of the layer's sliding window in tokens; None: no window.
 
         Returns:
-            The mask in the form that the kernel takes; None: `causal` alone decides.
+            The mask in the kernel's format; None: only `causal` applies.
 
         Raises:
             ArgumentError: the context has no mask for a window of this length.

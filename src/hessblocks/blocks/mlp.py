@@ -28,7 +28,7 @@ class MLP(BlockPart, kind="mlp"):
     gated: bool = False
     """Whether a third matrix gates the hidden layer: silu gives SwiGLU, gelu gives GEGLU."""
     input: Weight = Dense()
-    """W_in, and W_gate where gated."""
+    """W_in, and W_gate if gated."""
     output: Weight = Dense()
     """W_out."""
 

@@ -16,7 +16,7 @@ class Norm(BlockPart, abc.ABC):
     """Norm of each token's vector."""
 
     scale_free: ClassVar[bool] = False
-    """Whether the output ignores the length of the input, so that a zero input has no gradient."""
+    """Whether the input's scale does not change the output; at zero the slope is 1 / sqrt(eps)."""
 
     @abc.abstractmethod
     def build(self, width: int) -> nn.Module:
@@ -32,7 +32,7 @@ class RMSNorm(Norm, kind="rms-norm"):
     eps: float = above_zero(1e-8)
     """Added to the mean square."""
     gain: float | None = finite(1.0, optional=True)
-    """Initial value of the trainable gain; None means no gain, and so no parameter."""
+    """Initial value of the trainable gain; None means no gain and no parameter."""
 
     def build(self, width: int) -> nn.Module:
         """Build a `torch.nn.RMSNorm`."""
@@ -92,33 +92,33 @@ class NoNorm(Norm, kind="no-norm"):
 
 
 class ScaledRMSNorm(nn.RMSNorm):
-    """RMSNorm of torch that knows its initial gain."""
+    """`torch.nn.RMSNorm` with a configured initial gain."""
 
     def __init__(self, part: RMSNorm, width: int) -> None:
         self._initial_gain = part.gain  # before torch's constructor, which resets the parameters
         super().__init__(width, eps=part.eps, elementwise_affine=part.gain is not None)
 
     def reset_parameters(self) -> None:
-        """Set the configured gain, where there is one."""
+        """Set the configured gain, if there is one."""
         if self._initial_gain is not None:
             nn.init.constant_(self.weight, self._initial_gain)
 
 
 class ScaledLayerNorm(nn.LayerNorm):
-    """LayerNorm of torch that knows its initial gain."""
+    """`torch.nn.LayerNorm` with a configured initial gain."""
 
     def __init__(self, part: LayerNorm, width: int) -> None:
         self._initial_gain = part.gain
         super().__init__(width, eps=part.eps)
 
     def reset_parameters(self) -> None:
-        """Set the configured gain; shift 0."""
+        """Set the configured gain and shift 0."""
         nn.init.constant_(self.weight, self._initial_gain)
         nn.init.zeros_(self.bias)
 
 
 class DynamicTanh(nn.Module):
-    """Dynamic tanh (DyT) in the place of a norm; see `DyT`."""
+    """Dynamic tanh (DyT), used instead of a norm; see `DyT`."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class DynamicTanh(nn.Module):
 
 
 class DynamicErf(DynamicTanh):
-    """Dynamic error function (Derf) in the place of a norm; see `Derf`."""
+    """Dynamic error function (Derf), used instead of a norm; see `Derf`."""
 
     def __init__(self, width: int, scale: float) -> None:
         super().__init__(width, scale)
@@ -149,7 +149,7 @@ class DynamicErf(DynamicTanh):
     def reset_parameters(self) -> None:
         """Set the configured scale, gain 1 and shifts 0."""
         super().reset_parameters()
-        if hasattr(self, "shift"):  # not yet where the base class calls
+        if hasattr(self, "shift"):  # not yet in the call by the base constructor
             nn.init.zeros_(self.shift)
 
     def forward(self, x: Float[Tensor, "... width"]) -> Float[Tensor, "... width"]:

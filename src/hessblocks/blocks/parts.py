@@ -1,6 +1,6 @@
-"""Parts of a block: small frozen descriptions that build modules and travel as JSON.
+"""Parts of a block: small frozen dataclasses that build modules and are stored as JSON.
 
-Blocks are assembled from parts that are passed in (`norm=RMSNorm(eps=1e-8)`), not from switches.
+A block gets its parts as arguments (`norm=RMSNorm(eps=1e-8)`), not by switches.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Self = TypeVar("Self", bound="BlockPart")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockPart:
-    """Base of every part; subclasses are frozen dataclasses that name their `kind`."""
+    """Base class of all parts; subclasses are frozen dataclasses with a `kind`."""
 
     kind: ClassVar[str] = ""
     _by_kind: ClassVar[dict[str, type[BlockPart]]] = {}
 
     def __init_subclass__(cls, *, kind: str = "", **keywords: Any) -> None:
-        """Register the subclass under `kind`, the word that stands for it in JSON."""
+        """Register the subclass under `kind`, its name in JSON."""
         super().__init_subclass__(**keywords)
         if kind:
             cls.kind = kind
             BlockPart._by_kind[kind] = cls
 
     def __post_init__(self) -> None:
-        """Refuse a part of another slot, and what `finite`, `above_zero` or `one_of` exclude."""
+        """Check that parts fit their slots and values satisfy `finite`, `above_zero`, `one_of`."""
         _check_parts(self)
         for field in dataclasses.fields(self):
             value, place = getattr(self, field.name), f"{self.kind}: {field.name}"
@@ -49,17 +49,17 @@ class BlockPart:
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe the part as JSON values: its kind and its fields."""
+        """Convert the part to JSON values: its kind and its fields."""
         return {"kind": self.kind} | {
             field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)
         }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> BlockPart:
-        """Read the part that `to_dict` described.
+        """Build a part from the output of `to_dict`.
 
         Returns:
-            A part of the kind that is named.
+            A part of the given kind.
 
         Raises:
             ArgumentError: unknown kind or field.
@@ -73,24 +73,24 @@ class BlockPart:
 
     @staticmethod
     def kinds(base: type[BlockPart]) -> dict[str, type[BlockPart]]:
-        """List the kinds of part that fit a slot, by the word that stands for each.
+        """List the kinds of parts that fit a slot.
 
         Args:
-            base: what the slot holds.
+            base: base class of the slot's parts.
 
         Returns:
-            Its subclasses that have a kind, those of users among them.
+            Subclasses of `base` by kind, including users' subclasses.
         """
         return {kind: made for kind, made in BlockPart._by_kind.items() if issubclass(made, base)}
 
     def replace(self: Self, **fields: Any) -> Self:
-        """Copy the part with some fields changed.
+        """Copy the part and change fields of the copy.
 
         Returns:
-            The copy, checked as any new part is.
+            The copy, checked like any new part.
 
         Raises:
-            ArgumentError: a field that this part does not have; the known ones are listed.
+            ArgumentError: unknown field; the message lists the known fields.
         """
         _check_fields(type(self), fields)
         return dataclasses.replace(self, **fields)
@@ -103,10 +103,10 @@ def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
 
 
 def _check_parts(part: BlockPart) -> None:
-    """Refuse a slot that does not hold a part of its kind.
+    """Check that each slot holds a part of the slot's type.
 
     Raises:
-        ArgumentError: names the slot, the parts that fit and what came.
+        ArgumentError: it does not; the message names the slot, the parts that fit and the value.
     """
     cls: Any = type(part)
     for name, (kind, optional) in _slots(cls).items():
@@ -121,7 +121,7 @@ def _check_parts(part: BlockPart) -> None:
 
 @functools.cache
 def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
-    """Find the fields that hold parts: the kind of part, and whether None is allowed."""
+    """Map each slot's name to the base class of its parts and whether None is allowed."""
     slots = {}
     for name, hint in typing.get_type_hints(cls).items():
         options = typing.get_args(hint) or (hint,)
@@ -132,13 +132,13 @@ def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
 
 
 def finite(default: float, *, optional: bool = False) -> Any:
-    """Declare a field that must be a finite number, or None where it is optional."""
+    """Declare a field for a finite number, or None if `optional`."""
     metadata = {"above": -math.inf, "optional": optional, "words": ()}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def above_zero(default: float | str | None, *others: str) -> Any:
-    """Declare a field that must be a finite number above zero, a word given here, or its default.
+    """Declare a field for a finite number above zero, one of the words `others`, or the default.
 
     Returns:
         The field.
@@ -149,7 +149,7 @@ def above_zero(default: float | str | None, *others: str) -> Any:
 
 
 def one_of(*choices: str, default: str = "") -> Any:
-    """Declare a field that must be one of these words, by default the first."""
+    """Declare a field for one of `choices`; the first is the default unless `default` is given."""
     return dataclasses.field(default=default or choices[0], metadata={"choices": choices})
 
 

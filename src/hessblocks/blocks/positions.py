@@ -1,6 +1,6 @@
 """Position slot: learned or sinusoidal vectors added to the embeddings, RoPE, ALiBi, or none.
 
-Letters: B sequences, H heads, T tokens, S keys, K head width, R entries of it that turn, D width.
+Letters: B sequences, H heads, T tokens, S keys, K head width, R rotated entries of K, D width.
 """
 
 import abc
@@ -20,23 +20,23 @@ Rotation = tuple[Float[Tensor, "#B 1 T R"], Float[Tensor, "#B 1 T R"]]
 
 @dataclass(frozen=True, kw_only=True)
 class Position(BlockPart, abc.ABC):
-    """Position slot: how a token's place enters the model; this default adds nothing."""
+    """Position slot: the position encoding; this base class adds nothing."""
 
     biased: ClassVar[bool] = False
-    """Whether it adds to the scores."""
+    """Whether a positional bias is added to the scores."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
-        """Build a module from positions (B, T) to vectors (B, T, width) to be added, or None."""
+        """Build a module that maps positions (B, T) to vectors (B, T, width) to be added."""
         return None
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
-        """Compute cosines and sines, each (B, 1, T, R), that turn queries and keys, or None."""
+        """Compute the cosines and sines, each (B, 1, T, R), that rotate queries and keys."""
         return None
 
     def bias(
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
-        """Compute what is added to the scores, or None."""
+        """Compute the bias that is added to the scores."""
         return None
 
 
@@ -57,18 +57,18 @@ class SinusoidalPosition(Position, kind="sinusoidal-position"):
     """Amplitude of the sines; their root mean square is scale / √2."""
 
     def build(self, context: int, width: int) -> nn.Module | None:
-        """Build a `Sinusoids` module; it has no parameters and no longest context."""
+        """Build a `Sinusoids` module, without parameters and for any context length."""
         return Sinusoids(width, self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryPosition(Position, kind="rotary-position"):
-    """Rotary positions (RoPE): queries and keys turn by position (Su et al., 2021)."""
+    """Rotary positions (RoPE): rotate queries and keys by position (Su et al., 2021)."""
 
     base: float = above_zero(10_000.0)
-    """Longest wavelength over 2π, in tokens."""
+    """Base of the wavelengths 2π · base^(2i / R), in tokens."""
     share: float = above_zero(1.0)
-    """Share of each head's entries that turn, the first ones; GPT-NeoX turns a quarter."""
+    """Share of each head's entries that is rotated, from the first on; GPT-NeoX: a quarter."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -77,11 +77,11 @@ class RotaryPosition(Position, kind="rotary-position"):
             raise ArgumentError(f"{self.kind}: share: expected at most 1, got {self.share!r}")
 
     def turned(self, head_width: int) -> int:
-        """Count the entries that turn."""
+        """Count the rotated entries of a head."""
         return int(head_width * self.share)
 
     def rotation(self, positions: Places, head_width: int, dtype: torch.dtype) -> Rotation | None:
-        """Compute cosines and sines for halves of the entries that turn."""
+        """Compute cosines and sines; both halves of the rotated entries have the same angles."""
         angles = _angles(positions, self.turned(head_width), self.base)
         both = torch.cat([angles, angles], dim=-1)[:, None]
         return both.cos().to(dtype), both.sin().to(dtype)
@@ -89,10 +89,11 @@ class RotaryPosition(Position, kind="rotary-position"):
 
 @dataclass(frozen=True, kw_only=True)
 class ALiBiPosition(Position, kind="alibi-position"):
-    """Attention with linear biases (ALiBi): the score of tokens i and j is lowered by m |i − j|.
+    """Attention with linear biases (ALiBi): adds −m |i − j| to the score of tokens i and j.
 
-    The slope m of head h of H is 2^(−8h/H), h from 1. Where H is no power of two, the heads behind
-    the last power P have every other slope of 2P heads. Source: Press et al. (2022), section 3.
+    Head h of H, from 1, has the slope m = 2^(−8h/H). If H is not a power of two, P is the next
+    lower one: the first P heads have the slopes of P heads, the others every second slope of 2P
+    heads. Source: Press et al. (2022), section 3.
     """
 
     biased: ClassVar[bool] = True
@@ -110,7 +111,7 @@ class ALiBiPosition(Position, kind="alibi-position"):
 
 @dataclass(frozen=True, kw_only=True)
 class NoPosition(Position, kind="no-position"):
-    """No positions: order enters through the causal mask only."""
+    """No position encoding: only the causal mask depends on the order of tokens."""
 
 
 class Sinusoids(nn.Module):
@@ -128,7 +129,7 @@ class Sinusoids(nn.Module):
 
 
 def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor, "B H T K"]:
-    """Turn each pair (entry i, entry i + R/2) by its angle; entries behind the R-th stay."""
+    """Rotate each pair (entry i, entry i + R/2) by its angle; later entries do not change."""
     cosines, sines = rotation
     turning, still = x_BHTK.tensor_split([cosines.shape[-1]], dim=-1)
     first, second = turning.chunk(2, dim=-1)
@@ -137,6 +138,6 @@ def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
-    # float64, since in float32 the angles of far positions lose their digits
+    # float64, since float32 loses digits of the angles at large positions
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     return positions[..., None] / base**exponents

@@ -1,4 +1,4 @@
-"""Presets: named edits of the plain Pre-LN block, one removal at a time where they can.
+"""Presets: named edits of the Pre-LN block, each of which removes one component if possible.
 
 Source: He & Hofmann (2024), sections 3 and 4; `op`: He et al. (2024), arXiv 2405.19279.
 """
@@ -21,7 +21,7 @@ from hessblocks.errors import ArgumentError, check_name
 
 
 def _mlp_gain(block: BlockConfig) -> float:
-    """Choose β_FF before depth scaling: 0.1 at 18 layers for an MLP of 4 widths, 0.2 for 2."""
+    """Choose β_FF before depth scaling (18 layers: 0.1 for mlp_width = 4 · width, 0.2 for half)."""
     return 1.7 * block.width / block.resolved_mlp_width
 
 
@@ -83,7 +83,7 @@ def _modern(block: BlockConfig) -> BlockConfig:
     grouped = block.heads // 4 if block.heads % 4 == 0 else block.heads
     return block.replace(
         key_value_heads=grouped,
-        # three matrices of 8/3 widths hold as much as two of 4
+        # 3 matrices with 8/3 · width hidden units have as many weights as 2 with 4 · width
         mlp_width=block.mlp_width or 8 * block.width // 3,
         position=RotaryPosition(),
         attention=Attention(query_key_norm=RMSNorm()),
@@ -104,14 +104,14 @@ _PRESETS: dict[str, tuple[str, Callable[[BlockConfig], BlockConfig]]] = {
     "op": ("pre-ln; no norms but QK-norm, first and last; small branch gains", _op),
     "modern": ("pre-ln; RoPE, grouped queries, QK-norm, SwiGLU", _modern),
 }
-"""Preset → its difference from pre-ln in words, and its edit of the sized Pre-LN block."""
+"""Preset → its summary, and its edit of a Pre-LN block whose sizes are set."""
 
 PRESETS: tuple[str, ...] = tuple(_PRESETS)
-"""Names that `preset` and `build` take."""
+"""Names that `preset` and `build` accept."""
 JOIN = "+"
-"""Between the presets of a pattern."""
+"""Separator between the presets of a pattern."""
 STARTS = ("scaled", "fixed")
-"""How matrices and embeddings are drawn; see `with_start`."""
+"""Initialisations of matrices and embeddings; see `with_start`."""
 
 
 def preset(
@@ -122,24 +122,24 @@ def preset(
     given: Mapping[str, BlockConfig] | None = None,
     **fields: Any,
 ) -> BlockConfig:
-    """Build the block of a preset, or of a variant of it.
+    """Build the block configuration of a preset or of a variant.
 
     Args:
-        name: one of `PRESETS`, or one with slots of its own in brackets: sas[mlp.gated=true]. Of
-            sizes these may be heads and mlp_width.
+        name: one of `PRESETS`, optionally with slots in brackets: sas[mlp.gated=true]. Brackets may
+            set the sizes heads and mlp_width, but not width.
         start: scaled or fixed; see `with_start`.
-        slots: further slots by path, as `with_slots` takes them.
-        given: blocks that a name may mean too; each has heads and mlp_width of its own, and must
-            have the width that is asked for.
-        **fields: fields of `BlockConfig`. Sizes and position are set before the preset's edits,
-            which may depend on them; every field but sizes is set after them.
+        slots: further slots by path; see `with_slots`.
+        given: additional blocks by name. Such a block keeps its heads and mlp_width; its width must
+            be the requested width.
+        **fields: fields of `BlockConfig`. Sizes and position are set before the preset's edit,
+            which may depend on them; all fields except sizes are set after it.
 
     Returns:
         The block's configuration.
 
     Raises:
-        ArgumentError: unknown preset or field (the known ones are listed), or parts that exclude
-            each other.
+        ArgumentError: unknown preset or field (the message lists the known ones), or incompatible
+            parts.
 
     Examples:
         >>> import hessblocks as hb
@@ -173,13 +173,13 @@ def preset(
 
 
 def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
-    """Split a variant into the name of its block and the slots in its brackets.
+    """Split the name of a variant into its preset and the slots in brackets.
 
     Returns:
-        The name, and slots with their values as words.
+        The preset's name, and pairs of a slot's path and value, both as text.
 
     Raises:
-        ArgumentError: brackets that are not closed, or without slots.
+        ArgumentError: the brackets are not closed or contain no slots.
 
     Examples:
         >>> parted("sas[mlp.gated=true]")
@@ -198,7 +198,7 @@ def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
 
 
 def _check_width(name: str, block: BlockConfig, sizes: Mapping[str, Any]) -> None:
-    """Refuse a block that was made for another width."""
+    """Check that a given block has the requested width."""
     if sizes.get("width", block.width) != block.width:
         raise ArgumentError(
             f"width: {name} has a width of {block.width}, got {sizes['width']}; give all blocks one"
@@ -206,15 +206,15 @@ def _check_width(name: str, block: BlockConfig, sizes: Mapping[str, Any]) -> Non
 
 
 def with_start(block: BlockConfig, start: str) -> BlockConfig:
-    """Choose how a block's matrices and its model's embeddings are drawn.
+    """Set the initialisation of a block's matrices and of its model's embeddings.
 
     Args:
-        block: block to change; it stays as it is.
-        start: scaled, as the block says, or fixed: a standard deviation of 0.02, as in GPT-2,
-            wherever the block has one that goes by a width.
+        block: block to start from; it is not changed.
+        start: scaled: the block's standard deviations; fixed: 0.02, as in GPT-2, instead of each
+            standard deviation that depends on a width.
 
     Returns:
-        The block.
+        The new block.
 
     Raises:
         ArgumentError: an unknown start.
@@ -229,7 +229,7 @@ def with_start(block: BlockConfig, start: str) -> BlockConfig:
 
 
 def _fixed(part: Any) -> Any:
-    """Draw every part of a part with one standard deviation, where it goes by a width."""
+    """Set standard deviations that depend on a width to 0.02, also in nested parts."""
     inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     changed = {name: _fixed(one) for name, one in inner.items() if isinstance(one, BlockPart)}
     if isinstance(part, Dense) and part.std == FAN_IN:
@@ -240,10 +240,10 @@ def _fixed(part: Any) -> Any:
 
 
 def pattern_names(name: str) -> list[str]:
-    """Split a pattern into its presets, which layers repeat in order; one preset is a pattern too.
+    """Split a pattern of one or more presets, which the layers repeat in order.
 
     Returns:
-        Their names.
+        The names of the presets.
 
     Examples:
         >>> pattern_names("pre-ln+sas-p[mlp.gated=true]")
@@ -256,7 +256,7 @@ def summary(name: str) -> str:
     """Describe a preset in one line.
 
     Returns:
-        Words without the name.
+        The description, without the name.
 
     Raises:
         ArgumentError: unknown preset.

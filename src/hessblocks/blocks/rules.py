@@ -1,6 +1,6 @@
-"""Rules on which parts of a block exclude each other; each yields reasons against a block.
+"""Rules that refuse incompatible parts of a block; each rule yields error messages.
 
-A reason names both parts, by the fields of the block, and says what to do instead.
+A message names both parts by the block's fields, and a remedy.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +15,12 @@ from hessblocks.blocks.weights import FIXED, TIED, Dense, Shared, Weight
 Rule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
 ATTENTION = ("query", "key", "value", "first_value", "projection", "gate")
-"""Weights of attention."""
+"""Fields of `Attention` that hold weights."""
 NO_SIGNAL = "exclude each other: no signal would pass"
 
 
 def first_refusal(block: BlockFields) -> str | None:
-    """Find the first reason against the block; None if its parts fit."""
+    """Return the first error message; None if the parts are compatible."""
     return next((reason for rule in RULES for reason in rule(block)), None)
 
 
@@ -60,7 +60,7 @@ def _tied(block: BlockFields) -> Iterator[str]:
 
 
 def _squares(block: BlockFields) -> Iterator[str]:
-    """Require heads · head width = width of W_V = I, and of every other square matrix."""
+    """Require heads · head width = width for square matrices, such as W_V = I."""
     for name, weight in _weights(block):
         if weight.square and _grouped(block) and name in ("key", "value", "first_value"):
             yield (
@@ -163,12 +163,12 @@ def _wide(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_scores(block: BlockFields) -> Iterator[str]:
-    """Refuse two zero factors of the scores, a product: neither would ever get a gradient."""
+    """Refuse scores with two zero factors: neither would ever get a gradient."""
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros" and norm.scale_free:
             yield (
                 f"attention: a zero {name} and a query-key norm exclude each other (the norm of a "
-                "zero vector has a gradient of size 1/eps); use a dense query and "
+                "zero vector has a gradient of size 1/√eps); use a dense query and "
                 "query_norm=rms-norm with gain=0, which starts with zero scores too"
             )
     zeros = _score_zeros(block)
@@ -177,7 +177,7 @@ def _zero_scores(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_norms(block: BlockFields) -> Iterator[str]:
-    """Refuse a norm whose output starts at zero: a sub-block, or the model, has no signal."""
+    """Refuse norms with zero initial output: a sub-block or the model would get no signal."""
     for name in ("norm", "first_norm", "mlp_norm", "final_norm"):
         norm = getattr(block, name)
         for field in _zero_fields(norm):
@@ -185,7 +185,7 @@ def _zero_norms(block: BlockFields) -> Iterator[str]:
 
 
 def _zero_pairs(block: BlockFields) -> Iterator[str]:
-    """Refuse two zero factors of a sub-block's output: none would ever get a gradient."""
+    """Refuse two zero factors of a sub-block's output: neither would ever get a gradient."""
     mlp = block.mlp
     for name, (inside, behind) in _zeros_of(block).items():
         zeros = inside + behind
@@ -194,7 +194,7 @@ def _zero_pairs(block: BlockFields) -> Iterator[str]:
         if inside and (norm := getattr(block, name).norm).scale_free:
             yield (
                 f"{name}: {inside[0]} and norm {norm.kind} exclude each other (the norm of a zero "
-                "vector has a gradient of size 1/eps); use a norm with gain=0, which starts with "
+                "vector has a gradient of size 1/√eps); use a norm with gain=0, which starts with "
                 "nothing added too"
             )
     flat = mlp.activation in ("relu", "relu-squared")
@@ -222,7 +222,7 @@ def _linear(block: BlockFields) -> Iterator[str]:
 
 
 def _silent_without_skip(block: BlockFields) -> Iterator[str]:
-    """Refuse zero output without a skip, which stops the signal; in parallel, two of them."""
+    """Refuse zero output without a skip: no signal passes; if parallel, two zero outputs."""
     attention, mlp = ((inside + behind)[:1] for inside, behind in _zeros_of(block).values())
     if block.layout == "parallel":
         attention = [f"{one}, mlp_branch's {other}" for one in attention for other in mlp]
@@ -287,14 +287,14 @@ def _grouped(block: BlockFields) -> bool:
 
 
 def _factors(block: BlockFields) -> Iterator[tuple[str, Weight, Norm]]:
-    """Yield the two factors of the scores: name, weight and norm."""
+    """Yield name, weight and norm of queries and keys, the factors of the scores."""
     attention = block.attention
     yield "query", attention.query, attention.resolved_query_norm
     yield "key", attention.key, attention.query_key_norm
 
 
 def _score_zeros(block: BlockFields) -> list[str]:
-    """Name what makes queries, then keys, zero at initialisation."""
+    """List the reasons why queries and keys are zero at initialisation."""
     found = []
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros":
@@ -305,10 +305,10 @@ def _score_zeros(block: BlockFields) -> list[str]:
 
 
 def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
-    """Name the factors that are zero at the start of what each branch adds, by its slot.
+    """List factors of each branch's output that are zero at initialisation, by slot.
 
     Returns:
-        Those of what the sub-block returns, and those behind it: the branch's norm and its gain.
+        Two lists per branch: factors inside the sub-block, and the branch's norm and gain.
     """
     values = _zeros(block.attention, ("value", "first_value"))[:1]
     attention = values + _zeros(block.attention, ("projection",)) + _zero_mixing(block)
@@ -322,12 +322,12 @@ def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def _zero_fields(norm: Norm) -> list[str]:
-    """Name the fields of a norm that make its output start at zero."""
+    """List the fields of a norm that make its initial output zero."""
     return [field for field in ("gain", "scale") if getattr(norm, field, 1.0) == 0]
 
 
 def _zero_mixing(block: BlockFields) -> list[str]:
-    """Name why αI + βA − γC = 0: A = 0, no gains, or α = 0 and β = γ where A is its centre C."""
+    """List reasons why αI + βA − γC = 0: A = 0, no gains, or α = 0, β = γ and A = C."""
     shaping = block.attention.shaping
     if shaping is None and block.attention.scores == "linear":  # A is 0 at zero scores
         return [f"{zero} with scores='linear'" for zero in _score_zeros(block)[:1]]
@@ -346,7 +346,7 @@ def _zeros(part: Attention | MLP, names: Iterable[str]) -> list[str]:
 
 
 def _weights(block: BlockFields) -> Iterator[tuple[str, Weight]]:
-    """Yield every weight of the block that is not left out."""
+    """Yield the name and part of each weight that the block has."""
     yield from _named(block.attention, ATTENTION)
     yield from _named(block.mlp, ("input", "output"))
 

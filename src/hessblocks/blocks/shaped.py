@@ -1,14 +1,14 @@
-"""Shaped attention (αI + βA − γC) V, without any tokens × tokens buffer of its own.
+"""Shaped attention (αI + βA − γC) V, without an additional tokens × tokens buffer.
 
 Letters: B sequences, H heads, T tokens, V value width of a head, D = H · V, C chunks, N tokens of a
 chunk.
 
-C is A at zero scores: uniform over the keys that a query may attend to. Its product with the values
-is a running mean. So the whole is α V + β A V − γ runningmean(V), and A V comes from any fused
-attention kernel.
+C is A at zero scores: uniform over the keys that a query may attend to. C V is thus a running mean
+of the values, and shaped attention is α V + β A V − γ runningmean(V). Any fused attention kernel
+can compute A V.
 
-Gains are spread over the entries of their heads: long rows times a vector are three times faster
-than short ones times a number each (measured on a CPU, width 64).
+Each gain is repeated for all entries of its head: long rows times a vector are three times faster
+than short rows times one number each (measured on a CPU, width 64).
 
 Source: Noci et al. (2023); He & Hofmann (2024), eq. 5.
 """
@@ -26,29 +26,29 @@ Gains = Float[Tensor, "3 H 1 1"]
 """α, β and γ of each head."""
 
 CHUNK = 16
-"""Tokens summed by one small matrix product; the fastest of 16, 32, 64 and of `cumsum` alone."""
+"""Tokens per matrix product of running sums; 16 is faster than 32, 64 and `cumsum` alone."""
 
 
 class Counting(NamedTuple):
-    """What running means are made of besides the values; all layers of a pass share it."""
+    """Counts and masks for running means of values; all layers of a forward pass share them."""
 
     lower: Float[Tensor, "N N"]
-    """Ones on the diagonal and below, which sum the tokens of a chunk."""
+    """Ones on and below the diagonal; the product with a chunk gives its running sums."""
     counts: Shaped[Tensor, "#B T 1"]
-    """How many tokens each token sees; 1 where it is none."""
+    """Number of tokens that each token attends to; 1 if there are none."""
     allowed: Bool[Tensor, "B T 1"] | None
     """False marks padding; None means no padding."""
 
     @classmethod
     def of(cls, values: Float[Tensor, "B H T V"], allowed: Bool[Tensor, "B T"] | None) -> Counting:
-        """Make it for values of that size.
+        """Compute counts and masks for values of this shape.
 
         Args:
-            values: any of the pass.
+            values: values of any layer; only shape, dtype and device matter.
             allowed: False marks padding; None means no padding.
 
         Returns:
-            What `mix_causally` and `running_mean` take.
+            Argument `counting` of `mix_causally` and `running_mean`.
         """
         if allowed is None:
             counts = torch.arange(1, values.shape[2] + 1, device=values.device)[None]
@@ -71,14 +71,14 @@ def shape_attention(
 
     Args:
         attended: A V, from any attention kernel.
-        values: V, of the queries' own tokens.
-        middle: C V; None stands for no centre.
+        values: V of the query tokens.
+        middle: C V; None means no centre.
         gains: α, β, γ.
 
     Returns:
-        The mixed values, as `values` in shape.
+        The mixed values, in the shape of `values`.
     """
-    if values.shape[2] == 1:  # decoding: few numbers, so that each step counts
+    if values.shape[2] == 1:  # decoding: few numbers, so that each operation counts
         alpha, beta, gamma = gains
         shaped = torch.addcmul(alpha * values, beta, attended)
         return shaped if middle is None else torch.addcmul(shaped, gamma, middle, value=-1)
@@ -95,16 +95,16 @@ def mix_causally(
     gains: Gains,
     counting: Counting,
 ) -> Float[Tensor, "B H T V"]:
-    """Compute `shape_attention` with the `running_mean` of causal attention, in fewer passes.
+    """Compute `shape_attention` for causal attention (C V is `running_mean`) in fewer passes.
 
     Args:
         attended: A V, from any attention kernel.
         values: V.
         gains: α, β, γ.
-        counting: of these tokens.
+        counting: counts and masks of these tokens.
 
     Returns:
-        The mixed values, as `values` in shape.
+        The mixed values, in the shape of `values`.
     """
     x_BTD, (alpha, beta, gamma) = _flat(values), _wide(gains, values)
     shaped = torch.addcmul(alpha * x_BTD, beta, _flat(attended))
@@ -120,12 +120,11 @@ def centre(
 
     Args:
         values: values of all tokens.
-        causal: whether a token attends to itself and what stands before it only.
+        causal: whether a token attends only to itself and to earlier tokens.
         allowed: False marks padding; None means no padding.
 
     Returns:
-        The means, one for all tokens where `causal` is false; a token with no allowed key gets
-        zeros.
+        The means; if `causal` is false, one mean for all tokens. Without allowed keys a mean is 0.
 
     Cost: one pass over the values, no tokens × tokens buffer.
     """
@@ -139,25 +138,25 @@ def centre(
 
 
 def running_mean(values: Float[Tensor, "B H T V"], counting: Counting) -> Float[Tensor, "B H T V"]:
-    """Compute C V of causal attention, from what all layers share; see `centre`."""
+    """Compute C V of causal attention with shared counts and masks; see `centre`."""
     sums = _sums(_flat(values), counting)
     return _heads((sums / counting.counts).to(values.dtype), values)
 
 
 def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
-    """Sum over the tokens so far: a matrix product in each chunk, `cumsum` over chunks."""
+    """Compute running sums over tokens: a matrix product per chunk, `cumsum` over chunks."""
     kept = x_BTD if counting.allowed is None else x_BTD * counting.allowed
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
-    if torch.compiler.is_exporting():  # for any number of tokens, which chunks would round up
+    if torch.compiler.is_exporting():  # chunks would fix the number of tokens up to rounding
         return kept.cumsum(dim=1, dtype=wide)
     missing = -kept.shape[1] % CHUNK
     padded = F.pad(kept, (0, 0, 0, missing)) if missing else kept
     x_BCND = padded.unflatten(1, (-1, CHUNK))
-    # a long running sum in half precision would lose the late tokens
+    # in half precision a long running sum would lose the contributions of late tokens
     totals = x_BCND.sum(dim=2, keepdim=True, dtype=wide)
     within = counting.lower.to(kept.dtype) @ x_BCND
     sums_BTD: Tensor = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
-    # a slice of all would cost a buffer of zeros in the backward pass
+    # even a slice of all tokens would allocate zeros in the backward pass
     return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
 
 
@@ -171,5 +170,5 @@ def _heads(x_BTD: Tensor, like: Tensor) -> Tensor:
 
 
 def _wide(gains: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-    """A gain a head as one an entry."""
+    """Repeat each head's gain for all entries of the head."""
     return gains.expand(-1, -1, values.shape[3], -1).reshape(3, -1).unbind()

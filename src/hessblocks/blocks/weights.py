@@ -1,6 +1,6 @@
-"""Weight slot: the matrix of query, key, value, projection or MLP, or what replaces it.
+"""Weight slot: a matrix of query, key, value, projection or MLP, or its replacement.
 
-Letters follow torch: a weight is stored (outputs, inputs) and applied as x @ weight.T.
+As in torch, a weight has the shape (outputs, inputs) and is applied as x @ weight.T.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hessblocks.blocks.parts import BlockPart, above_zero, finite, one_of
 from hessblocks.errors import ArgumentError
 
 TIED = "tied-orthogonal"
-"""The initial value of a projection that undoes the values: W_P = W_Vᵀ, W_V orthogonal."""
+"""Initial value of a projection that inverts the values: W_P = W_Vᵀ with orthogonal W_V."""
 
 FAN_IN, GAIN = "fan-in", 0.32
-"""The standard deviation gain / sqrt(inputs), and its gain; with 256 inputs it is 0.02."""
+"""Name and default gain of the standard deviation gain / sqrt(inputs); 0.02 for 256 inputs."""
 
 FIXED = 0.02
-"""The standard deviation of GPT-2's matrices and embeddings, meant for width 768."""
+"""Standard deviation of GPT-2's matrices and embeddings, chosen for width 768."""
 
 SQUARE = ("identity", TIED)
-"""Initial values with as many outputs as inputs."""
+"""Initial values that require as many outputs as inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class Weight(BlockPart, abc.ABC):
     @property
     @abc.abstractmethod
     def initial(self) -> str:
-        """Name of the initial value, one of `Dense.init`."""
+        """Name of the initial value, one of the choices of `Dense.init`."""
 
     @property
     def square(self) -> bool:
-        """True where there must be as many outputs as inputs."""
+        """Whether there must be as many outputs as inputs."""
         return self.initial in SQUARE
 
     @abc.abstractmethod
     def build(self, inputs: int, outputs: int) -> nn.Module:
-        """Build the module; raise `ArgumentError` where the sizes do not allow it."""
+        """Build the module; raise `ArgumentError` if the initial value does not fit the sizes."""
 
     def _check_sizes(self, inputs: int, outputs: int) -> None:
         if self.square and inputs != outputs:
@@ -64,11 +64,11 @@ class Dense(Weight, kind="dense"):
     init: str = one_of("normal", "zeros", "identity", "orthogonal", TIED)
     """Initial value: normal, zeros, identity, orthogonal or (projections only) tied-orthogonal."""
     std: float | str = above_zero(FAN_IN)
-    """Standard deviation of a normal initial value's entries; fan-in is gain / sqrt(inputs)."""
+    """Standard deviation of normal initial entries; fan-in means gain / sqrt(inputs)."""
     gain: float = above_zero(GAIN)
-    """That of fan-in."""
+    """Gain of the standard deviation fan-in."""
     bias: bool = False
-    """Whether a trainable shift, initially zero, is added."""
+    """Whether a trainable bias, initially zero, is added."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -92,11 +92,11 @@ class Dense(Weight, kind="dense"):
 
 @dataclass(frozen=True, kw_only=True)
 class Identity(Weight, kind="identity"):
-    """Identity in place of a weight: no matrix, the input itself."""
+    """Identity map instead of a weight matrix: the output is the input."""
 
     @property
     def initial(self) -> str:
-        """Name of the initial value: the identity, for good."""
+        """Name of the initial value, the identity, which training does not change."""
         return "identity"
 
     def build(self, inputs: int, outputs: int) -> nn.Module:
@@ -107,26 +107,26 @@ class Identity(Weight, kind="identity"):
 
 @dataclass(frozen=True, kw_only=True)
 class Shared(Weight, kind="shared"):
-    """The first layer's weight in a later layer, which has none of its own."""
+    """Shared weight: a later layer uses the weight of the first layer."""
 
     @property
     def initial(self) -> str:
-        """Name of the initial value, whatever the first layer has."""
+        """Always normal, since the initial value of the first layer is not known here."""
         return "normal"
 
     def build(self, inputs: int, outputs: int) -> SharedLinear:
-        """Build a `SharedLinear`; the model connects it."""
+        """Build a `SharedLinear`; the model connects it to the first layer."""
         return SharedLinear(inputs, outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reparametrised(Weight, kind="reparametrised"):
-    """Reparametrised weight α W_init + β ΔW, ΔW from zero (He & Hofmann, section 4.2, eq. 6)."""
+    """Reparametrised weight α W_init + β ΔW, at first ΔW = 0 (He & Hofmann, section 4.2, eq. 6)."""
 
     init: str = one_of("normal", "identity", "orthogonal", TIED, default="orthogonal")
     """W_init: normal, identity, orthogonal or (projections only) tied-orthogonal."""
     std: float | None = above_zero(None)
-    """Standard deviation of the entries of a normal W_init; 1 / sqrt(inputs) by default."""
+    """Standard deviation of the entries of a normal W_init; None means 1 / sqrt(inputs)."""
     initial_gain: float = finite(1.0)
     """α, the gain of W_init."""
     update_gain: float = finite(1.0)
@@ -145,12 +145,12 @@ class Reparametrised(Weight, kind="reparametrised"):
 
     @property
     def initial(self) -> str:
-        """Name of the initial value α W_init: zeros where α is 0, else that of W_init."""
+        """Name of the initial value α W_init: zeros if α = 0, otherwise `init`."""
         return self.init if self.initial_gain else "zeros"
 
     @property
     def square(self) -> bool:
-        """True where W_init is square."""
+        """Whether W_init must be square."""
         return self.init in SQUARE
 
     def build(self, inputs: int, outputs: int) -> ReparametrisedLinear:
@@ -160,12 +160,12 @@ class Reparametrised(Weight, kind="reparametrised"):
 
 
 def _orthogonal(weight: Tensor) -> None:
-    """Fill a matrix with a random orthogonal one: QR of normal entries in float64, then rounded.
+    """Fill a matrix with a random orthogonal matrix: Q of normal entries in float64, rounded.
 
-    It is `nn.init.orthogonal_`, from the same draws. In float32 the digits of a QR decomposition
-    differ between processors; rounded from float64 they are the same on all of them.
+    The random draws are those of `nn.init.orthogonal_`. In float32 the digits of a QR
+    decomposition depend on the processor; rounded from float64 they do not.
     """
-    # the second is transformers' mark of loaded values
+    # transformers sets `_is_hf_initialized` on loaded weights
     if weight.is_meta or getattr(weight, "_is_hf_initialized", False):
         return
     dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -179,12 +179,12 @@ def _orthogonal(weight: Tensor) -> None:
 
 
 class Tied:
-    """Tied weight: its initial value may be another's, transposed, which is set before it."""
+    """Mixin for layers that may start as the transpose of a source layer's initial weight."""
 
     _source: tuple[Any, ...] = ()  # in a tuple, so that it does not become a submodule
 
     def tie_to(self, source: nn.Module) -> None:
-        """Take the initial value from `source`, now and whenever the parameters are reset."""
+        """Copy the initial weight of `source`, transposed, now and at each later reset."""
         self._source = (source,)
         self.reset_parameters()
 
@@ -193,9 +193,9 @@ class Tied:
         """Set the initial value again."""
 
     def _initialise(self, weight: Tensor, init: str, std: float) -> None:
-        """Fill a matrix in place; through `torch.nn.init`, which leaves loaded values alone.
+        """Fill a matrix in place by `torch.nn.init`, which does not change loaded values.
 
-        A tied initial value is orthogonal until `tie_to` names its source.
+        A tied initial value is orthogonal until `tie_to` sets its source.
         """
         if init == "normal":
             nn.init.normal_(weight, std=std)
@@ -211,7 +211,7 @@ class Tied:
 
 
 class DenseLinear(nn.Linear, Tied):
-    """Linear layer of torch that knows its initial value."""
+    """`torch.nn.Linear` with a configured initial value."""
 
     def __init__(self, part: Dense, inputs: int, outputs: int) -> None:
         self._part = part
@@ -229,12 +229,12 @@ class DenseLinear(nn.Linear, Tied):
 
     @property
     def initial_weight(self) -> Float[Tensor, "outputs inputs"]:
-        """Matrix that the initial value is written to."""
+        """Matrix that `reset_parameters` sets to the initial value."""
         return self.weight
 
 
 class SharedLinear(nn.Module):
-    """Linear map by the weight of another layer, which keeps and trains it."""
+    """Linear layer without parameters that applies the weight of another layer."""
 
     _source: tuple[Any, ...] = ()  # in a tuple, so that it does not become a submodule
 
@@ -252,7 +252,7 @@ class SharedLinear(nn.Module):
         """Use the weight of `source`.
 
         Raises:
-            ArgumentError: it is no plain linear layer of the same sizes.
+            ArgumentError: `source` is not a `torch.nn.Linear` of the same sizes.
         """
         if not isinstance(source, nn.Linear) or source.weight.shape != self.shape:
             raise ArgumentError(
@@ -298,7 +298,7 @@ class ReparametrisedLinear(nn.Module, Tied):
 
     @property
     def initial_weight(self) -> Float[Tensor, "outputs inputs"] | None:
-        """Matrix that the initial value is written to; None for an identity."""
+        """W_init; None for an identity."""
         return self.initial
 
     def effective_weight(self) -> Float[Tensor, "outputs inputs"]:

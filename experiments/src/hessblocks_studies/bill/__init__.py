@@ -1,4 +1,4 @@
-"""Whether forecasts of what changes of weights cost come true, beside others' scores."""
+"""Test forecasts of the cost of weight changes, and compare with other tools' scores."""
 
 STUDIES = {"bill": "facts"}
-"""Name → module of this room that holds the study as `STUDY`."""
+"""Name of a study → module of this package with the study as `STUDY`."""

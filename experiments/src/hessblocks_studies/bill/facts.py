@@ -1,4 +1,4 @@
-"""Judge the forecasts of `hb.price`: how near the measured KL, and what bits by it cost."""
+"""Judge the forecasts of `hb.price`: distance from the measured KL, and bits chosen by them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +16,15 @@ from hessblocks_studies.engine import Check, Rows, Study, Summary
 NEAR = 0.8, 1.25
 """Ratios of forecast to KL between which a forecast counts as near."""
 SHARE = 0.85
-"""Share of the forecasts that should be."""
+"""Expected share of near forecasts."""
 COVERED = {1: 0.60, 2: 0.90, 3: 0.98}
-"""Joint errors → share of the forecasts that should lie within."""
+"""Number of joint errors → expected share of the forecasts within them."""
 SAVED, LEVEL = 0.6, 1.05
-"""KL of the forecast's bits over that of uniform bits, and over the best peer's, at most."""
+"""Largest KL of the forecast's bits relative to uniform bits, and to the best peer's bits."""
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot forecast against KL and the KL of each score's bits; judge by the rule."""
+    """Plot forecast against KL, and KL of each score's bits; judge by the plan."""
     single = [row for row in rows if row["phase"] == points.SINGLE]
     together = [row for row in rows if row["phase"] == points.TOGETHER]
     checks = [*_near_checks(single), *_bits_checks(together)]
@@ -42,11 +42,11 @@ def summarise(rows: Rows) -> Summary:
 
 _TOGETHER = ("subject", "text", "how", "bits", "forecast", "forecast_error", "kl", "kl_error")
 Alike = tuple[str, str, str]
-"""Subject, text and change."""
+"""(subject, text, change)."""
 
 
 def _alike(rows: Rows) -> dict[Alike, list[Mapping[str, Any]]]:
-    """{(subject, text, change): rows with a KL above 0}."""
+    """Group rows with a KL above 0: {(subject, text, change): rows}."""
     found: dict[Alike, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["kl"] > 0:
@@ -55,12 +55,12 @@ def _alike(rows: Rows) -> dict[Alike, list[Mapping[str, Any]]]:
 
 
 def near(rows: Rows) -> float:
-    """Compute the share of the forecasts that are near the measured KL."""
+    """Compute the share of forecasts near the measured KL."""
     return float(np.mean([NEAR[0] <= row["forecast"] / row["kl"] <= NEAR[1] for row in rows]))
 
 
 def covered(rows: Rows, errors: float) -> float:
-    """Compute the share of the forecasts that lie within so many joint errors."""
+    """Compute the share of forecasts within `errors` joint errors."""
     return float(
         np.mean(
             [
@@ -77,7 +77,7 @@ def _trusted(rows: Rows) -> list[Mapping[str, Any]]:
 
 
 def _line(own: Alike, rows: Rows) -> dict[str, object]:
-    """Numbers of all changes of one kind, those outside of the quadratic among them."""
+    """Summarise all changes of one kind, including those outside the quadratic regime."""
     ratios = [row["forecast"] / row["kl"] for row in rows]
     return {
         **dict(zip(("subject", "text", "how"), own, strict=True)),
@@ -121,7 +121,7 @@ def _near_checks(rows: Rows) -> Iterator[Check]:
 
 
 def _judged(rows: Rows, fact: str, expected: str, ours: str, holds: bool) -> Check:
-    """A fact, void where the model was trained here and has learnt too little."""
+    """Judge a fact; void if the model was trained here and has learnt too little."""
     check = Check(fact=fact, expected=expected, ours=ours, holds=holds)
     loss, table = rows[0].get("loss"), rows[0].get(shared.BIGRAMS)
     if loss is not None and table is not None and not loss <= table - shared.MARGIN:
@@ -154,7 +154,7 @@ def _bits_checks(rows: Rows) -> Iterator[Check]:
 
 
 def _ranks(rows: Rows) -> Iterator[dict[str, object]]:
-    """Spearman's correlation with the KL at 3 bits, between the ends."""
+    """Compute Spearman's correlation with the KL at 3 bits, between the ends."""
     for (subject, text, how), some in _alike(rows).items():
         ranked = all(peer in row for peer in scores.PEERS for row in some)
         if how == f"{points.BITS} bits" and len(some) > 2 and ranked:

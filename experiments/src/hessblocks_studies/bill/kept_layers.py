@@ -1,4 +1,4 @@
-"""Keep what layers return, so that a changed model is computed from the changed layer on."""
+"""Cache layers' outputs, so that a changed model is only computed from the changed layer on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class _Kept:
-    """Last output of each layer while no layer before it had other weights."""
+    """Last output of each layer, valid while no earlier layer has other weights."""
 
     def __init__(self, layers: nn.ModuleList) -> None:
         self._own = [[p.data_ptr() for p in layer.parameters()] for layer in layers]
@@ -18,7 +18,7 @@ class _Kept:
         self._clean = False
 
     def call(self, index: int, layer: nn.Module, forward: Any, x: Tensor, **keywords: Any) -> Any:
-        """Return what is kept where weights and input are those of the last call, bit for bit."""
+        """Return the cached output if weights and input equal the last call's bit for bit."""
         own = self._own[index] == [p.data_ptr() for p in layer.parameters()]
         self._clean = own and (self._clean or index == 0)
         last = self._last[index]
@@ -32,17 +32,16 @@ class _Kept:
 
 @contextmanager
 def kept_layers(layers: nn.ModuleList) -> Iterator[None]:
-    """Skip layers whose weights and inputs are those of the pass before.
+    """Skip layers whose weights and inputs equal those of the last forward pass.
 
-    What comes out is the same bit for bit, as long as a layer's output is a function of its weights
-    and its first input: nothing is passed by the side, and keywords (positions, masks) are those of
-    the shape.
+    The output is the same bit for bit if each layer's output depends only on its weights and its
+    first input, and if keywords (positions, masks) depend only on the shape.
 
     Args:
-        layers: layers of the model, each called once in a pass, in their order.
+        layers: layers of the model, each called once per pass, in order.
 
     Yields:
-        None: meanwhile layers are skipped.
+        None; layers are skipped inside the context.
     """
     kept = _Kept(layers)
     try:

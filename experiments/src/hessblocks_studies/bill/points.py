@@ -1,4 +1,4 @@
-"""Measure forecasts and KL of changes of weights: the models, their texts, the points.
+"""Measure forecasts and KL of weight changes: models, texts, points.
 
 The rule: PLAN.md beside this file.
 """
@@ -33,55 +33,55 @@ from hessblocks_studies.data import TextSize
 from hessblocks_studies.engine import Scale
 
 FOLDER = "HESSBLOCKS_SMOLLM2"
-"""Variable of the environment with the folder or GGUF file of SmolLM2-135M."""
+"""Environment variable with the folder or GGUF file of SmolLM2-135M."""
 SMOLLM2 = "smollm2"
 RATES = {shared.GPT2: 5e-3, "modern": 5e-3, "sas-p": 1.5e-2}
-"""Model that is trained here → its peak learning rate: half of the best at width 64."""
+"""Model that is trained here → peak learning rate: half of the best at width 64."""
 LONGER = {shared.GPT2: 2}
-"""Model → times the usual steps, where these leave it too near to the bigram table."""
+"""Model → factor of the steps, if the usual steps leave it too close to the bigram table."""
 SAME, OTHER, FOREIGN = "same", "other", "foreign"
 TEXTS = (OTHER, SAME, FOREIGN)
-"""The forecasts' own windows, others of the same kind of text, and another kind."""
+"""Other windows of the forecasts' kind of text, the forecasts' windows, and another text."""
 SINGLE, TOGETHER = "single", "together"
-"""Changes one at a time; bits of a mean of `BITS`."""
+"""Phases: single changes; allocations with a mean of `BITS` bits."""
 SEED = 0
 ROUNDS, ALL_ROUNDS = 10, 30
 FURTHER = 2
-"""Rounds that are measured on the other two texts too, at laptop scale."""
+"""Number of rounds that laptop scale also measures on the other two texts."""
 BITS, CANDIDATES = 3, (2, 3, 4)
 PRUNED, MERGED = (0.02, 0.1, 0.3), (0.02, 0.1, 0.5)
 FORECAST, UNIFORM = "forecast", "uniform"
 MEMORY = 4 << 30
-"""Bytes that forecasts may use besides the model."""
+"""Memory in bytes for forecasts, in addition to the model."""
 _SMALL = replace(shared.LAPTOP, width=128, mlp_width=512, steps=1200, evaluations=4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BillSettings:
-    """A point: some changes of one model, or bits by every score, on one text."""
+    """Settings of a point: some changes of one model, or bits by every score, on one text."""
 
     subject: str
-    """`SMOLLM2`, or the block that is trained."""
+    """Name of the model: `SMOLLM2`, or the block that is trained here."""
     phase: str
-    """`SINGLE` or `TOGETHER`."""
+    """Phase: `SINGLE` or `TOGETHER`."""
     text: str
     """Name in `TEXTS`."""
     part: int
-    """Number of the round of matrices."""
+    """Index of the round of matrices."""
     parts: int
-    """Rounds that are forecast from the same gradients."""
+    """Number of rounds that are forecast from the same gradients."""
     sequences: int
-    """Windows of the forecasts."""
+    """Number of windows for forecasts."""
     held_out: int
-    """Windows that the KL is measured on."""
+    """Number of windows for the KL."""
     tokens: int
-    """Of a window."""
+    """Tokens per window."""
     size: TextSize | None = None
     """Sizes of model and training; None for SmolLM2."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[BillSettings]:
-    """List SmolLM2's rounds, then what is trained here; a seed more would be another model."""
+    """List SmolLM2's rounds, then trained models; one seed only: another is another model."""
     if scale == "smoke":
         return list(_trained((shared.GPT2,), shared.SMALLEST, 8, (OTHER,)))
     return [*_rounds(scale), *_trained(tuple(RATES), _SMALL, 64, TEXTS)]
@@ -130,26 +130,26 @@ def _trained(
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model and its texts."""
+    """Model with its texts."""
 
     model: PreTrainedModel
     texts: Mapping[str, np.ndarray[Any, Any]]
-    """Token ids of the forecasts' text, of other and of foreign text."""
+    """Token ids of the forecasts' text, of other text of the kind, and of foreign text."""
     edits: Sequence[Edit]
-    """What is done to each matrix alone."""
+    """Changes that are applied to each matrix alone."""
     loss: float | None = None
-    """On held-out windows, where it was trained here."""
+    """Loss on held-out windows if the model was trained here, otherwise None."""
     table: float | None = None
-    """The bigram table's."""
+    """Loss of the bigram table; None for SmolLM2."""
 
     def windows(self, text: str, count: int, tokens: int) -> Int[Tensor, "count tokens"]:
-        """Draw windows; those of `SAME` are the first that the forecasts have."""
+        """Draw windows; those of `SAME` are the first windows of the forecasts."""
         return Windows(self.texts[text], tokens).drawn(count, SEED)
 
 
 @cache
 def subject_of(name: str, size: TextSize | None) -> Subject:
-    """Load or train a model; once a process."""
+    """Load or train a model, once per process."""
     torch.manual_seed(SEED)
     return _smollm2() if size is None else _trained_here(name, size)
 
@@ -208,7 +208,7 @@ def _run(name: str, size: TextSize, seed: int) -> tuple[PreTrainedModel, float]:
 
 
 def rounds_of(places: Sequence[str]) -> list[list[str]]:
-    """Deal matrices out in rounds, each with one of every role; a role's layers are permuted."""
+    """Divide matrices into rounds with one matrix per role; the layers of a role are permuted."""
     roles: dict[str, list[str]] = {}
     for place in places:
         roles.setdefault(re.sub(r"\.\d+\.", ".", place), []).append(place)
@@ -219,18 +219,18 @@ def rounds_of(places: Sequence[str]) -> list[list[str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Prices of the changes of one phase, and what others' scores say of them."""
+    """Prices of the changes of one phase, and other tools' scores."""
 
     bill: Bill
     parts: Sequence[Sequence[str]]
-    """Names of the changes of each round."""
+    """Names of the changes per round."""
     peers: Mapping[str, Mapping[str, float]]
-    """{change: {peer: score}} of roundings; alone, of those to 3 bits of models trained here."""
+    """{change: {peer: score}} of roundings; in `SINGLE` only at 3 bits, of models trained here."""
 
 
 @cache
 def _forecast(settings: BillSettings) -> Forecast:
-    """Forecast all rounds of a phase from the same gradients; once a process."""
+    """Forecast all rounds of a phase from the same gradients, once per process."""
     subject = subject_of(settings.subject, settings.size)
     layers = scores.linear_layers(subject.model)
     rounds, edits = [list(layers)], subject.edits
@@ -246,7 +246,7 @@ def _forecast(settings: BillSettings) -> Forecast:
         subject.model, {"input_ids": tokens}, loss="causal-lm", memory_limit=MEMORY
     )
     rounding: list[Change] = [change for change in chosen.values() if change.bits]
-    if settings.phase == SINGLE:  # their ranks are of what is trained here alone
+    if settings.phase == SINGLE:  # only models trained here have ranks of single changes
         ranked = f"{BITS} bits" if settings.size else None
         rounding = [change for change in rounding if change.how == ranked]
     traced = scores.trace_changes(list(dict.fromkeys(change.place for change in rounding)))
@@ -260,7 +260,7 @@ def _forecast(settings: BillSettings) -> Forecast:
 
 
 def measure(settings: BillSettings) -> list[Row]:
-    """Measure the KL of each change of a round, or of the bits that each score shares out."""
+    """Measure the KL of each change of a round, or of the bits that each score allocates."""
     subject = subject_of(settings.subject, settings.size)
     forecast = _forecast(replace(settings, text=SAME, part=0))
     tokens = subject.windows(settings.text, settings.held_out, settings.tokens)

@@ -1,7 +1,7 @@
-"""Score roundings as other tools do, all from the same text.
+"""Score roundings as other tools do, with gradients from one text.
 
-Letters: W weight, Δ its change, X inputs of its layer and G gradient of the loss by its outputs, a
-row for each token; w entries of W, b bits.
+Letters: W weight, Δ its change, X inputs of its layer, G gradient of the loss with respect to its
+outputs, one row per token; w entries of W, b bits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +23,15 @@ PEERS = {
     "squared output gradients": "Σ G² (XΔᵀ)², of AutoQuantize",
     "empirical Fisher": "Σ (GᵀX)² Δ², a gradient for each sequence",
 }
-"""Score → its formula and whose it is."""
+"""Score → its formula and source."""
 TOGETHER = 4
-"""Sequences of a pass."""
+"""Sequences per pass."""
 TRACE = "trace"
-"""Behind the name of a weight: the change by 1 of every entry, whose diagonal is half the trace."""
+"""Suffix of a weight's name: change by 1 of every entry, whose diagonal price is half the trace."""
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Find the layers that multiply by a weight, by the weight's name; the read-out is none."""
+    """Map weight names to the layers that multiply by them, without the output head."""
     read_out = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     return {
         f"{name}.weight": module
@@ -41,7 +41,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def trace_changes(places: Sequence[str]) -> dict[str, dict[str, object]]:
-    """Make the changes whose prices are half the trace of H_o in each weight."""
+    """Make changes whose prices are half the trace of H_o for each weight."""
     return {f"{place}, {TRACE}": {place: _one_more} for place in places}
 
 
@@ -59,12 +59,12 @@ def peers(
 
     Args:
         model: a causal language model.
-        tokens: text that the gradients are taken on.
+        tokens: text for the gradients.
         changes: roundings.
-        traces: trace of H_o in each weight.
+        traces: trace of H_o for each weight.
 
     Returns:
-        {change: {peer: score}}; scores compare changes of one peer, and have no common unit.
+        {change: {peer: score}}; scores of one peer compare changes, but peers have different units.
     """
     weights = dict(model.named_parameters())
     found = {change.name: dict.fromkeys(PEERS, 0.0) for change in changes}
@@ -107,10 +107,10 @@ def _deltas(
 def _inputs_and_gradients(
     model: PreTrainedModel, layers: Mapping[str, nn.Module], tokens: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compute X and G of some layers; the loss is the sum over tokens, with the text's own labels.
+    """Compute X and G of layers; the loss is the sum over tokens, with the text as labels.
 
     Returns:
-        (sequences, tokens, inputs) and (sequences, tokens, outputs) by weight.
+        Weight → tensors (sequences, tokens, inputs) and (sequences, tokens, outputs).
     """
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     handles = []

@@ -1,4 +1,4 @@
-"""The figures and tables of "Simplifying Transformer Blocks"."""
+"""Studies of the figures and tables of "Simplifying Transformer Blocks"."""
 
 STUDIES = {
     "skipless": "skipless",
@@ -11,4 +11,4 @@ STUDIES = {
     "longer": "longer",
     "ablations": "ablations",
 }
-"""Name → module of this room that holds the study as `STUDY`, in the paper's order."""
+"""Name of a study → module of this package with the study as `STUDY`, in the paper's order."""

@@ -1,4 +1,4 @@
-"""Train with one detail changed: decay, attention, MLP gain, initial values, skip (appendix)."""
+"""Train with one change: decay, attention, MLP gain, initial values, or skip (appendix)."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 NO_SKIP = "sas, no MLP skip"
 NO_MLP_SKIP = (NO_SKIP, *(f"{NO_SKIP}, LeakyReLU {slope:g}" for slope in shared.SLOPES))
 SLOW = 0.1
-"""Factor on the rates of blocks without an MLP skip: the paper needed 1e-4 instead of 1e-3."""
+"""Factor of the rates of blocks without an MLP skip: the paper needed 1e-4 instead of 1e-3."""
 INITIALS = ("normal values", "orthogonal values", "tied values", "identity values")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {
@@ -19,8 +19,8 @@ OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
         **dict.fromkeys(NO_MLP_SKIP[:2], (3e-3, 1e-3, 3e-3 * SLOW, 1e-2)),
     }
 }
-"""Rates of blocks whose best rate differs from the others', or whose best rate for one seed lay at
-the end of the grid."""
+"""Rates of blocks whose best rate differs from the others', or was at the end of the grid for one
+seed."""
 VARIANTS = (
     "pre-ln",
     "pre-ln, identity values",
@@ -33,7 +33,7 @@ VARIANTS = (
     *INITIALS,
 )
 COSINE = ("pre-ln", "sas", "sas-p")
-"""Variants that are trained with a cosine decay too."""
+"""Variants that are also trained with a cosine decay."""
 PANELS = {
     "decay, Figure 12": [
         *(f"{n}{d}" for n in COSINE for d in ("", ", cosine")),
@@ -56,7 +56,7 @@ HURTS = {
     f", {shared.VALUE_SKIPINIT}": "shaped attention helps {} (Figure 13)",
     ", no first values": "the first layer's values are worth keeping in {} (Figure 24)",
 }
-"""Suffix of sas and sas-p → the fact of the appendix about it."""
+"""Suffix of sas and sas-p → the appendix's fact about it."""
 LEAKY = "LeakyReLU of slope {:g} does not make up for the MLP skip, it hurts (Figure 25)"
 SLOWER = (
     (VARIANTS[1], "pre-ln", "identity values beside an attention skip hurt (Figure 23)"),
@@ -64,11 +64,11 @@ SLOWER = (
     (NO_SKIP, "sas", "removing the MLP skip of the sequential block slows training (Figure 25)"),
     *((f"{NO_SKIP}, LeakyReLU {slope:g}", NO_SKIP, LEAKY.format(slope)) for slope in shared.SLOPES),
 )
-"""The slower variant, the faster one, and the appendix's fact."""
+"""(slower variant, faster variant, fact of the appendix)."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """All variants with a linear decay, some with a cosine one too."""
+    """List all variants with a linear decay, and some also with a cosine decay."""
     rates, own = shared.RATES[scale], OWN_RATES.get(scale, {})
     return [
         shared.Sweep(
@@ -83,7 +83,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """Train one model; a cosine decay is part of the variant's name."""
+    """Train one model; add a cosine decay to the variant's name."""
     name = settings.name
     if settings.decay == "cosine":
         name = name.replace(settings.variant, f"{settings.variant}, cosine", 1)
@@ -91,7 +91,7 @@ def measure(settings: shared.TrainedSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Final losses, and the appendix's facts."""
+    """Compare final losses with the appendix's facts."""
     runs = shared.Runs(rows)
     label = "final validation loss (nats per token)"
     known = shared.finite(runs.losses)

@@ -1,4 +1,4 @@
-"""Train at two depths, one four times the other (Figure 6)."""
+"""Train at two depths that differ by a factor of four (Figure 6)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +13,13 @@ MATCHING = ("sas", "sas-p")
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {"v-skipinit": (3e-3, 1e-3, 1e-2, 3e-2), "sas": (1e-2, 3e-3, 3e-2, 1e-1)}
 }
-"""The last ones lie beyond the grids of other studies, at whose ends one seed ended a little lower:
-V-SkipInit's at 3 layers, SAS's at 12."""
+"""Rates of blocks. The last rates extend the grids of other studies, where one seed was slightly
+better at the end: for V-SkipInit at 3 layers, for SAS at 12."""
 DEPTHS: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (3, 12), "paper": (18, 72)}
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """MLPs of two widths, at both depths."""
+    """List the blocks with MLPs of two widths, at both depths."""
     size = replace(shared.SIZES[scale], mlp_width=2 * shared.SIZES[scale].width)
     rates = shared.RATES[scale].with_own(OWN_RATES.get(scale, {}))
     return [
@@ -33,19 +33,19 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def at(name: str, depth: int) -> str:
-    """Name a block of a depth."""
+    """Name a block at a depth."""
     return f"{name}, {depth} layers"
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """Train one model; its depth is part of the variant's name."""
+    """Train one model; add the depth to the variant's name."""
     own = at(settings.variant, settings.size.depth)
     name = settings.name.replace(settings.variant, own, 1)
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot losses at each depth, and judge final losses against pre-ln of the same depth."""
+    """Plot losses at each depth, and compare final losses with pre-ln of the same depth."""
     runs = shared.Runs(rows)
     depths = sorted({int(name.split(", ")[-1].split()[0]) for name in runs.losses})
     return runs.summary(

@@ -1,6 +1,6 @@
-"""Fine-tune the pretrained blocks: scores, size, speed, memory (Tables 1 and 2).
+"""Fine-tune the pretrained blocks; measure scores, size, speed, memory (Tables 1 and 2).
 
-At smoke and laptop scale the tasks are stand-ins with labels true by construction, not GLUE.
+At smoke and laptop scale, substitute tasks with exact labels replace GLUE.
 """
 
 import math
@@ -20,26 +20,26 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 from hessblocks_studies.masked import Finetuning, Pretraining, Score, finetune, pretrained
 
 ACCURACY = "accuracy"
-"""Share of right answers on the test split; empty where training diverged."""
+"""Share of correct answers on the test split; empty if training diverged."""
 VALIDATION = "validation_accuracy"
-"""The same on the validation split, which chooses the learning rate."""
+"""Share of correct answers on the validation split, which chooses the learning rate."""
 CHANCE = "chance"
-"""Share of the commonest class."""
+"""Share of the most frequent class."""
 FRESH = "pre-ln, not pretrained"
-"""The control: the same fine-tuning from random weights."""
+"""Control: the same fine-tuning from random weights."""
 PUBLISHED_SCORES = {
     "pre-ln": (78.9, 0.7), "parallel": (78.5, 0.6), "v-skipinit": (78.0, 0.3), "sas": (78.4, 0.8),
     "sas-p": (78.3, 0.4),
 }  # fmt: skip
-"""GLUE and its error, table 1; SAS-P without norm has none (NaNs)."""
+"""Published GLUE score and its error, table 1; SAS-P without norm has none (NaNs)."""
 AT_SIZE = "parameters_at_16x768"
-"""Parameters at the published size."""
+"""Quantity: parameters at the published size."""
 PUBLISHED_MILLIONS = {"pre-ln": 120, "sas": 101}
 VOID = "void, since on no task pretraining surely helps"
-"""Behind the numbers of a verdict whose controls do not hold."""
+"""Note added to a verdict whose controls do not hold."""
 CLOSE = 2.0
-"""Points of a score that still count as equal, and by which pretraining must help with a task for
-it to count."""
+"""Points up to which scores count as equal, and by which pretraining must improve a task for the
+task to count."""
 GLUE = "cola,sst2,mrpc,qqp,mnli,qnli,rte"
 
 
@@ -48,15 +48,15 @@ class Tuning:
     """Fine-tuning at one scale."""
 
     tasks: str
-    """Names with commas, of `hessblocks_studies.data.tasks.TASKS` or of GLUE."""
+    """Names of tasks in `hessblocks_studies.data.tasks.TASKS` or in GLUE, separated by commas."""
     epochs: int
     """Passes over the training examples."""
     tuning_batch_size: int
-    """Examples of each update."""
+    """Examples per update."""
     tuning_rates: tuple[float, ...]
-    """Peak learning rates, of which the validation split chooses one for each block."""
+    """Peak learning rates; the validation split chooses one per block."""
     examples: int
-    """Most training examples of a task; 0 means all."""
+    """Maximum number of training examples per task; 0 means all."""
 
 
 TUNINGS: dict[Scale, Tuning] = {
@@ -71,22 +71,22 @@ TUNINGS: dict[Scale, Tuning] = {
         tasks=GLUE, epochs=5, tuning_batch_size=32, tuning_rates=(5e-5, 1.5e-4, 5e-4), examples=0
     ),
 }  # fmt: skip
-"""The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one try of pre-ln; batch and
-middle rate at paper scale are published, epochs and the other rates are ours."""
+"""Fine-tuning by scale. The middle rate at laptop scale is the best of 3e-4 to 1e-2 in one run of
+pre-ln. Batch and middle rate at paper scale are published; epochs and the other rates are ours."""
 FRESH_RATES: dict[Scale, tuple[float, ...]] = {"laptop": (3e-2, 1e-1)}
-"""Further rates of the control, which learns best at larger ones than a pretrained model."""
+"""Additional rates of the control, which needs larger rates than pretrained models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedSettings(masked_lm.MaskedSettings):
-    """A point of this study: one block fine-tuned on all tasks, or all blocks in turns."""
+    """Settings of a point: one block fine-tuned on all tasks, or all blocks timed in turns."""
 
     tuning: Tuning | None = None
-    """Fine-tuning; None where all blocks take turns."""
+    """Settings of the fine-tuning; None for the timing of all blocks."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The blocks and the control, and one point that times all blocks."""
+    """List the blocks and the control, and one point that times all blocks."""
     timing, blocks = masked_lm.sweeps(scale)
     tuning: dict[str, object] = {"tuning": TUNINGS[scale]}
     kept = replace(blocks, rates=blocks.rates.likeliest)
@@ -104,7 +104,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def measure(settings: TunedSettings) -> list[Row]:
-    """One block's scores, or the costs of all."""
+    """Measure one block's scores, or the costs of all blocks."""
     if settings.tuning is None:
         return masked_lm.timed(settings) + [
             _published_size(settings, name) for name in PUBLISHED_MILLIONS
@@ -135,7 +135,7 @@ def measure(settings: TunedSettings) -> list[Row]:
 
 
 def tasks(names: str) -> list[Task]:
-    """The labelled tasks of these names, stand-ins or GLUE."""
+    """Load labelled tasks by name: substitutes or GLUE."""
     chosen = names.split(",")
     if not set(chosen) <= set(TASKS):
         from hessblocks_studies.data import load_glue
@@ -146,7 +146,7 @@ def tasks(names: str) -> list[Task]:
 
 
 def _published_size(settings: TunedSettings, name: str) -> Row:
-    """Parameters of a block at the published size, counted without memory."""
+    """Count the parameters of a block at the published size, without allocating them."""
     with torch.device("meta"):
         model = Pretraining(preset=name, seed=0, **vars(masked_lm.SIZES["paper"])).model()
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -154,14 +154,14 @@ def _published_size(settings: TunedSettings, name: str) -> Row:
 
 
 Scores = dict[str, dict[Scalar, dict[str, float]]]
-"""Block → {seed: {task: accuracy in percent, −∞ where it diverged}}."""
+"""Block → {seed: {task: accuracy in percent, −∞ if training diverged}}."""
 
 
 def best_rates(rows: Rows) -> dict[str, shared.Rate]:
-    """Choose the rate of each block by the validation split.
+    """Choose the rate of each block on the validation split.
 
     Returns:
-        The rate with the fewest diverged runs, of these the one with the best answers over seeds
+        The rate with the fewest diverged runs; of these, the one with the best accuracy over seeds
         and tasks.
     """
     answers: dict[str, dict[float, list[float | None]]] = {}
@@ -181,7 +181,7 @@ def best_rates(rows: Rows) -> dict[str, shared.Rate]:
 
 
 def scores(rows: Rows) -> Scores:
-    """The accuracies of each block at its best rate, in percent."""
+    """Collect the accuracies of each block at its best rate, in percent."""
     found: Scores = {}
     rates = best_rates(rows)
     for row in shared.of_quantity(rows, ACCURACY):
@@ -193,10 +193,10 @@ def scores(rows: Rows) -> Scores:
 
 
 def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict[Scalar, float]]:
-    """Average each seed over its tasks, or over those of these that it has: block → {seed: mean}.
+    """Average each seed over its tasks, or over a selection of them: block → {seed: mean}.
 
     Returns:
-        The means; that of a diverged seed is −∞.
+        The means; −∞ for a diverged seed.
     """
     return {
         block: {
@@ -209,12 +209,12 @@ def means(found: Scores, tasks: Collection[str] | None = None) -> dict[str, dict
 
 
 def finished(values: Iterable[float]) -> list[float]:
-    """The values that did not diverge."""
+    """Select the values of runs that did not diverge."""
     return [value for value in values if math.isfinite(value)]
 
 
 def summarise(rows: Rows) -> Summary:
-    """The table of the paper's kind, and its facts."""
+    """Summarise in a table like the paper's, and check its facts."""
     found = scores(rows)
     about = "Tasks of GLUE"
     if set(task_names(found)) <= set(TASKS):
@@ -233,13 +233,13 @@ def summarise(rows: Rows) -> Summary:
 
 
 def task_names(found: Scores) -> list[str]:
-    """The tasks, each once."""
+    """List the tasks without duplicates."""
     every = (task for runs in found.values() for each in runs.values() for task in each)
     return list(dict.fromkeys(every))
 
 
 def table(rows: Rows, found: Scores) -> list[dict[str, object]]:
-    """One block per row: scores, parameters, speed and memory."""
+    """Make one row per block: scores, parameters, speed and memory."""
     average, rates = means(found), best_rates(rows)
     counted = ("parameters", "step_memory", "answer_memory")
     costs = {quantity: shared.values(rows, quantity) for quantity in counted}
@@ -287,7 +287,7 @@ def _panels(rows: Rows, found: Scores) -> list[Panel]:
 
 
 def _with_chance(rows: Rows, task: str) -> str:
-    """The task, and what answering with the commonest class would score."""
+    """Name the task, with the accuracy of the most frequent class."""
     for row in shared.of_quantity(rows, CHANCE):
         if row["task"] == task and row["value"] is not None:
             return f"{task} ({100 * row['value']:.0f} %)"
@@ -295,7 +295,7 @@ def _with_chance(rows: Rows, task: str) -> str:
 
 
 def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
-    """Score above pre-ln's against training speed, ours beside the published ones."""
+    """Plot the score relative to pre-ln's against training speed, ours and the published ones."""
     times = shared.speeds(rows)
     gaps = {name: shared.difference(average, name, "pre-ln") for name in times}
     ours = {name: gap for name, gap in gaps.items() if gap.seeds and not gap.diverged}
@@ -320,7 +320,7 @@ def _speed_panel(rows: Rows, average: shared.Values) -> list[Panel]:
 
 
 def _checks(rows: Rows, found: Scores) -> list[Check]:
-    """Judge pretraining task by task, then scores over tasks where it helps; sizes, speeds."""
+    """Judge pretraining per task, then scores over tasks where it helps, sizes and speeds."""
     base, _ = PUBLISHED_SCORES["pre-ln"]
     rates = best_rates(rows)
     controls = {task: _control(found, task, rates) for task in task_names(found)}
@@ -356,7 +356,7 @@ def _checks(rows: Rows, found: Scores) -> list[Check]:
 
 
 def _control(found: Scores, task: str, rates: Mapping[str, shared.Rate]) -> Check:
-    """Whether pretraining helps with a task by more than what counts as equal."""
+    """Judge whether pretraining improves a task by more than `CLOSE`."""
     check = shared.difference(means(found, [task]), "pre-ln", FRESH).judged(
         f"pretraining helps with {task}: pre-ln scores above the same model from random weights",
         f"more than {CLOSE:g} points above (ours; a task where it does not says nothing about "

@@ -1,4 +1,4 @@
-"""Track the trained gains α and β of values and projections (Figures 4 and 16 to 22)."""
+"""Measure the trained gains α and β of values and projections (Figures 4 and 16 to 22)."""
 
 import math
 import statistics
@@ -16,38 +16,38 @@ from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Scale, Summary
 
 GROUPS = {"V": "value", "P": "projection"}
-"""Letter of a gain → its matrices."""
+"""Letter of a gain → name of its matrices."""
 RATIO = "gain_ratio"
 """|β / α| of one matrix."""
 SCALARS = {"alpha": "α", "beta": "β", "gamma": "γ", "beta_FF": "β_FF"}
-"""Quantity → letter of the other gains: of shaped attention for each head, of the MLP's branch."""
+"""Quantity → letter of the other gains: of shaped attention per head, and of the MLP branch."""
 VARIANTS = {
     shared.GAINED: "skipless, Figure 4",
     shared.GAINED_PARALLEL: "no skip, parallel, Figure 16",
     shared.GAINED_ORTHOGONAL: "skipless, orthogonal, Figure 21",
     shared.GAINED_WITH_SKIP: "with an attention skip, Figure 22",
 }
-"""Block → what it is, and the paper's figure."""
+"""Block → (description, figure of the paper)."""
 SKIPLESS = (shared.GAINED, shared.GAINED_PARALLEL, shared.GAINED_ORTHOGONAL)
 FROM_IDENTITY = (shared.GAINED, shared.GAINED_PARALLEL)
-"""Those of which the paper excepts the first layer's values."""
+"""Blocks for which the paper excepts the first layer's values."""
 NONE = 0.05
-"""Below it a ratio or a gain counts as gone: what the paper's figures show as 0."""
+"""Value below which a ratio or a gain counts as 0, as in the paper's figures."""
 MOST = 0.8
-"""Share of the matrices that is "the vast majority"."""
+"""Share of the matrices that counts as "the vast majority"."""
 FIRST_VALUES = ("value", 0)
-"""The matrix that the paper excepts."""
+"""Matrix that the paper excepts: (group, layer)."""
 Ratios = dict[tuple[str, int], dict[Scalar, dict[int, float]]]
 """(group, layer) → {seed: {step: ratio}}."""
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """Train with trainable gains; the gains whenever a loss is taken."""
+    """Train with trainable gains; record the gains at every evaluation."""
     return shared.train_point(settings, gain_rows)
 
 
 def gain_rows(model: nn.Module, step: int) -> list[Row]:
-    """|β / α| of every value and projection matrix, and the gains of shaped attention and MLPs."""
+    """List |β / α| of every value and projection matrix, and the gains of attention and MLPs."""
     rows: list[Row] = []
     skips: dict[tuple[str, int], float] = {}
     for gain in gain_values(model):
@@ -65,18 +65,18 @@ def gain_rows(model: nn.Module, step: int) -> list[Row]:
 
 
 def ratios(rows: Rows, variant: str) -> Ratios:
-    """The ratios of every matrix of a block along training."""
+    """Collect the ratios of every matrix of a block over training."""
     own = (row for row in shared.of_quantity(rows, RATIO) if row["variant"] == variant)
     return shared.nested(own, ("group", "layer"), "seed", "step")
 
 
 def _ends(steps: Mapping[int, float]) -> tuple[float, float]:
-    """The first and the last value."""
+    """Return the first and the last value."""
     return steps[min(steps)], steps[max(steps)]
 
 
 def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
-    """List the first and last ratio of each matrix but the first layer's values, seed by seed."""
+    """List the first and last ratio of each matrix except the first layer's values, by seed."""
     each: dict[Scalar, list[tuple[float, float]]] = {}
     for matrix, seeds in found.items():
         for seed, steps in seeds.items() if matrix != FIRST_VALUES else ():
@@ -85,13 +85,13 @@ def _others(found: Ratios) -> dict[Scalar, list[tuple[float, float]]]:
 
 
 def counts(found: Ratios, *, rise: bool) -> tuple[int, int]:
-    """Count the ratios of `_others` that rise by more than `NONE`, or are gone, mean over seeds.
+    """Count the ratios of `_others` that rise by more than `NONE`, or reach 0; mean over seeds.
 
-    A matrix counts once, whatever its seeds: these agree more than chance would have them, so that
-    seven matrices in three seeds are not 21.
+    A matrix counts once for all seeds, which are not independent: seven matrices with three seeds
+    are not 21 matrices.
 
     Returns:
-        How many do, of how many.
+        (number of such matrices, number of matrices).
     """
     means = [
         [statistics.mean(one) for one in zip(*matrix, strict=True)]
@@ -101,7 +101,7 @@ def counts(found: Ratios, *, rise: bool) -> tuple[int, int]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Ratios and other gains along training, and how many have gone to 0."""
+    """Plot ratios and other gains over training, and count those that reach 0."""
     runs = shared.Runs(rows)
     finished = {
         (variant, seed)
@@ -151,7 +151,7 @@ def _ratio_panel(variant: str, group: str, found: Ratios) -> Panel:
 
 
 def _scalar_panel(rows: Rows, quantity: str) -> Panel:
-    """One gain along training, a curve per layer."""
+    """Plot one gain over training, one curve per layer."""
     curves: dict[str, list[tuple[float, float, float]]] = {}
     values = shared.gathered(shared.of_quantity(rows, quantity), "layer", "step")
     for (layer, step), each in sorted(values.items()):
@@ -162,12 +162,12 @@ def _scalar_panel(rows: Rows, quantity: str) -> Panel:
 
 
 def _counted(runs: shared.Runs, variant: str, check: Check) -> Check:
-    """The check; undecided where its block, or pre-ln, has learnt no more than pairs of tokens."""
+    """Leave a check undecided if its block or pre-ln has learnt no more than bigrams."""
     return runs.if_it_counts(runs.where_learnt(check, variant), variant)
 
 
 def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
-    """Of which block, and what the paper says of its ratios."""
+    """List (block, check of what the paper claims of its ratios)."""
     checks = []
     for variant in SKIPLESS:
         if known.get(variant):
@@ -204,7 +204,7 @@ def _ratio_checks(known: Mapping[str, Ratios]) -> list[tuple[str, Check]]:
 
 
 def _gone_check(variant: str, gone: int, matrices: int) -> Check:
-    """Judge a share of the matrices by the exact binomial test, beside Wilson's interval."""
+    """Judge a share of the matrices by the exact binomial test; report Wilson's interval."""
     found = stats.binomtest(gone, matrices, MOST)
     low, high = found.proportion_ci(method="wilson")
     tails = (stats.binomtest(gone, matrices, MOST, one).pvalue for one in ("less", "greater"))
@@ -234,7 +234,7 @@ def _rise_check(beside: tuple[int, int], without: tuple[int, int]) -> Check:
 
 
 def _scalar_checks(rows: Rows) -> list[tuple[str, Check]]:
-    """None of the other gains goes to 0 in any layer."""
+    """Check that no other gain reaches 0 in any layer."""
     checks = []
     for quantity, letter in SCALARS.items():
         own = shared.of_quantity(rows, quantity)
@@ -261,7 +261,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """Train all variants at the size and the likeliest rate of the other studies.
 
     Returns:
-        One sweep, at laptop scale twice as long, since gains move slowly.
+        One sweep; at laptop scale it is twice as long, since gains change slowly.
     """
     size = shared.SIZES[scale]
     steps = 2 * size.steps if scale == "laptop" else size.steps

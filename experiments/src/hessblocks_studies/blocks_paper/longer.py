@@ -8,7 +8,7 @@ from hessblocks_studies.engine import Rows, Scale, Summary
 JUDGED = ("sas", "sas-p")
 VARIANTS = (*shared.BASES, *JUDGED)
 TIMES = 3
-"""Tokens, as a multiple of the other studies'."""
+"""Number of tokens relative to the other studies."""
 PUBLISHED_STEPS = 120_000
 
 
@@ -16,8 +16,8 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
     """Train all blocks at the size of the other studies, for more steps.
 
     Returns:
-        One sweep, at the rate that `trial` found best for all of them in runs of 2,400 steps, and
-        no lower one better in 8,000.
+        One sweep at the best rate of `trial` for all blocks in runs of 2,400 steps; no lower rate
+        was better in 8,000 steps.
     """
     steps = PUBLISHED_STEPS if scale == "paper" else TIMES * shared.SIZES[scale].steps
     size = replace(shared.SIZES[scale], steps=steps)
@@ -26,7 +26,7 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss curves and final losses."""
+    """Plot loss curves and compare final losses."""
     runs, title = shared.Runs(rows), "loss at equal steps"
     plain, base = shared.BASES
     return runs.summary(

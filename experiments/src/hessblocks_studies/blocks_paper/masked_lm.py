@@ -1,6 +1,6 @@
-"""Pretrain masked language models: loss against steps and time (Figure 7).
+"""Pretrain masked language models and plot loss against steps and time (Figure 7).
 
-The models stay in the cache, where the study `downstream` finds them.
+The models stay in the cache for the study `downstream`.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,7 @@ PRESETS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("pre-ln", "parallel", "sas", "sas-p"),
     "paper": ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm"),
 }
-"""Presets that are timed."""
+"""Presets whose steps are timed."""
 RATES: dict[Scale, shared.Grid] = {
     "smoke": shared.Grid(rates=(3e-3,)),
     "laptop": shared.Grid(
@@ -32,7 +32,7 @@ RATES: dict[Scale, shared.Grid] = {
     ),
     "paper": shared.Grid(rates=(1e-3, 3e-4, 3e-3)),
 }
-"""The first rate of each block, its best here, is that of the models that `downstream` tunes."""
+"""Rates by block; the first, the best here, also trains the models that `downstream` tunes."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.TextSize(
         depth=2, width=32, heads=2, mlp_width=64, context=32, vocab_size=1024, steps=40,
@@ -50,21 +50,21 @@ SIZES: dict[Scale, shared.TextSize] = {
         evaluation_sequences=2048, data="hub:wikipedia",
     ),
 }  # fmt: skip
-"""The MLP is gated. 16 layers, 768, context 128 and the vocabulary are published, and an MLP of
-3072 that counts both halves; the paper trained for 24 hours on one GPU, not for a number of steps:
-steps, batch and rate at `paper` are ours."""
+"""Sizes with a gated MLP. Published: 16 layers, width 768, context 128, the vocabulary, and an MLP
+width of 3072 for both halves together. The paper trained for 24 hours on one GPU; steps, batch and
+rate at `paper` are ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSettings(shared.BlockSettings):
-    """A point of a study of masked models: one model, or all in turns."""
+    """Settings of a point of a study of masked models: one model, or all blocks in turns."""
 
     presets: str | None = None
-    """The presets that `ALL` times, with commas; None where one block is meant."""
+    """Presets timed by `ALL`, separated by commas; None for a single block."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The blocks, and the points that time them all, one per repetition."""
+    """List the blocks, and one point per repetition that times all of them."""
     presets, size = PRESETS[scale], SIZES[scale]
     in_turns = {"presets": ",".join(presets)}
     return [
@@ -74,12 +74,12 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def blocks(scale: Scale) -> tuple[str, ...]:
-    """Name what is trained: what is timed, and pre-ln with zero queries, of the same step time."""
+    """List the trained blocks: the timed ones, and pre-ln with zero queries (equal step time)."""
     return (*shared.BASES, *PRESETS[scale][1:])
 
 
 def measure(settings: MaskedSettings) -> list[Row]:
-    """One block's validation losses, or the costs of all."""
+    """Measure one block's validation losses, or the costs of all blocks."""
     if settings.variant == shared.ALL:
         return timed(settings)
     if settings.variant == shared.BIGRAMS:
@@ -94,7 +94,7 @@ def measure(settings: MaskedSettings) -> list[Row]:
 
 
 def bigram_rows(settings: MaskedSettings) -> list[Row]:
-    """The loss of a table that sees both neighbours, on the masked tokens of the models."""
+    """Compute the loss of a table of both neighbours, on the masked tokens of the models."""
     text, size = shared.text_of(settings.size), settings.size
     windows = held_out_masked(pretraining(settings, "pre-ln"), text)
     seen, labels = (torch.stack([one[name] for one in windows]) for name in ("input_ids", "labels"))
@@ -105,7 +105,7 @@ def bigram_rows(settings: MaskedSettings) -> list[Row]:
 
 
 def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretraining:
-    """The pretraining that a point's settings describe, of its own block by default."""
+    """Make the pretraining of a point's settings, by default for the point's block."""
     variant = preset or settings.variant
     zero = variant.endswith(shared.ZERO_QUERIES)
     return Pretraining(
@@ -118,7 +118,7 @@ def pretraining(settings: MaskedSettings, preset: str | None = None) -> Pretrain
 
 
 def timed(settings: MaskedSettings) -> list[Row]:
-    """Measure what every block costs, all in turns."""
+    """Measure the costs of every block; blocks take turns."""
     presets = (settings.presets or "").split(",")
     found = cost_rows(pretraining(settings, presets[0]), presets)
     owners = {name: replace(settings, variant=name).owner for name in presets}
@@ -126,7 +126,7 @@ def timed(settings: MaskedSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss against steps and time, and the final losses."""
+    """Plot loss against steps and time, and compare final losses."""
     runs = shared.Runs(rows)
     names = tuple(runs.losses)
     panels: list[Panel] = []

@@ -1,4 +1,4 @@
-"""Train with values and projections kept near their initial value (Figures 3, 9 and 15)."""
+"""Train with restricted updates of values and projections (Figures 3, 9 and 15)."""
 
 import itertools
 import statistics
@@ -19,9 +19,9 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 IDENTITY = shared.restricted("identity", 0)
 LAST_TIED = "last tied"
 INITS = ("identity", "tied", LAST_TIED, "orthogonal")
-"""Starts of values and projections, in the paper's order, best first."""
+"""Initial values of values and projections, in the paper's order, the best first."""
 SHARES = (0.1,)
-"""Learning rates of values and projections, as shares of that of all else; the share 1 is the gain
+"""Learning rates of values and projections relative to the other parameters'; 1 is the gain β = 1.
 β = 1."""
 OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "laptop": {
@@ -30,7 +30,7 @@ OWN_RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     }
 }
 """Rates of blocks whose best rate is lower than the others', as for the same values in `ablations`,
-or whose best rate for one seed lay at the end of the grid."""
+or was at the end of the grid for one seed."""
 VARIANTS = (
     *shared.BASES,
     IDENTITY,
@@ -41,17 +41,17 @@ VARIANTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class RestrictedSettings(shared.TrainedSettings):
-    """A point of this study: one model."""
+    """Settings of a point: one model."""
 
     rate_share: float | None = None
-    """Learning rate of values and projections, but for the first layer's values, against that of
-    all else; None for the same."""
+    """Learning rate of values and projections, without the first layer's values, relative to that
+    of the other parameters; None for 1."""
     last_tied: bool | None = None
-    """Whether the last projection begins as what undoes all values and projections before it."""
+    """Whether the last projection initially inverts all values and projections before it."""
 
     @property
     def name(self) -> str:
-        """Name of the variant, with what this study changes, and the rate where it has several."""
+        """Name of the variant with its restrictions, and the rate if there are several."""
         init, _, beta = self.variant.partition(", ")
         name = f"{LAST_TIED}, {beta}" if self.last_tied else self.variant
         if self.rate_share is not None:
@@ -60,15 +60,15 @@ class RestrictedSettings(shared.TrainedSettings):
 
 
 def slowed(init: str, share: float) -> str:
-    """Name of W = W_init + ΔW where values and projections have a share of the learning rate."""
+    """Name W = W_init + ΔW with a reduced learning rate of values and projections."""
     return f"{init}, rate x{share:g}"
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """Train every gain from every initial value, smaller rates, the last projection tied.
+    """List every gain for every initial value, reduced rates, and the tied last projection.
 
     Returns:
-        The sweeps, each at its best rate for all else.
+        The sweeps, each at its best rate of the other parameters.
     """
     size, rates = shared.SIZES[scale], shared.RATES[scale]
     own = rates.with_own(OWN_RATES.get(scale, {}))
@@ -103,10 +103,10 @@ def measure(settings: RestrictedSettings) -> list[Row]:
 
 @torch.no_grad()
 def tie_last(model: PreTrainedModel) -> None:
-    """Start W_P of the last layer so that Π W_V W_P over all layers is the identity (appendix C).
+    """Set W_P of the last layer so that Π W_V W_P over all layers is the identity (appendix C).
 
     Args:
-        model: freshly made, its values and projections reparametrised and orthogonal.
+        model: freshly initialised; its values and projections are reparametrised and orthogonal.
     """
     layers: Any = layers_of(model)
     first = layers[0].attention.value.initial
@@ -119,12 +119,12 @@ def tie_last(model: PreTrainedModel) -> None:
 
 
 def slow_down(trainer: RunTrainer, share: float) -> None:
-    """Give values and projections, but for the first layer's values, a share of the learning rate.
+    """Reduce the learning rate of values and projections, except the first layer's values.
 
     Args:
-        trainer: before it trains; their trainable parts are moved into a group of the optimiser of
-            their own.
-        share: share of the rate of all else.
+        trainer: trainer before training; the trainable parts move to a separate parameter group of
+            the optimiser.
+        share: rate relative to that of the other parameters.
     """
     optimiser = trainer.create_optimizer()
     layers: Any = layers_of(cast(PreTrainedModel, trainer.model))
@@ -139,7 +139,7 @@ def slow_down(trainer: RunTrainer, share: float) -> None:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Final loss against the gain β of the trainable part, and against the learning rate."""
+    """Plot final loss against the gain β of the trainable part, and against the learning rate."""
     runs = shared.Runs(rows)
     return runs.summary(
         title=(
@@ -190,12 +190,12 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _beside(check: Check, published: str) -> Check:
-    """The check with the published losses."""
+    """Add the published losses to a check."""
     return replace(check, expected=f"{check.expected}; {published} at 18 layers, width 768")
 
 
 def _rate_checks(runs: shared.Runs) -> list[Check]:
-    """Figure 9: with AdamW a gain of β is a learning rate times β."""
+    """Judge Figure 9: with AdamW a gain of β is equivalent to a learning rate times β."""
     return [
         runs.match(
             slowed(init, share),
@@ -215,7 +215,7 @@ def _rate_checks(runs: shared.Runs) -> list[Check]:
 
 
 def _tied_checks(runs: shared.Runs) -> list[Check]:
-    """Figure 15: each tying closes a part of the gap between orthogonal and identity values."""
+    """Judge Figure 15: tying reduces the gap between orthogonal and identity values."""
     means = {init: _over_gains(runs.losses, init) for init in INITS}
     checks = []
     for fast, slow in itertools.pairwise(INITS):
@@ -231,14 +231,14 @@ def _tied_checks(runs: shared.Runs) -> list[Check]:
 
 
 def _over_gains(losses: shared.Values, init: str) -> dict[Scalar, float]:
-    """{seed: final loss averaged over β}, of the seeds that have every β."""
+    """Average the final loss over β for each seed that has every β."""
     each = [losses.get(shared.restricted(init, beta), {}) for beta in shared.BETAS]
     seeds = [seed for seed in each[0] if all(seed in runs for runs in each)]
     return {seed: statistics.mean(runs[seed] for runs in each) for seed in seeds}
 
 
 def _panels(losses: shared.Values) -> list[Panel]:
-    """Plot against the gain and the rate: a curve per initial value; what has neither is level."""
+    """Plot losses against gain and rate, one curve per initial value; other blocks are level."""
     gains = {init: {b: shared.restricted(init, b) for b in shared.BETAS} for init in INITS}
     gains["identity"][0] = IDENTITY
     rates = {

@@ -7,7 +7,7 @@ VARIANTS = ("pre-ln", "v-skipinit", "skipless")
 
 
 def summarise(rows: Rows) -> Summary:
-    """Loss curves and final losses."""
+    """Plot loss curves and compare final losses."""
     runs = Runs(rows)
     return runs.summary(
         title="Blocks without an attention skip against pre-ln",

@@ -1,7 +1,7 @@
-"""Time training steps and decoding at each width, and plot loss against time (Figures 5 and 26).
+"""Time training steps and decoding at each width; plot loss against time (Figures 5 and 26).
 
-All blocks take turns, a step each, so that whatever else the machine does strikes all of them
-alike.
+The blocks take turns, one step each, so that other load on the machine affects all of them
+equally.
 """
 
 import math
@@ -19,32 +19,32 @@ from hessblocks_studies.engine import Check, Rows, Scale, Summary
 from hessblocks_studies.shared import ROUNDS, in_turns
 
 VARIANTS = (*shared.BASES, "parallel", "v-skipinit", "sas", "sas-p", "sas-p-no-norm")
-"""Blocks that are trained; a second pre-ln is not timed, since its steps cost the same."""
+"""Trained blocks; pre-ln with zero queries is not timed: its steps cost the same as pre-ln's."""
 TIMED = (*PRESETS, shared.GPT2)
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32),
     "laptop": (64, 128, 256, 512),
     "paper": (256, 512, 768, 1024),
 }
-"""Widths at which steps are timed, that of the runs among them."""
+"""Widths at which steps are timed, including the width of the runs."""
 DRAWN = ("pre-ln", *VARIANTS[2:], "op", "modern")
-"""Blocks whose speeds are drawn; the table has all that are timed."""
+"""Blocks in the figure of speeds; the table has all timed blocks."""
 TOKEN_TIME = "token_time"
-"""Seconds of a decoded token, of processor time on a CPU, median over the turns."""
+"""Seconds per decoded token (on a CPU processor time), median over the rounds."""
 FASTEST = "fastest_"
-"""Begins the name of the least of the turns."""
+"""Prefix of the quantity that is the minimum over the rounds."""
 CACHE = "cache_memory"
-"""Bytes of the keys and values of one sequence as long as the context."""
+"""Bytes of the key-value cache of one sequence of context length."""
 FLOPS = "update_flops"
-"""Operations of the matrix products of an update."""
+"""Floating-point operations of an update's matrix products."""
 COLUMNS = (*shared.TRAINED_COLUMNS, "width")
 Ratios = dict[str, dict[Scalar, float]]
-"""Block → {seed: times as fast as pre-ln}; a seed of the clocks is a repetition with models of its
-own."""
+"""Block → {seed: speed relative to pre-ln}; each seed of the step times is a repetition with new
+models."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """The clocks at each width, and the runs."""
+    """List the points with step times at each width, and the training runs."""
     size = shared.SIZES[scale]
     clocks = [
         shared.Sweep(variants=[shared.ALL], size=shared.widened(size, width))
@@ -55,23 +55,23 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def measure(settings: shared.TrainedSettings) -> list[Row]:
-    """One run's losses, or what a step and a decoded token of every block cost."""
+    """Measure one run's losses, or the costs of a step and a decoded token of every block."""
     timed = settings.variant == shared.ALL
     rows = clocks(settings) if timed else shared.train_point(settings)
     return [{**row, "width": settings.size.width} for row in rows]
 
 
 def clocks(settings: shared.TrainedSettings) -> list[Row]:
-    """Times of steps and of decoded tokens, all blocks taking turns; cache and operations.
+    """Time steps and decoded tokens of all blocks in turns; count cache and operations.
 
     Args:
         settings: settings of the point.
 
     Returns:
-        A row for each block and quantity.
+        One row per block and quantity.
 
     Cost:
-        The models of all blocks, with their optimisers, are in memory at once.
+        The models of all blocks, with their optimisers, are in memory at the same time.
     """
     size = settings.size
     turns = {name: replace(settings, variant=name) for name in TIMED}
@@ -100,15 +100,15 @@ def clocks(settings: shared.TrainedSettings) -> list[Row]:
 def time_shares(
     runs: shared.Runs, base: str, step_shares: Mapping[str, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """Compute each block's time to the last loss of a base, as a share of the base's.
+    """Compute each block's time to the final loss of a base, relative to the base's time.
 
     Args:
         runs: runs of equal steps.
-        base: pre-ln, or the one with zero queries, whose step costs the same.
-        step_shares: block → time of its step, as a share of the base's.
+        base: pre-ln, or pre-ln with zero queries, whose steps cost the same.
+        step_shares: block → time per step, relative to the base's.
 
     Returns:
-        The shares.
+        Block → {seed: relative time}.
     """
     found: dict[str, dict[Scalar, float]] = {}
     for seed, target in runs.losses.get(base, {}).items():
@@ -123,7 +123,7 @@ def time_shares(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot loss against time, and speed against width; judge the time to the loss of pre-ln."""
+    """Plot loss against time, and speed against width; judge the time to pre-ln's loss."""
     runs = shared.Runs(rows)
     timed = {width: each for (width,), each in shared.grouped(_clocked(rows), "width").items()}
     own = {row["width"] for row in shared.of_quantity(rows, shared.LOSS)} or set(timed)
@@ -186,7 +186,7 @@ def _clocked(rows: Rows) -> Rows:
 
 
 def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> Panel:
-    """Speed against width, a curve per block."""
+    """Plot speed against width, one curve per block."""
     places: dict[str, list[tuple[float, float, float]]] = {}
     for width, rows in timed.items():
         found = shared.ratios(rows, quantity)
@@ -198,7 +198,7 @@ def _panel(timed: Mapping[int, Rows], title: str, quantity: str, label: str) -> 
 
 
 def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
-    """Every block of one width against pre-ln."""
+    """Tabulate every block relative to pre-ln at one width."""
     speeds = {
         "training_speed": shared.STEP_TIME,
         "training_speed_by_the_fastest_steps": FASTEST + shared.STEP_TIME,
@@ -222,7 +222,7 @@ def _speed_table(width: int, rows: Rows) -> list[dict[str, object]]:
 
 
 def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
-    """sas-p against pre-ln at every width, the other blocks of table 1 at the widest."""
+    """Judge sas-p against pre-ln at every width, and the other blocks of table 1 at the largest."""
     checks = []
     for width, rows in timed.items():
         blocks = list(shared.PUBLISHED_SPEED)[1:] if width == max(timed) else ["sas-p"]
@@ -240,7 +240,7 @@ def _speed_checks(timed: Mapping[int, Rows]) -> list[Check]:
 def _speed_check(
     block: str, width: int, medians: Ratios, least: float | None, counted: float | None
 ) -> Check:
-    """Whether a block is on the published side of 1, by the medians and by the fastest steps."""
+    """Judge whether a speed is on the published side of 1, by medians and by fastest steps."""
     published = shared.PUBLISHED_SPEED[block]
     less, side = ("less", "above") if published > 1 else ("more", "below")
     found = shared.clocked(shared.over_seeds(medians[block]))
@@ -259,7 +259,7 @@ def _speed_check(
 
 
 def _step_checks(runs: shared.Runs) -> list[Check]:
-    """Figure 26: losses at equal steps."""
+    """Judge losses at equal steps (Figure 26)."""
     return [
         *(
             runs.match(name, base, f"{name} matches {base} in loss per step")
@@ -273,7 +273,7 @@ def _step_checks(runs: shared.Runs) -> list[Check]:
 
 
 def _mean(shares: Mapping[Scalar, float]) -> float | None:
-    """The mean over seeds; None where a seed never gets there."""
+    """Average over seeds; None if a seed never reaches the loss."""
     if not shares or not all(map(math.isfinite, shares.values())):
         return None
     return mean_and_error(list(shares.values()))[0]
@@ -282,23 +282,23 @@ def _mean(shares: Mapping[Scalar, float]) -> float | None:
 def _time_checks(
     shares: shared.Values, base: str, steps: Mapping[str, shared.Difference]
 ) -> dict[str, Check]:
-    """Judge whether sas and sas-p need less time to a base's last loss.
+    """Judge whether sas and sas-p need less time to a base's final loss.
 
-    No, where one never gets there in as much time.
+    The fact fails if a block never reaches the loss in the base's time.
 
-    A block whose steps take less time is not there yet at the end of as many steps, and has time
-    left: undecided.
+    A block with faster steps has time left after the same number of steps; if it has not reached
+    the loss by then, the fact is undecided.
 
-    The error of the step times, which all seeds share, counts beside that over seeds; of one
-    repetition it is not known.
+    The error includes that of the step times, which all seeds share, and that over seeds. With one
+    repetition the error of step times is unknown.
 
     Args:
-        shares: block → {seed: its time, as a share of the base's}.
-        base: pre-ln, or the one with zero queries.
-        steps: block → time of its step, as a share of pre-ln's.
+        shares: block → {seed: time relative to the base's}.
+        base: pre-ln, or pre-ln with zero queries.
+        steps: block → time per step, relative to pre-ln's.
 
     Returns:
-        Block → the fact about it, as far as it is measured.
+        Block → its check, if measured.
     """
     checks: dict[str, Check] = {}
     for block in ("sas", "sas-p") if base in shares else ():

@@ -1,4 +1,4 @@
-"""Load the tasks of the studies: sums, docstrings, stand-ins for GLUE, texts of the hub."""
+"""Load the tasks of the studies: sums, docstrings, substitutes for GLUE, texts of the hub."""
 
 from hessblocks_studies.data.addition import SYMBOLS, addition_batch
 from hessblocks_studies.data.docstrings import load_docstring_corpus, load_docstrings

@@ -1,7 +1,7 @@
 """Addition as next-token prediction, the task of the Hessian paper.
 
-A sum of two numbers with 5 digits is written `ddddd+ddddd=dddddd`: 12 symbols, 18 tokens, and the
-loss is taken on the 6 digits of the answer.
+A sum of two numbers with 5 digits is written `ddddd+ddddd=dddddd`: 12 symbols, 18 tokens. The
+loss covers the 6 digits of the answer.
 
 Source: Ormaniec, Dangel & Singh (2025), section 4 and the authors' notebook.
 """
@@ -19,17 +19,17 @@ SYMBOLS = "0123456789+="
 def addition_batch(
     sums: int, *, digits: int = 5, seed: int = 0
 ) -> dict[str, Int[Tensor, "sums tokens"]]:
-    """Random sums of two numbers, as tokens and labels.
+    """Draw random sums of two numbers, as tokens and labels.
 
     Args:
-        sums: how many, drawn uniformly with replacement.
-        digits: digits of each summand, leading zeros written.
+        sums: number of sums, drawn uniformly with replacement.
+        digits: digits of each summand, including leading zeros.
         seed: seed of the draw.
 
     Returns:
-        `input_ids` and `labels`, each (sums, 3 · digits + 3); labels equal the answer's digits and
-        are −100 elsewhere. As everywhere in Hugging Face, a label is predicted from the token
-        before it.
+        `input_ids` and `labels`, each (sums, 3 · digits + 3). Labels equal the answer's digits and
+        are −100 elsewhere. As in Hugging Face's models, a label is predicted from the token before
+        it.
 
     Raises:
         ArgumentError: fewer than one sum or digit, or more than 18 digits.
@@ -52,7 +52,7 @@ def addition_batch(
 
 
 def read(tokens: Int[Tensor, " tokens"]) -> str:
-    """The tokens of one sum as text."""
+    """Convert the tokens of one sum to text."""
     return "".join(SYMBOLS[token] for token in tokens.tolist())
 
 

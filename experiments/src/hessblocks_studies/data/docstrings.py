@@ -1,7 +1,7 @@
-"""Load the docstrings of the standard library, split by file once for all tasks.
+"""Load the docstrings of the standard library, split by file for all tasks.
 
-A file's split is decided within its package, so that every package of several files has files in
-each split. No text of a test file is seen in pretraining.
+A file's split is decided within its package, so that every package with several files has files
+in each split. Pretraining sees no text of a test file.
 """
 
 import ast
@@ -20,16 +20,16 @@ from hessblocks import data
 from hessblocks.storage import parse_json
 
 DOCSTRINGS_VERSION = 2
-"""Raised whenever the same files would give other records or splits."""
+"""Version of the cache; increased whenever equal files give other records or splits."""
 ENTRY = f"docstrings-{sys.implementation.cache_tag}"
-"""Name of the entry in the cache, one per version of Python."""
+"""Name of the cache entry, one per version of Python."""
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 0.15, "validation": 0.1}
-"""Share of each package's docstrings that these splits take at least, where its files allow it."""
+"""Smallest shares of each package's docstrings in these splits, if its files allow it."""
 LARGE = 0.4
-"""A file with more than this share of its package's docstrings is training text."""
+"""A file with more than this share of its package's docstrings belongs to the training split."""
 TOPICS = "pydoc_data/topics.py"
-"""Prose on the language, as long again as all docstrings; training text."""
+"""Documentation of the language, as long as all docstrings; it belongs to the training split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +37,33 @@ class Docstring:
     """Docstring of a module, class or function."""
 
     file: str
-    """Relative path of the source file, with /."""
+    """Relative path of the source file, with / as separator."""
     split: str
-    """train, validation or test."""
+    """Split: train, validation or test."""
     kind: str
-    """module, class, function or prose."""
+    """Kind: module, class, function or prose."""
     signature: str
-    """`name(first, second)` of a function; the name of a class; empty for others."""
+    """`name(first, second)` of a function; name of a class; otherwise empty."""
     text: str
-    """The docstring, its indentation removed."""
+    """Text of the docstring, without indentation."""
 
     @property
     def package(self) -> str:
-        """Top-level package; empty for a module that stands alone."""
+        """Top-level package; empty for a module without a package."""
         return self.file.split("/")[0] if "/" in self.file else ""
 
 
 def load_docstrings() -> tuple[Docstring, ...]:
-    """Every docstring of the running interpreter's standard library, its tests left out.
+    """Load all docstrings of the interpreter's standard library, without its tests.
 
     Returns:
-        The docstrings, in the order of their files' paths, then pydoc's prose.
+        The docstrings, ordered by file path, then pydoc's prose.
 
     Raises:
         RunError: the cache cannot be written, or the interpreter has no source files.
 
     Cost:
-        About 10 seconds, once; then the time to read 2 MB.
+        About 10 seconds in the first call; later the time to read 2 MB.
     """
     entry = _records()
     lines = (entry.folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
@@ -71,19 +71,18 @@ def load_docstrings() -> tuple[Docstring, ...]:
 
 
 def load_docstring_corpus(vocabulary: int) -> data.Corpus:
-    """The docstrings as tokens, each ended by the end of text; splits train, validation and test.
+    """Load the docstrings as tokens, each with an end of text; splits train, validation and test.
 
     Args:
-        vocabulary: entries of the encoding, learnt from the training split; `data.MASK` and
-            `data.PADDING`
-            are among them.
+        vocabulary: entries of the encoding, learnt from the training split, including `data.MASK`
+            and `data.PADDING`.
 
     Returns:
-        The corpus, its files verified.
+        The corpus, with verified files.
 
     Raises:
         ArgumentError: `vocabulary` is too small.
-        RunError: as `load_docstrings`.
+        RunError: see `load_docstrings`.
     """
     data.check_vocabulary(vocabulary)
     key = {
@@ -95,13 +94,13 @@ def load_docstring_corpus(vocabulary: int) -> data.Corpus:
 
 
 def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, signature, docstring) of each module, class and function of a source text, in order.
+    """Yield (kind, signature, docstring) of each module, class and function of a source, in order.
 
-    A text that is not Python of this version has none.
+    A text that is not Python of this version yields nothing.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the compiler thinks of others' escape sequences
+            warnings.simplefilter("ignore")  # ignore warnings about escape sequences in other code
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return
@@ -119,15 +118,15 @@ def docstrings_of(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def assigned(counts: Mapping[str, int]) -> dict[str, str]:
-    """The split of each file, package by package.
+    """Assign each file to a split, package by package.
 
     Args:
-        counts: relative path → docstrings.
+        counts: relative path → number of docstrings.
 
     Returns:
-        Relative path → split. Within a package, in the order of the paths' SHA-256, files go to
-        test and then to validation until each has its share; large files and the rest are training
-        text.
+        Relative path → split. Within a package, files in the order of their paths' SHA-256 go to
+        test and then to validation until each split has its share. Large files and the remaining
+        files go to training.
     """
     packages: dict[str, list[str]] = {}
     for path in counts:
@@ -193,7 +192,7 @@ def _collect(source: data.Source, folder: Path) -> Mapping[str, Any]:
 
 
 def _prose() -> list[Docstring]:
-    """The entries of pydoc's topics; none where the interpreter comes without them."""
+    """List the entries of pydoc's topics; empty if the interpreter lacks them."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

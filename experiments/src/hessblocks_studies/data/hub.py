@@ -1,7 +1,7 @@
-"""Text and labelled tasks of the Hugging Face hub, by the extra `hub` (datasets).
+"""Load texts and labelled tasks of the Hugging Face hub, with the extra `hub` (datasets).
 
-A name is one of `TEXTS`, a dataset of the hub, or a local folder in the same layout, which needs no
-network.
+A name is one of `TEXTS`, a dataset of the hub, or a local folder in the same layout, which requires
+no network.
 """
 
 import hashlib
@@ -24,17 +24,17 @@ from hessblocks.errors import ArgumentError, RunError, check_extra, check_name
 from hessblocks_studies.data.tasks import SEPARATOR, LabelledText, Task
 
 HUB_VERSION = 1
-"""Raised whenever the same texts would give other tokens."""
+"""Version of the cache; increased whenever equal texts give other tokens."""
 COLUMN = "text"
 TEXTS: Mapping[str, tuple[str, str | None, str]] = {
     "wikipedia": ("wikimedia/wikipedia", "20231101.en", COLUMN),
     "codeparrot": ("codeparrot/codeparrot-clean", None, "content"),
 }
-"""Short name → dataset, configuration and the column of its text."""
+"""Short name → dataset, configuration and text column."""
 CHARACTERS = 2_000_000_000
-"""So much text is taken at most."""
+"""Maximum number of characters."""
 HELD_OUT = 200
-"""Each so-manieth document is validation text."""
+"""Every `HELD_OUT`-th document belongs to the validation split."""
 GLUE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cola": (("sentence",), ("unacceptable", "acceptable")),
     "sst2": (("sentence",), ("negative", "positive")),
@@ -44,28 +44,28 @@ GLUE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "qnli": (("question", "sentence"), ("entailment", "not entailment")),
     "rte": (("sentence1", "sentence2"), ("entailment", "not entailment")),
 }
-"""Task → its columns of text and its classes; STS-B is a regression and left out."""
+"""Task → text columns and classes; STS-B is a regression and left out."""
 VALIDATION = {"mnli": "validation_matched"}
 """Name of the labelled held-out split, if it is not `validation`."""
 
 
 def load_hub_corpus(name: str, vocabulary: int, *, characters: int = CHARACTERS) -> Corpus:
-    """A text dataset as tokens, each document ended by the end of text; built once, then cached.
+    """Load a text dataset as tokens, each document with an end of text; built once, then cached.
 
     Args:
         name: one of `TEXTS`, a dataset's name, or a local folder of json, csv or parquet files.
         vocabulary: entries of the encoding, learnt from the training split.
-        characters: most characters that are taken.
+        characters: maximum number of characters.
 
     Returns:
         Splits train and validation (each `HELD_OUT`-th document).
 
     Raises:
-        ArgumentError: a vocabulary that is too small, too little text, or datasets is not
+        ArgumentError: the vocabulary is too small, the text is too short, or datasets is not
             installed.
 
     Cost:
-        Memory for all of the text while it is encoded, once.
+        Memory for the whole text during the first encoding.
     """
     check_vocabulary(vocabulary)
     path, configuration, column = TEXTS.get(name, (name, None, COLUMN))
@@ -91,19 +91,19 @@ def load_hub_corpus(name: str, vocabulary: int, *, characters: int = CHARACTERS)
 
 
 def load_glue(name: str, source: str = "nyu-mll/glue") -> Task:
-    """A classification of GLUE; its labelled validation split is the test split here.
+    """Load a GLUE classification task; its labelled validation split becomes the test split.
 
     Args:
-        name: name of the task, in small letters.
-        source: the dataset, or a local folder with one sub-folder per task that holds train and
+        name: name of the task, in lower case.
+        source: the dataset, or a local folder with one subfolder per task, which contains train and
             validation files (json, csv or parquet).
 
     Returns:
-        The task; the last tenth of its training split is the validation split.
+        The task; the last tenth of the training split becomes the validation split.
 
     Raises:
-        ArgumentError: an unknown task, or datasets is not installed.
-        RunError: a label that is no class.
+        ArgumentError: unknown task, or datasets is not installed.
+        RunError: a label is not a class.
     """
     check_name("task", name, GLUE)
     columns, classes = GLUE[name]

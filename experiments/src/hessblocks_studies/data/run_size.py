@@ -1,4 +1,4 @@
-"""Size of a training run as plain values: what a study varies, stores and names."""
+"""Sizes of a training run as plain values, which studies vary and store."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,27 +12,27 @@ class RunSize:
     """Sizes of a model and of its training."""
 
     depth: int
-    """Layers."""
+    """Number of layers."""
     width: int
-    """Entries of a token's vector."""
+    """Width of the model."""
     heads: int
-    """Attention heads."""
+    """Number of attention heads."""
     mlp_width: int
-    """Hidden width of the MLP; of each half where it is gated."""
+    """Hidden width of the MLP; if gated, of each half."""
     context: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     vocab_size: int
-    """Entries of the vocabulary."""
+    """Number of entries of the vocabulary."""
     steps: int
-    """Optimiser updates."""
+    """Number of optimiser updates."""
     batch_size: int
-    """Sequences of each update."""
+    """Sequences per update."""
     learning_rate: float
     """Peak learning rate."""
     evaluations: int
-    """Validation losses, evenly spread; one more before the first step."""
+    """Number of validation losses, evenly spaced; one more before the first step."""
     evaluation_sequences: int
-    """Held-out windows of each."""
+    """Number of held-out windows per validation loss."""
 
     @property
     def evaluate_every(self) -> int:
@@ -41,19 +41,19 @@ class RunSize:
 
 
 def run_of_size(size: RunSize, preset: str, seed: int, **training: Any) -> RunSettings:
-    """A run of a given size, on the best device of this machine.
+    """Make the settings of a run of a given size, on the best device of this machine.
 
     Args:
-        size: size of model and training; its further fields that are settings of either count too.
+        size: sizes of model and training, and further fields that are settings of either.
         preset: name of the block.
-        seed: seed of the weights and of the order of the data.
-        **training: further fields of `TrainingSettings`; an optimiser brings its own defaults.
+        seed: seed of the weights and of the data order.
+        **training: further fields of `TrainingSettings`; an optimiser sets its own defaults.
 
     Returns:
-        The run.
+        The settings of the run.
 
     Raises:
-        ArgumentError: a value outside its range.
+        ArgumentError: a value is outside its range.
     """
 
     def common(kind: type) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Load Python code of installed packages, and code without the tables that stand in it."""
+"""Load Python code of installed packages, optionally without generated tables."""
 
 import importlib.util
 import re
@@ -22,9 +22,9 @@ from hessblocks.errors import ArgumentError
 from hessblocks.escape import printable
 
 FEW_FILES = 20
-"""Fewest source files of a package."""
+"""Smallest number of source files of a package."""
 NO_TABLES = "-no-tables"
-"""Behind the name of a cache entry."""
+"""Suffix of a cache entry without tables."""
 _LITERAL = re.compile(r"""[\[({]*\s*[bru]{0,2}["'\d+-]""", re.IGNORECASE)
 
 
@@ -35,7 +35,7 @@ def load_library_corpus(vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
         vocabulary: entries of the vocabulary to learn.
 
     Returns:
-        The corpus, its files verified; of 100 held-out tokens of the whole library 26 are tables.
+        The corpus, with verified files; in the whole library 26 of 100 held-out tokens are tables.
 
     Raises:
         ArgumentError: `vocabulary` is too small.
@@ -48,7 +48,7 @@ def load_library_corpus(vocabulary: int = DEFAULT_VOCABULARY) -> Corpus:
 
 
 def library_code() -> Source:
-    """List the standard library's source without code pages (`encodings`) and other tables."""
+    """List the standard library's source, without code pages (`encodings`) and other tables."""
     whole = standard_library()
     paths = [path for path in whole.paths if not is_test(path) and path[:10] != "encodings/"]
     splits = split_by_file([path for path in paths if not is_table(whole.root / path)])
@@ -61,19 +61,19 @@ def load_package_corpus(
     """Load Python code of installed packages; built once, then cached.
 
     Args:
-        name: name of the package, as it is imported; of several, with + between them.
+        name: import name of the package; several names are joined by +.
         vocabulary: entries of the vocabulary to learn.
-        tables: whether `is_table` files count.
+        tables: whether files with `is_table` are included.
 
     Returns:
-        The corpus, its files verified.
+        The corpus, with verified files.
 
     Raises:
-        ArgumentError: `vocabulary` is too small, or there is no such package with source files.
+        ArgumentError: `vocabulary` is too small, or no such package has source files.
         RunError: the cache cannot be written.
 
     Cost:
-        torch (46 MB): 40 seconds of processor time, once.
+        torch (46 MB): 40 seconds of processor time in the first call.
     """
     check_vocabulary(vocabulary)
     source = package_files(name, tables=tables)
@@ -81,18 +81,18 @@ def load_package_corpus(
 
 
 def package_files(name: str, *, tables: bool = True) -> Source:
-    """List the Python source of installed packages, without folders of tests.
+    """List the Python source files of installed packages, without folders of tests.
 
     Args:
-        name: as it is imported; it is found, not imported. Of several, with + between them.
-        tables: whether `is_table` files count.
+        name: import name; the package is found without importing it. Several are joined by +.
+        tables: whether files with `is_table` are included.
 
     Returns:
         Splits train and validation, by file.
 
     Raises:
-        ArgumentError: there is no such top-level package, it has hardly any source files, or
-            several lie in different folders.
+        ArgumentError: there is no such top-level package, it has too few source files, or several
+            packages are in different folders.
     """
     roots = [_package(one) for one in name.split("+")]
     root = roots[0] if len(roots) == 1 else roots[0].parent
@@ -113,14 +113,14 @@ def package_files(name: str, *, tables: bool = True) -> Source:
 
 
 def is_table(path: Path) -> bool:
-    """Tell whether most lines but blank ones and comments begin with a literal: a table."""
+    """Tell whether most lines, without blank lines and comments, begin with a literal."""
     text = path.read_text(encoding="utf-8", errors="replace")
     lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
     return sum(bool(_LITERAL.match(line)) for line in lines) > len(lines) / 2
 
 
 def _package(name: str) -> Path:
-    """Find the folder of a package."""
+    """Return the folder of a package."""
     found = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
     if found is None:
         raise ArgumentError(f"package {printable(name)}: not installed; install it.")

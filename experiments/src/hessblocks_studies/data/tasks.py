@@ -1,12 +1,12 @@
-"""Make labelled stand-ins for GLUE, whose labels are true by construction.
+"""Make labelled tasks from docstrings, with exact labels, as substitutes for GLUE.
 
-matching: a function's signature and a docstring; does it belong? Half keep their own docstring,
-    half get one of another function of the same split.
-acceptability: a sentence of a docstring; is it as it was written? In half of them two different
-    words have changed places.
-topic: a docstring; its package, one of the largest, by the file that it stands in.
+matching: a function's signature with a docstring; does it belong to the function? Half have their
+    docstring, half have that of another function of the same split.
+acceptability: a sentence of a docstring; is it unchanged? In half of the sentences two different
+    words are swapped.
+topic: a docstring; its package, one of the largest, according to its file.
 
-Every task is split by file as the docstrings are; the classes are equally frequent in each split.
+All tasks are split by file like the docstrings; classes are equally frequent in each split.
 """
 
 import re
@@ -20,13 +20,13 @@ from hessblocks.errors import RunError, check_name
 from hessblocks_studies.data.docstrings import SPLITS, Docstring
 
 CLASSES = 6
-"""Packages of the topic task."""
+"""Number of packages of the topic task."""
 WORDS = (5, 30)
-"""Fewest and most words of a sentence."""
+"""Smallest and largest number of words of a sentence."""
 SHORTEST = 20
-"""Characters of a docstring below which it says too little."""
+"""Smallest number of characters of a docstring; shorter ones contain too little information."""
 LONGEST = 400
-"""Characters of a docstring after which it is cut."""
+"""Number of characters at which a docstring is cut."""
 SEPARATOR = "\n"
 Records = Sequence[Docstring]
 Classes = tuple[str, ...]
@@ -34,48 +34,48 @@ Classes = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledText:
-    """A text and its class."""
+    """Text with its class."""
 
     text: str
-    """Input of the model."""
+    """Input text of the model."""
     label: int
-    """The class, counted from 0."""
+    """Index of the class, from 0."""
     file: str
-    """File that the text comes from."""
+    """Source file of the text."""
     origin: str
-    """The text before anything was done to it; no two splits share one."""
+    """Text before any change; no two splits share one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A classification."""
+    """Classification task."""
 
     name: str
-    """Short name."""
+    """Short name of the task."""
     classes: Classes
     """Meaning of the labels."""
     splits: Mapping[str, tuple[LabelledText, ...]]
-    """train, validation and test; each class equally often in each."""
+    """Split (train, validation, test) → examples, equally many of each class."""
 
     def first(self, split: str, count: int | None) -> tuple[LabelledText, ...]:
-        """The first `count` examples of a split, classes in turn; all where `count` is None."""
+        """Return the first `count` examples of a split (None: all); classes alternate."""
         return self.splits[split][: None if count is None else count - count % len(self.classes)]
 
 
 def make_task(name: str, records: Records, seed: int = 0) -> Task:
-    """One of `TASKS`, made from docstrings.
+    """Make one of `TASKS` from docstrings.
 
     Args:
         name: matching, acceptability or topic.
         records: docstrings with their splits.
-        seed: seed of what is drawn (partners, swapped words, which examples are kept).
+        seed: seed of random choices (partners, swapped words, selected examples).
 
     Returns:
-        The task; no text stands in two of its splits.
+        The task; no text is in two splits.
 
     Raises:
-        ArgumentError: an unknown name.
-        RunError: too few docstrings for one of the splits.
+        ArgumentError: unknown name.
+        RunError: a split has too few docstrings.
     """
     check_name("task", name, TASKS)
     usable = [record for record in records if record.kind != "prose"]
@@ -83,7 +83,7 @@ def make_task(name: str, records: Records, seed: int = 0) -> Task:
     classes = classes or _packages(usable)
     splits: dict[str, tuple[LabelledText, ...]] = {}
     seen: set[str] = set()
-    for place, split in enumerate(reversed(SPLITS)):  # what stands in test is left out elsewhere
+    for place, split in enumerate(reversed(SPLITS)):  # a text belongs to one split, test first
         draw = np.random.default_rng([seed, list(TASKS).index(name), place])
         found = make([record for record in usable if record.split == split], draw, classes)
         splits[split] = balanced([e for e in found if e.origin not in seen], len(classes), draw)
@@ -99,7 +99,7 @@ def make_task(name: str, records: Records, seed: int = 0) -> Task:
 def balanced(
     examples: Sequence[LabelledText], classes: int, draw: np.random.Generator
 ) -> tuple[LabelledText, ...]:
-    """As many examples of each class as the rarest has, drawn, the classes taking turns."""
+    """Draw equally many examples of each class, as many as the rarest has; classes alternate."""
     by_class: list[list[LabelledText]] = [[] for _ in range(classes)]
     for index in draw.permutation(len(examples)):
         by_class[examples[index].label].append(examples[index])
@@ -107,7 +107,7 @@ def balanced(
 
 
 def sentences(text: str) -> list[str]:
-    """Plain sentences of the first paragraph: words only, ended by a full stop."""
+    """List plain sentences of the first paragraph: only words, ended by a full stop."""
     paragraph = " ".join(text.split("\n\n")[0].split())
     found = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph)
     plain = re.compile(r"[A-Z][A-Za-z0-9',;()\- ]+\.")
@@ -115,7 +115,7 @@ def sentences(text: str) -> list[str]:
 
 
 def swapped(sentence: str, draw: np.random.Generator) -> str:
-    """The sentence with two different words in each other's place; the last word keeps its stop."""
+    """Swap two different words of a sentence; the full stop stays at its end."""
     words = sentence[:-1].split()
     pairs = [
         (i, j)
@@ -162,7 +162,7 @@ def _topic(own: Records, _: object, packages: Classes) -> list[LabelledText]:
 
 
 def _packages(records: Records) -> Classes:
-    """The packages whose rarest split is largest."""
+    """Choose the packages whose smallest split is largest."""
     counts = Counter((r.package, r.split) for r in _distinct(records) if r.package)
     packages = {package for package, _ in counts}
     least = {package: min(counts[package, split] for split in SPLITS) for package in packages}
@@ -174,7 +174,7 @@ def _example(record: Docstring, text: str, label: int, origin: str | None = None
 
 
 def _distinct(records: Records) -> list[Docstring]:
-    """Docstrings that say something, each text once."""
+    """Select docstrings with enough information, each text once."""
     found = {_text(record): record for record in records if len(record.text) >= SHORTEST}
     return list(found.values())
 
@@ -190,5 +190,4 @@ TASKS: dict[
     "acceptability": (("two words swapped", "as written"), _acceptability),
     "topic": ((), _topic),
 }
-"""Name → classes, the largest packages where there are none, and what makes the examples of a
-split."""
+"""Name → classes (empty: the largest packages), and function that makes the examples of a split."""

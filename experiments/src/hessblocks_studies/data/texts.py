@@ -1,4 +1,4 @@
-"""Load the text that the points of a study train on."""
+"""Load the training text of a point."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,50 +9,50 @@ from hessblocks_studies.data.run_size import RunSize
 from hessblocks_studies.data.source_code import load_library_corpus, load_package_corpus
 
 HUB = "hub:"
-"""Begins the name of a dataset of the Hugging Face hub."""
+"""Prefix of a dataset's name on the Hugging Face hub."""
 PACKAGE = "package:"
-"""Begins the name of an installed package, whose source is the text; of several, with + between."""
+"""Prefix of an installed package's name, whose source is the text; several are joined by +."""
 CODE = "python"
-"""The source of the standard library, where more is said of it."""
+"""Name of the standard library's source, for use with a suffix."""
 NO_TABLES = ", no tables"
-"""Behind the name of source code of which generated tables are left out."""
+"""Suffix of source code without generated tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSize(RunSize):
-    """Sizes of model and training, and the text."""
+    """Sizes of model and training, and the name of the text."""
 
     data: str | None = None
-    """docstrings, package:NAME or hub:NAME; None for the source of the standard library. The code
-    of stores from before 25 November 2026 has its tables; python or package:NAME, with `NO_TABLES`
-    behind it, has none."""
+    """Text: docstrings, package:NAME or hub:NAME; None for the source of the standard library. In
+    stores from before 25 November 2026 code includes tables; python or package:NAME with the suffix
+    `NO_TABLES` excludes them."""
 
 
 HEADS = 4
-"""Heads of the narrower blocks, in sizes that have so many."""
+"""Number of heads of narrow blocks, in sizes with this number."""
 HEAD_WIDTH = 64
-"""Head width of the wider blocks, which have more heads, not wider ones."""
+"""Head width of wide blocks, which have more heads instead of wider ones."""
 
 
 def widened(size: TextSize, width: int) -> TextSize:
-    """The size at another width, the MLP in proportion."""
+    """Change the width of a size; scale the MLP in proportion."""
     heads = max(min(HEADS, size.heads), width // HEAD_WIDTH)
     return replace(size, width=width, heads=heads, mlp_width=size.mlp_width * width // size.width)
 
 
 def text_of(size: TextSize) -> Corpus:
-    """The text of a point.
+    """Load the text of a point.
 
     Args:
-        size: says which, and the entries of the vocabulary.
+        size: sizes with the name of the text and of the vocabulary.
 
     Returns:
-        Its tokens.
+        The text as tokens.
 
     Raises:
-        ArgumentError: the hub's dataset is asked for and datasets is not installed, or a package
-            that is not there.
-        RunError: it cannot be had.
+        ArgumentError: the text is on the hub and datasets is not installed, or a package is
+            missing.
+        RunError: the text cannot be loaded.
     """
     return _text(size.data, size.vocab_size)
 

@@ -1,4 +1,4 @@
-"""Points, stores and executors: how a study is carried out, whatever it measures."""
+"""Points, stores and executors: the infrastructure that runs any study."""
 
 from hessblocks.storage import POINTS as POINTS
 from hessblocks.storage import Store as Store

@@ -1,4 +1,4 @@
-"""Points measured on a Ray cluster, placed by the cores and accelerators they need."""
+"""Measure points on a Ray cluster with enough cores and accelerators."""
 
 import socket
 from collections.abc import Generator, Sequence
@@ -10,22 +10,22 @@ from hessblocks_studies.engine.executors import Executor, after_death, attempt
 from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 PATIENCE = 5.0
-"""Seconds that the cluster's port has to answer."""
+"""Seconds to wait for an answer of the cluster's port."""
 
 
 class RayCluster(Executor):
-    """A running Ray cluster whose machines have hessblocks installed."""
+    """Executor on a running Ray cluster whose machines have hessblocks installed."""
 
     def __init__(self, address: str) -> None:
-        """Connect.
+        """Connect to the cluster.
 
         Args:
-            address: `host:port` of the head, `ray://host:port`, or `auto` for the one that runs on
-                this machine.
+            address: `host:port` of the head, `ray://host:port`, or `auto` for the cluster on this
+                machine.
 
         Raises:
-            ArgumentError: Ray is not installed, or the address is none.
-            RunError: nothing answers there.
+            ArgumentError: Ray is not installed, or the address is invalid.
+            RunError: no cluster answers.
         """
         check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
         import ray
@@ -44,10 +44,10 @@ class RayCluster(Executor):
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"--ray: no Ray cluster at {address!r} ({first}).") from error
-        self._attempt = self._ray.remote(attempt)  # once: each such call sends the function anew
+        self._attempt = self._ray.remote(attempt)  # once: each such call sends the function again
 
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """See `Executor`."""
+        """Yield the outcome of each point; see `Executor`."""
         _check_answer(self._address)
         self._check_resources(points)
         running = {self._start(measure, point, 1): (point, 1) for point in points}
@@ -66,7 +66,7 @@ class RayCluster(Executor):
                 self._ray.cancel(task, force=True)
 
     def _outcome(self, ready: Any, point: Point, attempts: int) -> Outcome | None:
-        """Collect the outcome of a point; None if its worker died and it starts again."""
+        """Return the outcome of a point; None if its worker died and the point must restart."""
         try:
             outcome: Outcome = self._ray.get(ready)
         except self._ray.exceptions.RayTaskError as error:  # `attempt` raises nothing itself
@@ -82,7 +82,7 @@ class RayCluster(Executor):
         return outcome
 
     def close(self) -> None:
-        """Leave the cluster; it runs on."""
+        """Disconnect; the cluster continues to run."""
         self._ray.shutdown()
 
     def _start(self, measure: Measure[Any], point: Point, attempts: int) -> Any:
@@ -90,7 +90,7 @@ class RayCluster(Executor):
         return placed.remote(measure, point, attempts)
 
     def _check_resources(self, points: Sequence[Point]) -> None:
-        """Refuse a point that no machine of the cluster could take; Ray would wait for ever."""
+        """Check that a machine of the cluster fits each point; Ray would wait forever."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         for point in points:
             if not any(
@@ -104,7 +104,7 @@ class RayCluster(Executor):
 
 
 def _check_answer(address: str) -> None:
-    """Refuse to wait for a cluster that does not answer; Ray itself waits for minutes."""
+    """Check that the cluster answers; Ray itself waits for minutes."""
     if address == "auto":
         return
     parts = urlsplit(address if "://" in address else f"//{address}")

@@ -1,4 +1,4 @@
-"""Where points are measured: in this process here, in others in `workers.py` and `cluster.py`."""
+"""Executors measure points: here in this process; see also `workers.py` and `cluster.py`."""
 
 import abc
 import contextlib
@@ -14,39 +14,39 @@ from hessblocks.storage import Row
 from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 MOST_ATTEMPTS = 3
-"""Times a point is started before a dying worker is taken to be the point's fault."""
+"""Attempts to measure a point; if the worker dies each time, the point counts as failed."""
 
 
 class Executor(abc.ABC):
-    """Measures points, in any order."""
+    """Base class of executors, which measure points in any order."""
 
     @abc.abstractmethod
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """Yield the outcome of each point as it finishes; closed earlier, it drops the others.
+        """Yield the outcome of each point as it finishes; on an early close, drop the other points.
 
         Args:
-            measure: from settings to rows.
-            points: to be measured.
+            measure: function from settings to rows.
+            points: points to measure.
 
         Raises:
-            RunError: workers cannot be had at all; what a single point raises is in its outcome.
+            RunError: there are no workers. Errors of single points are in their outcomes.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Let go of workers; without effect where there are none."""
+        """Release the workers, if there are any."""
 
 
 class InProcess(Executor):
-    """One after the other, here."""
+    """Measure points one after another in this process."""
 
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """See `Executor`."""
+        """Yield the outcome of each point; see `Executor`."""
         for point in points:
             yield attempt(measure, point, attempts=1)
 
 
 def attempt(measure: Measure[Any], point: Point, attempts: int) -> Outcome:
-    """Measure one point on one thread; an exception becomes the outcome's error."""
+    """Measure one point on one thread; convert an exception to the outcome's error."""
     start = time.perf_counter()
     try:
         with _one_thread():
@@ -60,10 +60,10 @@ def attempt(measure: Measure[Any], point: Point, attempts: int) -> Outcome:
 
 
 def _check_finite(rows: Sequence[Row]) -> None:
-    """Refuse numbers that no store can hold.
+    """Check that all numbers are finite, since a store holds no others.
 
     Raises:
-        RunError: names the row and the column.
+        RunError: a number is not; the message names the row and the column.
     """
     for number, row in enumerate(rows, start=1):
         for name, value in row.items():
@@ -73,7 +73,7 @@ def _check_finite(rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the digits then do not depend on where a point is measured."""
+    """Limit torch to one thread, so that results do not depend on where a point is measured."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -83,7 +83,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def after_death(point: Point, attempts: int) -> Outcome | None:
-    """The outcome of a point whose worker died; None means: start it again."""
+    """Return the outcome of a point whose worker died; None means that the point must restart."""
     if attempts < MOST_ATTEMPTS:
         return None
     return Outcome(

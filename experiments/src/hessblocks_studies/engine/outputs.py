@@ -1,4 +1,4 @@
-"""The files of a study that are made from its store: results.csv, summary.json, figure.json."""
+"""Write the files that a study derives from its store: results.csv, summary.json, figure.json."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from hessblocks_studies.engine.study import Check, Study
 
 
 def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> tuple[Check, ...]:
-    """Write what the finished ones of `points` amount to.
+    """Write the results and the summary of the finished points.
 
     Args:
-        study: whose points they are.
+        study: study of the points.
         points: all points of the scale, finished or not.
-        store: holds the finished ones; its folder is written.
+        store: store with the finished points; the files are written to its folder.
 
     Returns:
-        The published facts next to ours.
+        The checks of published facts against our measurements.
 
     Raises:
         RunError: a file cannot be written.
@@ -32,7 +32,7 @@ def write_outputs(study: Study[Any], points: Sequence[Point], store: Store) -> t
 def outputs_of(
     study: Study[Any], points: Sequence[Point], store: Store
 ) -> tuple[dict[str, str], tuple[Check, ...]]:
-    """The text of each file, by its name, and the published facts next to ours."""
+    """Compute the text of each file by name, and the checks of published facts."""
     stored = Stored.of(store, points)
     rows = stored.rows
     summary = study.summarise(rows)

@@ -1,4 +1,4 @@
-"""One independent piece of a study: what is measured, and what came out."""
+"""Point: an independent measurement of a study, and its outcome."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 from hessblocks.storage import Row, Scalar, canonical
 
 S = TypeVar("S")
-"""The frozen dataclass that holds the settings of a study's points, a field each."""
+"""Frozen dataclass with the settings of a study's points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A piece of work that needs no other piece."""
+    """Measurement that does not depend on other points."""
 
     study: str
     """Name of the study."""
     settings: Any
-    """All that the numbers depend on, an instance of the study's dataclass."""
+    """Everything that the results depend on: an instance of the study's dataclass."""
     revision: int = 1
-    """Raised when the study computes something else for equal settings."""
+    """Revision of the measurement; increased when equal settings give other results."""
     cpus: float = field(default=1, compare=False)
     """Cores to reserve on a cluster."""
     gpus: float = field(default=0, compare=False)
@@ -29,14 +29,14 @@ class Point:
 
     @cached_property
     def key(self) -> str:
-        """A text that two points share only if they are the same."""
+        """Text that identifies a point; equal only for equal points."""
         return canonical(
             {"study": self.study, "revision": self.revision, "settings": plain(self.settings)}
         )
 
     @property
     def label(self) -> str:
-        """The settings, short, for people."""
+        """Short description of the settings."""
         return ", ".join(
             f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in plain(self.settings).items()
@@ -48,26 +48,26 @@ class Outcome:
     """Outcome of measuring a point."""
 
     point: Point
-    """The point."""
+    """The measured point."""
     rows: tuple[Row, ...] = ()
-    """Its measurements; empty where it failed."""
+    """Measurements; empty if the point failed."""
     seconds: float = 0.0
-    """Time of the successful attempt."""
+    """Duration of the successful attempt, in seconds."""
     attempts: int = 1
-    """Times it was started; more than 1 after a worker died."""
+    """Number of attempts; more than 1 if a worker died."""
     error: str | None = None
-    """Why it failed, or None."""
+    """Error message; None if the point succeeded."""
 
 
 Measure = Callable[[S], list[Row]]
-"""From a point's settings to its rows; a function at the top of a module, so that it can travel."""
+"""Function from a point's settings to its rows, at module level, so that it can be pickled."""
 
 
 def seed_of(*parts: Scalar) -> int:
-    """A seed for a random generator that differs whenever a part differs; equal on every machine.
+    """Derive a seed for a random generator from values; equal on every machine.
 
     Returns:
-        A whole number below 2⁵⁶.
+        An integer below 2⁵⁶.
 
     Examples:
         >>> seed_of("fig3a", 0) == seed_of("fig3a", 0) != seed_of("fig3a", 1)
@@ -78,7 +78,7 @@ def seed_of(*parts: Scalar) -> int:
 
 
 def plain(settings: Any) -> dict[str, Scalar]:
-    """Settings by name: a group of settings is laid flat, and what is None is left out."""
+    """Map names to settings; groups of settings are flattened, and None is left out."""
     found: dict[str, Scalar] = {}
     for one in fields(settings):
         value = getattr(settings, one.name)

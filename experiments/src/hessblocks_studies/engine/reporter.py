@@ -1,4 +1,4 @@
-"""How far a study is, for whoever shows it."""
+"""Progress of a study, and the interface of its displays."""
 
 import time
 from dataclasses import dataclass
@@ -7,43 +7,43 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """Progress of a study."""
+    """Progress of a study at one time."""
 
     study: str
-    """Its name."""
+    """Name of the study."""
     done: int
-    """Points finished, those of earlier runs included."""
+    """Number of finished points, including those of earlier runs."""
     total: int
-    """All points."""
+    """Number of all points."""
     failed: int = 0
-    """Points that failed in this run."""
+    """Number of points that failed in this run."""
     seconds_left: float | None = None
-    """Time to go at the pace so far; None before the first point."""
+    """Estimated seconds until the end; None before the first point of this run."""
 
 
 class Reporter(Protocol):
-    """Shows progress; `hessblocks.cli` has one for the terminal."""
+    """Interface of progress displays; `study_bars` implements it for the terminal."""
 
     def show(self, progress: StudyProgress) -> None:
-        """Called once at the start and after every point."""
+        """Show the progress; called once at the start and after every point."""
 
 
 class Silent:
-    """Shows nothing."""
+    """Reporter without output."""
 
     def show(self, progress: StudyProgress) -> None:
-        """See `Reporter`."""
+        """Show nothing."""
 
 
 class Pace:
-    """Works out the time left."""
+    """Estimate of the remaining time."""
 
     def __init__(self, study: str, done: int, total: int) -> None:
         self._study, self._before, self._total = study, done, total
         self._start = time.monotonic()
 
     def now(self, finished: int = 0, failed: int = 0) -> StudyProgress:
-        """Tell where the study stands after so many points of this run."""
+        """Return the progress after this run has finished some points and some have failed."""
         seen = finished + failed
         left = self._total - self._before - seen
         spent = time.monotonic() - self._start

@@ -1,4 +1,4 @@
-"""What a store holds of the points of a study."""
+"""Read the points of a study from its store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,34 +13,34 @@ from hessblocks_studies.engine.study import Study
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """Hold `folder` and give its store, to read and to add to; damaged lines are put aside first.
+    """Lock `folder` and yield its store for reading and writing; move damaged lines aside first.
 
     Args:
-        folder: made when missing.
+        folder: folder of the store; created if missing.
 
     Raises:
         RunError: another process holds the folder, another version wrote it, or it cannot be read.
 
     Warns:
-        UserWarning: lines were damaged; they are kept in `points.damaged`, their points are redone.
+        UserWarning: lines were damaged. They are moved to `points.damaged`; their points run again.
     """
     with held(folder):
         yield mended_store(folder)
 
 
 def grown(study: Study[Any], points: Sequence[Point], store: Store) -> list[Point]:
-    """List the points of a study with those of every seed that its numbers have asked for so far.
+    """List the points of a study, including those of additional seeds that the results require.
 
-    A store tells the same seeds again, whoever reads it: where all points are measured and decide
-    nothing, those of one more seed follow.
+    If all points are measured and the results are undecided, the points of one more seed follow.
+    The list depends only on the store, so that each call gives the same seeds.
 
     Args:
-        study: whose points they are.
-        points: that it begins with.
-        store: of what is measured.
+        study: study of the points.
+        points: points at the start of the study.
+        store: store of the measurements.
 
     Returns:
-        All of them, in their order.
+        All points in order.
     """
     found = list(points)
     while study.more and not (stored := Stored.of(store, found)).missing:
@@ -53,32 +53,32 @@ def grown(study: Study[Any], points: Sequence[Point], store: Store) -> list[Poin
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Points of a study that a store holds."""
+    """Finished and missing points of a study."""
 
     finished: Sequence[Any]
-    """Records of those that are measured, in their order."""
+    """Records of the finished points, in the points' order."""
     missing: Sequence[Point]
-    """Those that are not, in their order."""
+    """Points that are not finished, in order."""
 
     @classmethod
     def of(cls, store: Store, points: Sequence[Point]) -> Self:
-        """Tell which of `points` are finished, and what they gave."""
+        """Look up `points` in the store."""
         found = [(point, store.get(point.key)) for point in points]
         missing = [point for point, record in found if record is None]
         return cls(finished=[record for _, record in found if record], missing=missing)
 
     @property
     def rows(self) -> list[Row]:
-        """List all measurements."""
+        """All measurements."""
         return [dict(row) for record in self.finished for row in record.rows]
 
     @property
     def seconds(self) -> float:
-        """Sum the time that the finished points took."""
+        """Sum of the durations of the finished points."""
         seconds: float = sum(record.seconds for record in self.finished)
         return seconds
 
     @property
     def retried(self) -> int:
-        """Count how often a point was started again after its worker died."""
+        """Number of restarts after a worker died, over all finished points."""
         return sum(record.attempts - 1 for record in self.finished)

@@ -1,4 +1,4 @@
-"""What a study is: points to measure, and what their rows amount to."""
+"""Study: points to measure, and a summary of their rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,31 +12,31 @@ from hessblocks_studies.engine.point import Measure, Point, S
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Rows = Sequence[Mapping[str, Any]]
-"""Measurements as they come back from a store: by column, what a row lacks is left out."""
+"""Measurements from a store, as mappings from columns to values; absent values are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published or expected fact next to ours."""
+    """Comparison of a published or expected fact with our measurement."""
 
     fact: str
-    """The fact, in a sentence."""
+    """The fact, as a sentence."""
     expected: str
-    """Its number or direction."""
+    """Expected number or direction."""
     ours: str
-    """Measured value, with its error."""
+    """Our value, with its error."""
     holds: bool | None
-    """Whether it agrees; None where too little was measured to say."""
+    """Whether our value agrees; None if the measurements do not decide."""
     p_value: float | None = None
-    """Two-sided chance of numbers that decide as much, if the truth were at the limit; None where
-    nothing is tested, the fact is a control, or does not count."""
+    """Two-sided p-value of the hypothesis that the true value is at the limit; None if nothing is
+    tested, or the fact is a control or void."""
 
     def as_control(self) -> Self:
-        """The fact as one that verdicts rest on, and that is none itself."""
+        """Mark the check as a control, without a p-value: verdicts depend on it."""
         return replace(self, p_value=None)
 
     def void(self, why: str) -> Self:
-        """The fact where it does not count, with the reason behind its numbers, said once."""
+        """Mark the check as void, and append the reason once to its numbers."""
         ours = self.ours if self.ours.endswith(why) else f"{self.ours}; {why}"
         return replace(self, ours=ours, holds=None, p_value=None)
 
@@ -46,14 +46,14 @@ class Summary:
     """Summary of the rows of a study."""
 
     figure: Figure
-    """The picture."""
+    """Figure of the study."""
     checks: Sequence[Check]
-    """Facts."""
+    """Checks of facts."""
     tables: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Numbers worth keeping, such as fits, by name."""
+    """Tables of numbers by name, such as fits."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Checks and tables as plain data; the figure has its own file."""
+        """Convert checks and tables to plain data; the figure has a separate file."""
         return {
             "checks": [asdict(check) for check in self.checks],
             "tables": {name: [_known(row) for row in rows] for name, rows in self.tables.items()},
@@ -61,7 +61,7 @@ class Summary:
 
 
 def _known(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Write None in a row of a table where a number is not finite."""
+    """Replace numbers that are not finite by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in row.items()
@@ -70,52 +70,52 @@ def _known(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Generic[S]):
-    """One figure, table or question."""
+    """Study of one figure, table or question."""
 
     name: str
-    """As it is asked for."""
+    """Name on the command line."""
     title: str
-    """Title in a few words."""
+    """Short title."""
     source: str
-    """Paper and figure."""
+    """Source: paper and figure."""
     published: str
-    """Published result, in one sentence."""
+    """Published result as one sentence."""
     settings: Callable[[Scale, int | None], Sequence[S]]
-    """From a scale and a number of seeds (None: the scale's own) to the points' settings, frozen
-    dataclasses."""
+    """Function from scale and number of seeds (None: the scale's default) to the settings of the
+    points, which are frozen dataclasses."""
     measure: Measure[S]
-    """From a point's settings to its rows."""
+    """Function from a point's settings to its rows."""
     summarise: Callable[[Rows], Summary]
-    """From all rows to what they amount to; works on partial results too."""
+    """Function from all rows to their summary; also works on partial results."""
     columns: tuple[str, ...]
     """Columns of the study's results.csv."""
     revision: int = 1
-    """Raised when equal settings give other numbers than before."""
+    """Revision of the study; increased when equal settings give other results."""
     gpus: float = 0
-    """Accelerators that a point of the paper's scale takes on a cluster."""
+    """Accelerators per point on a cluster, at paper scale."""
     more: Callable[[Rows, Sequence[S]], Sequence[S]] | None = None
-    """From all rows and the settings of their points to those of one more seed; to none where the
-    numbers decide. None for a study whose seeds are fixed."""
+    """Function from all rows and their points' settings to the settings of one more seed; empty if
+    the results decide. None for a study with fixed seeds."""
 
     def points(self, scale: str, seeds: int | None = None) -> list[Point]:
-        """The points of a scale.
+        """List the points of a scale.
 
         Args:
             scale: smoke, laptop or paper.
-            seeds: how many; None means the scale's own number.
+            seeds: number of seeds; None means the scale's default.
 
         Returns:
-            The points, each once, in the order in which they are measured.
+            The points without duplicates, in the order of measurement.
 
         Raises:
-            ArgumentError: an unknown scale.
+            ArgumentError: unknown scale.
         """
         check_name("scale", scale, SCALES)
         gpus = self.gpus if scale == "paper" else 0
         return self.made(self.settings(cast(Scale, scale), seeds), gpus)
 
     def made(self, settings: Sequence[S], gpus: float) -> list[Point]:
-        """The points of some settings, with so many accelerators each."""
+        """Make the points of settings, with `gpus` accelerators each."""
         return [
             Point(study=self.name, settings=one, revision=self.revision, gpus=gpus)
             for one in settings

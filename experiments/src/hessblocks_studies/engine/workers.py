@@ -1,4 +1,4 @@
-"""Points measured by processes of this machine."""
+"""Measure points with several processes on this machine."""
 
 import contextlib
 import functools
@@ -22,24 +22,24 @@ from hessblocks_studies.engine.point import Measure, Outcome, Point
 
 _SPAWN = multiprocessing.get_context("spawn")
 Task = tuple[Measure[Any], Point, int]
-"""Function, point and number of the attempt."""
+"""Measuring function, point and number of the attempt."""
 
 
 class LocalProcesses(Executor):
-    """Some processes, one thread each; what a dead one had in hand is started again.
+    """Executor with worker processes of one thread each; points of a dead worker start again.
 
-    Where there are accelerators each process sees one, and points that need one have a process
-    each.
+    If there are accelerators, each process uses one. Points that need one are then measured by at
+    most one process per accelerator.
     """
 
     def __init__(self, workers: int) -> None:
-        """Fix the number of processes; they start with the first point and stay until `close`.
+        """Set the number of processes; they start with the first point and run until `close`.
 
         Args:
-            workers: at least 1; each reserves what importing torch costs, about 300 MB.
+            workers: at least 1; each needs about 300 MB of memory to import torch.
 
         Raises:
-            ArgumentError: fewer than one.
+            ArgumentError: fewer than one worker.
         """
         if workers < 1:
             raise ArgumentError(f"workers: expected at least 1, got {workers}")
@@ -47,7 +47,7 @@ class LocalProcesses(Executor):
         self._crew: list[_Worker] = []
 
     def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """See `Executor`."""
+        """Yield the outcome of each point; see `Executor`."""
         waiting: deque[Task] = deque((measure, point, 1) for point in points)
         devices = accelerators()
         workers = min(self.workers, len(points))
@@ -77,14 +77,14 @@ class LocalProcesses(Executor):
                 self._crew.remove(worker)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Terminate the processes, also during a measurement."""
         for worker in self._crew:
             worker.stop()
         self._crew = []
 
 
 class _Worker:
-    """A process that measures one point at a time."""
+    """Process that measures one point at a time."""
 
     def __init__(self, device: str | None) -> None:
         self.connection, theirs = _SPAWN.Pipe()
@@ -95,13 +95,13 @@ class _Worker:
         theirs.close()
 
     def take(self, task: Task) -> None:
-        """Hand the process a point; a process that is dead already shows in `collect`."""
+        """Send the process a point; if the process is dead, `collect` detects it."""
         self.task = task
         with contextlib.suppress(OSError):
             self.connection.send(task)
 
     def collect(self) -> tuple[Outcome | None, Task | None]:
-        """Receive from the process an outcome, or a task to start again elsewhere."""
+        """Receive an outcome; if the process died, return its task to start again, if allowed."""
         assert self.task is not None
         (measure, point, attempts), self.task = self.task, None
         try:
@@ -112,7 +112,7 @@ class _Worker:
         return lost, None if lost else (measure, point, attempts + 1)
 
     def stop(self) -> None:
-        """End the process, whatever it is doing."""
+        """Terminate the process, also during a measurement."""
         self.connection.close()
         self._process.terminate()
         self._process.join()
@@ -120,8 +120,8 @@ class _Worker:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Start processes that hear no signal of the terminal, which ends them through this one."""
-    # else it is started with the process, and lets signals through
+    """Block terminal signals in processes that start here; this process terminates them instead."""
+    # otherwise it starts with the process, and unblocks the signals
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -131,7 +131,7 @@ def _deaf() -> Iterator[None]:
 
 
 def accelerators() -> list[str]:
-    """Names of the accelerators that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    """List the accelerators that this process may use, in the format of CUDA_VISIBLE_DEVICES."""
     if not torch.cuda.is_available():
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -139,12 +139,12 @@ def accelerators() -> list[str]:
 
 
 def _turn(devices: Sequence[str], place: int) -> str | None:
-    """The accelerator of the worker at a place of the crew."""
+    """Return the accelerator of worker number `place`; None without accelerators."""
     return devices[place % len(devices)] if devices else None
 
 
 def _serve(connection: Connection, device: str | None) -> None:
-    """The life of a worker: measure what comes, until nobody asks any more."""
+    """Measure the points from the connection until it is closed; main function of a worker."""
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -160,13 +160,13 @@ def _serve(connection: Connection, device: str | None) -> None:
 
 @functools.cache
 def _freeze_imports() -> None:
-    """Keep what the first point imported out of later collections, one at each Trainer's run."""
+    """Exclude the first point's imports from later garbage collections, one per training run."""
     gc.collect()
     gc.freeze()
 
 
 def _end_with_parent() -> None:
-    """Leave at once when the process that asked is gone: nobody would store the result."""
+    """Exit when the parent process has ended, since no process would store the result."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,7 +1,7 @@
-"""The baseline at its best, and the simplified blocks on trial against it."""
+"""The best pre-LN baseline, and the comparison of simplified blocks with it."""
 
 STUDIES = {
     "baseline": "baseline",
     "trial": "trial",
 }
-"""Name → module of this room that holds the study as `STUDY`."""
+"""Name of a study → module of this package with the study as `STUDY`."""

@@ -1,4 +1,4 @@
-"""Choose the best pre-LN: positions, initial standard deviations, learning rate.
+"""Choose the best pre-LN: positions, initial standard deviation, learning rate.
 
 The rule: PLAN.md beside this file, section `baseline`.
 """
@@ -19,10 +19,10 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "sinusoidal, amplitude 1": ("position=sinusoidal", "position.scale=1"),
     "rotary": ("position=rotary",),
 }
-"""Kind of position → its slots. The sines have an amplitude of 0.02 where nothing is said."""
+"""Kind of position → its slots; the default amplitude of the sines is 0.02."""
 DEVIATIONS = ("0.02", "0.55/√width")
-"""Standard deviations of all weights and embeddings: GPT-2's 0.02, and the same number scaled from
-its width of 768 to ours."""
+"""Initial standard deviations of all weights and embeddings: GPT-2's 0.02, or the same value scaled
+from GPT-2's width 768 to the study's width."""
 _MATRICES = (
     *(f"attention.{name}" for name in ("query", "key", "value", "projection")),
     *("mlp.input", "mlp.output"),
@@ -32,7 +32,7 @@ RATES: dict[Scale, tuple[float, ...]] = {
     "laptop": (3e-3, 1e-2, 1e-3, 3e-2),
     "paper": (1e-3, 3e-3, 3e-4, 1e-2),
 }
-"""Learning rates, the likeliest first."""
+"""Learning rates by scale, the likeliest first."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.SMOKE,
     "laptop": replace(shared.LAPTOP, steps=2400),
@@ -42,33 +42,33 @@ _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 2, "paper": 2}
 Losses = Mapping[str, Mapping[float, Sequence[float]]]
 """Label → {rate: final losses of the seeds}."""
 EQUAL = 2.0
-"""Joint standard errors within which two pairs count as equal."""
+"""Joint standard errors up to which two pairs count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineSettings(shared.TrainedSettings):
-    """A point of this study: one pre-LN, or one reference."""
+    """Settings of a point: one pre-LN, or one reference."""
 
     label: str
-    """Position and standard deviation, or the reference."""
+    """Position and initial standard deviation, or the name of the reference."""
 
 
 def deviation(name: str, width: int) -> float:
-    """The standard deviation that a name of `DEVIATIONS` means at a width."""
+    """Compute the standard deviation of a name in `DEVIATIONS` at a width."""
     return 0.02 if name == "0.02" else 0.02 * math.sqrt(768 / width)
 
 
 def label_of(position: str, std: str) -> str:
-    """Name of a pair."""
+    """Name a pair of position and standard deviation."""
     return f"{position}, std {std}"
 
 
 LABELS = tuple(label_of(position, std) for position in POSITIONS for std in DEVIATIONS)
-"""All pairs, in the order in which equal ones are preferred."""
+"""Labels of all pairs; of equally good pairs the first is chosen."""
 
 
 def sweeps(scale: Scale) -> list[shared.Sweep]:
-    """Every pair at every rate, GPT-2 at every rate, the bigram table once."""
+    """List every pair at every rate, GPT-2 at every rate, and the bigram table once."""
     found = []
     for rate in RATES[scale]:
         size = replace(SIZES[scale], learning_rate=rate)
@@ -90,13 +90,13 @@ def sweeps(scale: Scale) -> list[shared.Sweep]:
 
 
 def measure(settings: BaselineSettings) -> list[Row]:
-    """Train one model, named by its label and rate."""
+    """Train one model; the variant of its rows is the label with the rate."""
     name = f"{settings.label}, rate {settings.size.learning_rate:g}"
     return [{**row, "variant": name} for row in shared.train_point(settings)]
 
 
 def by_label(losses: shared.Values) -> Losses:
-    """The final losses of each label and rate; infinite where a seed diverged."""
+    """Group the final losses by label and rate; infinite if a seed diverged."""
     found: dict[str, dict[float, list[float]]] = {}
     for variant, seeds in losses.items():
         label, _, rate = variant.rpartition(", rate ")
@@ -105,18 +105,18 @@ def by_label(losses: shared.Values) -> Losses:
 
 
 def best(by_rate: Mapping[float, Sequence[float]]) -> tuple[float, float, float]:
-    """The best rate, the mean loss there and its standard error."""
+    """Return the best rate, its mean loss and standard error."""
     rate = min(by_rate, key=lambda one: mean_and_error(by_rate[one])[0])
     return rate, *mean_and_error(by_rate[rate])
 
 
 def inside(by_rate: Mapping[float, Sequence[float]]) -> bool:
-    """Whether the best rate lies between two that are worse, be it that these diverge."""
+    """Tell whether the best rate lies between two worse rates; these may diverge."""
     return min(by_rate) < best(by_rate)[0] < max(by_rate)
 
 
 def obstacle(losses: Losses) -> str | None:
-    """Why the rule cannot choose yet; None where it can."""
+    """Return the reason why the rule cannot choose yet; None if it can."""
     rates = {rate for label in LABELS for rate in losses.get(label, {})}
     complete = all(
         bool(rates)
@@ -131,13 +131,13 @@ def obstacle(losses: Losses) -> str | None:
 
 
 def chosen(losses: Losses) -> str:
-    """The pair that the rule takes, once there is no `obstacle`.
+    """Choose the pair by the rule; requires that `obstacle` returns None.
 
     Args:
-        losses: losses of every pair, at least two seeds each.
+        losses: losses of every pair, with at least two seeds each.
 
     Returns:
-        A name of `LABELS`.
+        Label of the pair, in `LABELS`.
     """
     found = {label: losses[label][best(losses[label])[0]] for label in LABELS}
     means = {label: mean_and_error(seeds)[0] for label, seeds in found.items()}
@@ -148,7 +148,7 @@ def chosen(losses: Losses) -> str:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Final losses against the rate, and what the rule takes."""
+    """Plot final losses against the rate, and report the choice of the rule."""
     runs = shared.Runs(rows)
     losses = by_label(runs.losses)
     table = [
@@ -193,7 +193,7 @@ def _checks(runs: shared.Runs, losses: Losses) -> list[Check]:
 
 
 def _panel(losses: Losses) -> Panel:
-    """A curve per pair; the bigram table, which has no rate, as a level line."""
+    """Plot a curve per pair; the bigram table, which has no rate, is a horizontal line."""
     rates = sorted({rate for by_rate in losses.values() for rate in by_rate})
     places = {
         label: [
@@ -217,7 +217,7 @@ STUDY = shared.trained_study(
         "The papers train pre-LN with GPT-2's initialisation and tuned rates at width 768; at "
         "small widths nothing is published."
     ),
-    revision=3,  # its points name their positions, whatever the default
+    revision=3,  # the points name their positions, independently of the default
     kind=BaselineSettings,
     sweeps=sweeps,
     seeds=_SEEDS,

@@ -1,4 +1,4 @@
-"""Compare the simplified blocks with a pre-LN at its best, at equal steps and in equal time.
+"""Compare the simplified blocks with the best pre-LN, at equal steps and in equal time.
 
 The rule and its amendments: PLAN.md beside this file, section `trial`.
 """
@@ -18,15 +18,15 @@ from hessblocks_studies.fair_trial import trial_verdicts as judge
 from hessblocks_studies.shared import in_turns
 
 APART = 0.06
-"""Distance by which a block is moved from its place if it would hide another."""
+"""Horizontal shift of a point that would hide another block's."""
 UNCHANGED = "as tuned"
-"""Label of a block as it was tuned, beside those with one thing changed."""
+"""Label of unchanged blocks, beside blocks with one change."""
 LEARNED = "learned"
-"""The positions of GPT-2."""
+"""Label of GPT-2's learned positions."""
 
 
 def measure(settings: plan.TrialSettings) -> list[Row]:
-    """One run's losses, or what a step of every block costs."""
+    """Train one model, or time the steps of all blocks."""
     if settings.phase == plan.ONCE:
         shared.check_read_once("trial", settings.size)
     timed = settings.turns is not None
@@ -35,16 +35,16 @@ def measure(settings: plan.TrialSettings) -> list[Row]:
 
 
 def step_clocks(settings: plan.TrialSettings) -> list[Row]:
-    """The median time of a step of every block, all of them taking turns.
+    """Measure the median time per step of every block; the blocks take turns.
 
     Args:
         settings: settings of the point.
 
     Returns:
-        A row per block.
+        One row per block.
 
     Cost:
-        The models of all blocks, with their optimisers, are in memory at once.
+        The models of all blocks, with their optimisers, are in memory at the same time.
     """
     assert settings.turns is not None
     assert settings.rounds is not None
@@ -60,7 +60,7 @@ def step_clocks(settings: plan.TrialSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Tuning, loss curves, loss against time, positions; the verdicts of the rule."""
+    """Plot tuning, loss curves, loss against time, and positions; judge by the plan."""
     trials = {
         "narrow": judge.trial_of(rows, plan.NARROW, plan.LONG),
         "wide": judge.trial_of(rows, plan.WIDE, plan.WIDE + plan.LONG),
@@ -92,12 +92,12 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _named(tables: Mapping[str, list[dict[str, object]]]) -> list[dict[str, object]]:
-    """The lines of several tables, the name of each in its lines."""
+    """Concatenate tables; add each table's name to its rows."""
     return [{"runs": name, **line} for name, table in tables.items() for line in table]
 
 
 def _all_runs(trials: Mapping[str, judge.Trial], placed: judge.Trial) -> dict[str, shared.Runs]:
-    """Name in the table of losses → runs."""
+    """Map names in the table of losses to runs."""
     changed = trials["narrow"].changed
     return {
         **{name: trial.runs for name, trial in trials.items()},
@@ -112,7 +112,7 @@ def _all_runs(trials: Mapping[str, judge.Trial], placed: judge.Trial) -> dict[st
 
 
 def _time_table(trial: judge.Trial) -> list[dict[str, object]]:
-    """Tabulate the time of a step of each block."""
+    """Tabulate the time per step of each block."""
     lines: list[dict[str, object]] = []
     for label, times in trial.times.items():
         seconds, error = mean_and_error(list(times.values()))
@@ -130,10 +130,10 @@ def _time_table(trial: judge.Trial) -> list[dict[str, object]]:
 
 
 def _panels(narrow: judge.Trial, wide: judge.Trial, placed: judge.Trial) -> list[Panel]:
-    """Draw ten panels; those of which nothing is measured have no series.
+    """Plot ten panels; panels without measurements have no series.
 
     Returns:
-        The panels; of the tuning each block is drawn from its best start.
+        The panels; the tuning panels show each block with its best initial std.
     """
     sinusoidal = {name: name + plan.SINUSOIDAL for name in plan.PLACED} | {shared.GPT2: shared.GPT2}
     timed = wide.runs.panel(plan.WIDE_BLOCKS, "wide: runs")
@@ -156,10 +156,10 @@ def _panels(narrow: judge.Trial, wide: judge.Trial, placed: judge.Trial) -> list
 
 
 def _changed_panel(narrow: judge.Trial) -> Panel:
-    """Plot how far blocks end above the base, as they are and with one thing changed.
+    """Plot final losses above the base, of unchanged blocks and of blocks with one change.
 
     Returns:
-        The panel; where the base has the change too, blocks are above that.
+        The panel; if the base is changed, too, losses are relative to the changed base.
     """
     own = narrow.runs.losses
     ends = [
@@ -185,12 +185,12 @@ def _changed_panel(narrow: judge.Trial) -> Panel:
 
 
 def _better(trial: judge.Trial, phase: str) -> dict[str, str]:
-    """Map blocks of a phase to their names in the tuning, with the better embeddings."""
+    """Map blocks of a phase to their labels in the tuning, with the better embedding std."""
     return {label: trial.tuned_as(label) for label in plan.RUNS[phase]}
 
 
 def _starts_panel(trial: judge.Trial, width: str) -> Panel:
-    """Final losses of the tuning from every start, each at its best rate."""
+    """Plot final losses of the tuning for every initial std, each at its best rate."""
     means = shared.finite(trial.tuning.losses)
     values = {
         block: {
@@ -210,7 +210,7 @@ def _starts_panel(trial: judge.Trial, width: str) -> Panel:
 
 
 def _place_panel(placed: judge.Trial) -> Panel:
-    """Final losses with either kind of positions; GPT-2 of the tuning has learned ones."""
+    """Plot final losses with both kinds of positions; GPT-2 of the tuning has learned positions."""
     means = shared.finite(placed.runs.losses)
     values = {
         name: {
@@ -246,6 +246,6 @@ STUDY = Study(
     measure=measure,
     summarise=summarise,
     columns=(*shared.TUNED_COLUMNS, "start"),
-    revision=1,  # its own: not raised with that of the other studies that train
+    revision=1,  # separate from the revision of the other training studies
     gpus=1,
 )

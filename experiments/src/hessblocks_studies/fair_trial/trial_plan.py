@@ -1,7 +1,7 @@
-"""List the points of the study `trial`: blocks, starts, rates, sizes.
+"""List the points of the study `trial`: blocks, initial stds, rates, sizes.
 
-Two tables are filled in by hand as the tuning comes in, `BEST` and `CHOSEN`; `RATES` is made
-longer.
+`BEST` and `CHOSEN` are filled in manually from the tuning; `RATES` is extended if a best rate is at
+an end of its grid.
 """
 
 import math
@@ -17,22 +17,22 @@ BLOCKS = (
     "sas-p-no-norm",
 )  # fmt: skip
 FIRST = (shared.BIGRAMS, "pre-ln", BASE, "sas", "sas-p")
-"""Blocks whose runs come first, since verdicts rest on them."""
+"""Blocks whose runs come first, since the verdicts depend on them."""
 WIDE_BLOCKS = ("pre-ln", BASE, "parallel", "sas", "sas-p")
-"""Blocks that are trained at the greater width."""
+"""Blocks that are trained at the larger width."""
 SINUSOIDAL = ", sinusoidal"
-"""Behind the name of a block with sinusoidal positions; without it they are rotary."""
+"""Suffix of a block with sinusoidal positions; without it positions are rotary."""
 POSITIONS = {"": "rotary", SINUSOIDAL: "sinusoidal"}
-"""Suffix of a block's name → its positions."""
+"""Suffix of a block's name → its position encoding."""
 WIDER = ", embeddings 1/√width"
 SMALL = ", embeddings 1/√width, small outputs"
 STARTS = {"": "0.02", WIDER: "1/√width", SMALL: "1/√width, small outputs"}
-"""Suffix of a block's name in the tuning → standard deviation of its embeddings. "Small" says that
-projections and outputs of MLPs have 0.02/√(2 layers); else they have 0.02 as all matrices."""
+"""Suffix of a block's name in the tuning → initial standard deviation of its embeddings. All
+matrices have 0.02, but with "small outputs" projections and MLP outputs have 0.02/√(2 layers)."""
 PLACED = (BASE, "sas-p")
-"""The blocks that have both kinds of positions."""
+"""Blocks that are trained with both position encodings."""
 NARROW, WIDE = "", "wide "
-"""Begin the names of the phases of either width."""
+"""Prefixes of the phases' names at the two widths."""
 WIDTHS = (NARROW, WIDE)
 TUNING, CLOCK, LONG, PLACES = shared.TUNING, "clock", "long", "positions"
 RUNS: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     PLACES: tuple(name + kind for kind in POSITIONS for name in PLACED),
     WIDE + LONG: (*WIDE_BLOCKS, shared.GPT2),
 }
-"""Phase → what is run, beside the bigram table."""
+"""Phase → labels of its runs, in addition to the bigram table."""
 SLOWER, FASTER, EQUAL, PARTS, ONCE = (
     "slower long", "faster long", "equal long", "parts long", "once long",
 )  # fmt: skip
@@ -52,36 +52,36 @@ NEIGHBOURS: dict[str, dict[str, tuple[str, ...]]] = {
         WIDE + FASTER: (BASE, "parallel"),
     },
 }
-"""Width → phase in which long runs have the next rate half a decade lower, or higher → of what."""
+"""Width → phase of long runs at the next rate, half a decade lower or higher → blocks."""
 CHANGED: dict[str, tuple[str, ...]] = {
     **NEIGHBOURS[NARROW],
     PARTS: (NO_VALUES, VALUES),
     EQUAL: ("sas", "sas-p"),
     ONCE: (shared.BIGRAMS, BASE, "sas", "sas-p"),
 }
-"""Phase in which one thing is changed in the long runs at the smaller width → of what, or to what:
-the rate, half a decade lower; pre-ln without values and projections, and sas with them, as I + β
-ΔW; the MLP, so wide that there are as many parameters as in pre-ln; the text, of which nothing is
-read twice."""
+"""Phase of long runs with one change at the smaller width → blocks. The changes: the rate is half a
+decade lower; pre-ln loses values and projections, or sas gains them as I + β ΔW; the MLP is wider,
+so that the block has as many parameters as pre-ln; the text is so long that no part is read
+twice."""
 CHANGES = {SLOWER: "lower rate", EQUAL: "wider MLP", ONCE: "text read once"}
-"""Phases in which blocks keep their parts → in words, for the figure."""
+"""Phase in which blocks keep their parts → its description in the figure."""
 PARTED = {NO_VALUES: ("pre-ln", "without values"), VALUES: ("sas", "with values")}
-"""Block with other parts → the block one change away, and the change in words."""
+"""Block with other parts → (block before the change, description of the change)."""
 EQUAL_MLPS: dict[Scale, int] = {"smoke": 143, "laptop": 314, "paper": 3818}
-"""Scale → that width of the MLP."""
+"""Scale → width of the MLP in phase `EQUAL`."""
 LONG_TEXTS: dict[Scale, str] = {"laptop": shared.PACKAGE + "torch"}
-"""Scale → a text that is longer than what those runs read, where the usual one is not: 15.8 million
-tokens against 8.2."""
+"""Scale → text of phase `ONCE`, where the usual text is shorter than the runs read: 15.8 million
+tokens instead of 8.2."""
 OTHER_STARTS = {
     NARROW: (*(name + WIDER for name in BLOCKS), BASE + SMALL),
     WIDE: (*(name + WIDER for name in WIDE_BLOCKS), BASE + SMALL),
 }
-"""Width → what is tuned from other starts than 0.02."""
+"""Width → labels that are tuned with initial stds other than 0.02."""
 TUNED: dict[str, tuple[str, ...]] = {
     NARROW: tuple(dict.fromkeys((*RUNS[LONG], *RUNS[PLACES], *OTHER_STARTS[NARROW]))),
     WIDE: (*RUNS[WIDE + LONG], *OTHER_STARTS[WIDE]),
 }
-"""Width → what is tuned."""
+"""Width → labels that are tuned."""
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
     NARROW: {
         **dict.fromkeys(TUNED[NARROW], (3e-3, 1e-2, 3e-2, 1e-3)),
@@ -96,7 +96,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "parallel" + WIDER: (1e-3, 3e-3, 1e-2, 3e-4),
     },
 }
-"""Width → what is tuned → its rates at laptop scale, the likeliest first; made longer as results
+"""Width → label → rates of the tuning at laptop scale, the likeliest first; extended as results
 come in."""
 BEST: dict[str, dict[str, float]] = {
     NARROW: {
@@ -109,8 +109,8 @@ BEST: dict[str, dict[str, float]] = {
         **dict.fromkeys(OTHER_STARTS[WIDE], 1e-3),
     },
 }
-"""Width → what is tuned → its rate in the runs at laptop scale: the outcome of the tuning, until it
-is done a guess; of parallel at the greater width that of the runs at the next rates, which is
+"""Width → label → rate of its runs at laptop scale: the best of the tuning, or a guess until the
+tuning is done. For parallel at the larger width the runs at the next rates found another rate.
 another."""
 CHOSEN: dict[str, dict[str, str]] = {
     NARROW: {
@@ -124,10 +124,10 @@ CHOSEN: dict[str, dict[str, str]] = {
         **dict.fromkeys(("sas", "sas-p"), ""),
     },
 }
-"""Width → block → its start in the runs that count, of `STARTS`: the outcome of the tuning, as
-above; of what is not tuned, that of the block from which it is one change away."""
+"""Width → block → its key of `STARTS` in the judged runs: the best of the tuning, or a guess; for
+untuned blocks that of the block before the change."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
-"""Learning rates of all blocks at the other scales; the runs use the first."""
+"""Learning rates of all blocks at other scales; the runs use the first."""
 
 _LAPTOP = replace(shared.LAPTOP, steps=2400, evaluations=8)
 _PAPER = replace(shared.PAPER, steps=12_900)
@@ -158,24 +158,24 @@ SIZES: dict[Scale, dict[str, shared.TextSize]] = {
 }
 """Scale → phase → sizes."""
 ROUNDS: dict[Scale, int] = {"smoke": 3, "laptop": 40, "paper": 40}
-"""Steps of each block that are timed, after one that warms up."""
+"""Timed steps of each block, after one warm-up step."""
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings(shared.TunedSettings):
-    """Settings of a point: one model, one count of pairs of tokens, or the clocks of all blocks."""
+    """Settings of a point: one model, one bigram table, or the step times of all blocks."""
 
     turns: tuple[str, ...] | None = None
-    """Labels of what takes turns where steps are timed."""
+    """Labels of the blocks that take turns in a measurement of step times."""
     rounds: int | None = None
     """Number of timed steps of each block."""
     start: str | None = None
-    """The standard deviations that are drawn with, one of `STARTS`; None for 0.02."""
+    """Initial standard deviations: a value of `STARTS`; None for 0.02."""
 
 
 def point_of(label: str, phase: str, size: shared.TextSize, seed: int) -> TrialSettings:
-    """A model or a reference of a phase, at the size's rate."""
+    """Make the point of a model or reference in a phase, at the rate of the size."""
     block, start = taken_apart(label)
     named = block not in (*shared.REFERENCES, shared.ALL)
     position = POSITIONS[SINUSOIDAL if block.endswith(SINUSOIDAL) else ""]
@@ -199,18 +199,18 @@ def point_of(label: str, phase: str, size: shared.TextSize, seed: int) -> TrialS
 
 
 def taken_apart(label: str) -> tuple[str, str]:
-    """Block and start of a label of the tuning."""
+    """Split a label of the tuning into block and suffix in `STARTS`."""
     start = next((start for start in (SMALL, WIDER) if label.endswith(start)), "")
     return label.removesuffix(start), start
 
 
 def _width(phase: str) -> str:
-    """`NARROW` or `WIDE`."""
+    """Return the width of a phase: `NARROW` or `WIDE`."""
     return WIDE if phase.startswith(WIDE) else NARROW
 
 
 def tuning(scale: Scale, width: str) -> list[TrialSettings]:
-    """The bigram table, then every block at its rates, the likeliest rates of all blocks first.
+    """List the bigram table, then every block at its rates; the likeliest rates come first.
 
     Args:
         scale: scale of the study.
@@ -226,12 +226,12 @@ def tuning(scale: Scale, width: str) -> list[TrialSettings]:
 
 
 def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
-    """The runs of a phase at the best rates, seed by seed; each seed begins with the bigram table.
+    """List the runs of a phase at the best rates, seed by seed, each with a bigram table first.
 
     Args:
         scale: scale of the study.
         phase: one of `RUNS`.
-        seeds: how many.
+        seeds: number of seeds.
 
     Returns:
         The points' settings.
@@ -248,7 +248,7 @@ def runs(scale: Scale, phase: str, seeds: int) -> list[TrialSettings]:
 
 
 def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
-    """Of the points of a phase."""
+    """Return the function that makes points of a phase."""
     size = SIZES[scale][phase]
 
     def make(label: str, rate: float | None, seed: int) -> TrialSettings:
@@ -258,13 +258,13 @@ def _maker(scale: Scale, phase: str) -> shared.Make[TrialSettings]:
 
 
 def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
-    """List the long runs with one thing changed.
+    """List the long runs with one change.
 
-    With another rate, at both widths, with the first seed of the runs alone.
+    Runs at other rates, for both widths, use only the first seed.
 
     Args:
         scale: scale of the study.
-        seeds: seeds of the others.
+        seeds: number of seeds of the other runs.
 
     Returns:
         The points' settings.
@@ -288,7 +288,7 @@ def changed(scale: Scale, seeds: int) -> list[TrialSettings]:
 
 
 def _long_rate(scale: Scale, label: str, phase: str) -> float:
-    """Look up the rate of a block's long runs, of the base's where it is not tuned; or the next."""
+    """Look up the rate of a block's long runs (untuned: the base's), or the next rate."""
     width = _width(phase)
     label, _ = PARTED.get(label, (label, ""))
     label = label if label in RUNS[width + LONG] else BASE
@@ -305,12 +305,12 @@ def _long_rate(scale: Scale, label: str, phase: str) -> float:
 
 
 def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
-    """List the points that time per step of every block, one per repetition.
+    """List the points that time the steps of every block, one per repetition.
 
     Args:
         scale: scale of the study.
         width: `NARROW` or `WIDE`.
-        seeds: repetitions.
+        seeds: number of repetitions.
 
     Returns:
         The points' settings.
@@ -323,11 +323,11 @@ def clocks(scale: Scale, width: str, seeds: int) -> list[TrialSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[TrialSettings]:
-    """List all tuning, clocks, long runs with one thing changed, then the runs of verdicts first.
+    """List tuning, step times, long runs with one change, then judged runs; verdicts' blocks first.
 
     Args:
         scale: scale of the study.
-        count: seeds of the runs; None for the scale's own. The tuning has one.
+        count: seeds of the runs; None for the scale's default. The tuning has one seed.
 
     Returns:
         The points' settings.

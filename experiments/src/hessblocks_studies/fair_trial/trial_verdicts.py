@@ -10,7 +10,7 @@ from hessblocks_studies.fair_trial import trial_plan as plan
 
 JUDGED = ("sas", "sas-p")
 WORDS = {plan.EQUAL: "of as many parameters", plan.ONCE: "on a text read once"}
-"""Phase in which the judged blocks are changed → in words."""
+"""Phase that changes the judged blocks → its description in facts."""
 POOR = f"void, since {plan.BASE} is not as good a base as pre-ln"
 SAME = f"the gap changes by at most {shared.CLOSE:g}, up or down"
 OTHER_RATE = "void, since another rate is better in runs as long"
@@ -18,38 +18,38 @@ OTHER_RATE = "void, since another rate is better in runs as long"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(shared.Tuned):
-    """Measurements of the fair trial at one width."""
+    """Measurements of `trial` at one width."""
 
     times: Mapping[str, Mapping[Scalar, float]]
-    """Timed block → {repetition: seconds of a step}."""
+    """Timed block → {repetition: seconds per step}."""
     starts: Mapping[str, str | None] | None
-    """Block → its start in the runs, of `STARTS`, None for 0.02; None altogether where starts were
-    not tuned."""
+    """Block → its value of `STARTS` in the runs; None for a block means 0.02, None for the field
+    means that initial stds were not tuned."""
     planned: Sequence[str]
     """Blocks to tune."""
     changed: Mapping[str, shared.Runs]
-    """Phase of `CHANGED`, or of `NEIGHBOURS` at the greater width → runs with one thing changed."""
+    """Phase of `CHANGED`, or of `NEIGHBOURS` at the larger width → runs with one change."""
 
     def kinds(self, label: str) -> list[str]:
-        """A block from each of its starts, measured or not."""
+        """List the labels of a block with each of its initial stds, measured or not."""
         return [label + start for start in plan.STARTS if label + start in self.planned]
 
     def label_of(self, kind: str) -> str:
-        """The block of a start."""
+        """Return the block of a label in the tuning."""
         return plan.taken_apart(kind)[0]
 
     def best_rate(self, label: str) -> float:
-        """Choose the rate of the runs where its neighbours are no better in runs as long.
+        """Return the rate of the runs if its neighbours are no better in equally long runs.
 
         Returns:
-            That rate, else the best of the tuning.
+            That rate; otherwise the best rate of the tuning.
         """
         sides = [check.holds for block, check in self.long_rate_checks() if block == label]
         return self.rates[label] if len(sides) > 1 and all(sides) else super().best_rate(label)
 
     @property
     def elsewhere(self) -> dict[str, str]:
-        """Block whose runs are not from its best start → that start."""
+        """Map blocks whose runs do not use the best initial std to that std."""
         best = {label: plan.taken_apart(self.tuned_as(label))[1] for label in self.starts or {}}
         return {
             label: plan.STARTS[best[label]]
@@ -58,7 +58,7 @@ class Trial(shared.Tuned):
         }
 
     def hindrances(self, *labels: str) -> list[str]:
-        """Why the runs of some labels do not count; nothing where they do."""
+        """List reasons why the runs of some labels do not count."""
         reasons = [
             f"the runs of {label} are not from its best start, {best}"
             for label, best in self.elsewhere.items()
@@ -67,7 +67,7 @@ class Trial(shared.Tuned):
         return [*super().hindrances(*labels), *reasons]
 
     def long_rate_checks(self) -> list[tuple[str, Check]]:
-        """(block, whether the next rate, lower or higher, is no better for it in the runs)."""
+        """Check for each block that the next lower or higher rate is no better in the runs."""
         checks = []
         for phase, blocks in (
             pair for phases in plan.NEIGHBOURS.values() for pair in phases.items()
@@ -88,7 +88,7 @@ class Trial(shared.Tuned):
         return checks
 
     def residual_of(self, phase: str) -> shared.Residual | None:
-        """The error of one run of a phase of `CHANGED`; that of another text is its own."""
+        """Return the std of one run in a phase of `CHANGED`; another text has a separate one."""
         return (self.changed[phase] if phase == plan.ONCE else self.runs).residual
 
     def changed_check(self, phase: str, block: str, words: str, base: str = plan.BASE) -> Check:
@@ -107,7 +107,7 @@ class Trial(shared.Tuned):
         return shared.judged_by(learnt(base, shared.BIGRAMS), check, shared.void_of(base))
 
     def gap_check(self, phase: str, block: str, fact: str) -> Check:
-        """Judge whether a phase of `CHANGED` leaves a block as far above the base."""
+        """Judge whether a phase of `CHANGED` preserves a block's gap to the base."""
         own = self.changed[phase]
         if plan.BASE in plan.CHANGED[phase]:
             gaps = [
@@ -118,7 +118,7 @@ class Trial(shared.Tuned):
                 )
             ]
             found = shared.apart(*gaps)
-        else:  # the base is the same, and cancels
+        else:  # the base is the same and cancels
             losses = {
                 each: runs.losses.get(block, {})
                 for each, runs in (("new", own), ("old", self.runs))
@@ -127,7 +127,7 @@ class Trial(shared.Tuned):
         return found.matches(fact, SAME, limit=shared.CLOSE)
 
     def start_check(self) -> Check:
-        """Whether every block's runs are from its best start."""
+        """Check that every block's runs use its best initial std."""
         off = [f"{label} (best {best})" for label, best in self.elsewhere.items()]
         fact, enough = "the runs of each block are from its best start", bool(self.starts)
         return shared.rule_check(fact, off, len(self.starts or ()), enough and self.enough)
@@ -142,7 +142,7 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
         phase: phase of the runs.
 
     Returns:
-        The trial, as far as it is measured.
+        The measurements so far.
     """
     timed = [row for row in rows if row["phase"] == width + plan.CLOCK]
     starts = {
@@ -163,7 +163,7 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
         "changed": changed,
     }
     planned = plan.TUNED[width]
-    if not phase.endswith(plan.LONG):  # all from 0.02
+    if not phase.endswith(plan.LONG):  # all use 0.02
         planned = plan.RUNS[phase]
         rows = [row for row in rows if row["phase"] != width + plan.TUNING or not row.get("start")]
     trial = Trial.of(rows, width + plan.TUNING, phase, planned=planned, **own)
@@ -180,13 +180,13 @@ def trial_of(rows: Rows, width: str, phase: str) -> Trial:
 
 
 def base_of(label: str) -> str:
-    """Find the block that the long runs of a block are compared with."""
+    """Return the block that a block's long runs are compared with."""
     block, _ = plan.PARTED.get(label, ("", ""))
     return "pre-ln" if block == "pre-ln" else plan.BASE
 
 
 def verdicts(name: str, trial: Trial) -> list[Check]:
-    """Of the rates, of the controls, and the verdicts at one width."""
+    """List checks of rates and controls, and the verdicts at one width."""
     own, runs = [*trial.rate_checks(), trial.start_check()], trial.runs
     learnt = runs.below_the_table(plan.BASE, shared.BIGRAMS)
     learnt = replace(learnt, fact=f"{plan.BASE} has learnt more than pairs of tokens")
@@ -219,7 +219,7 @@ def verdicts(name: str, trial: Trial) -> list[Check]:
 
 
 def _at_its_rate(long_rates: list[tuple[str, Check]], verdict: Check, *blocks: str) -> Check:
-    """A verdict, void where another rate is better in the runs for one of its blocks."""
+    """Void a verdict if another rate is better in the runs of one of its blocks."""
     for block, control in long_rates:
         if block in blocks:
             verdict = shared.judged_by(control, verdict, OTHER_RATE)
@@ -227,7 +227,7 @@ def _at_its_rate(long_rates: list[tuple[str, Check]], verdict: Check, *blocks: s
 
 
 def place_verdicts(placed: Trial) -> list[Check]:
-    """The verdict at equal steps with either kind of positions, and whether it is the same gap."""
+    """Judge the blocks at equal steps with both position encodings, and whether the gaps agree."""
     runs, block = placed.runs, "sas-p"
     checks = [replace(c, fact=f"positions: {c.fact}") for c in placed.rate_checks()[1:]]
     gaps: dict[str, dict[Scalar, float]] = {}

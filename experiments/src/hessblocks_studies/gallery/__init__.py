@@ -1,4 +1,4 @@
-"""The page of reproduced figures and tables."""
+"""Page of reproduced figures and tables."""
 
 from hessblocks_studies.gallery.page import missing_lines, study_folders, write_gallery
 from hessblocks_studies.gallery.pictures import small_picture, study_pictures, with_lines

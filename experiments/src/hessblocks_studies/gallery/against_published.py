@@ -7,35 +7,35 @@ from dataclasses import dataclass
 from hessblocks.figures import Figure, Series
 
 NEAR = 3.0
-"""Joint standard errors within which two values are said to agree."""
+"""Joint standard errors up to which two values count as equal."""
 SAME = 1e-3
-"""Relative distance of abscissas that are the same."""
+"""Relative difference up to which two values of x count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One of our curves against the published one of that name."""
+    """Difference between one of our curves and the published curve with its name."""
 
     name: str
     """Name of the curve, with its panel."""
     points: int
-    """Abscissas that both have."""
+    """Number of common x values."""
     typical: float
     """Median of |ours − published| / |published|."""
     largest: float
-    """Largest of them."""
+    """Maximum of |ours − published| / |published|."""
     near: int | None
-    """Points within three joint standard errors; None where ours has no error bars."""
+    """Number of points within three joint standard errors; None if our curve has no error bars."""
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """A row of the table."""
+        """Format the difference as a row of the table."""
         near = "no error bars" if self.near is None else f"{self.near} of {self.points}"
         return self.name, f"{self.typical:.1%}", f"{self.largest:.1%}", near
 
 
 def differences(figure: Figure) -> list[Difference]:
-    """The differences of a figure, one for each curve that has a published one beside it."""
+    """List the differences of a figure, one for each curve with a published counterpart."""
     found = []
     for panel in figure.plots:
         ours = {each.name: each for each in panel.series if not each.published}

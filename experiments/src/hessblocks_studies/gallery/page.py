@@ -1,4 +1,4 @@
-"""Write one page for all studies of a folder, readable with no network."""
+"""Write one page for all studies of a folder, readable without a network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from hessblocks_studies.gallery.section import command, load_section
 
 
 def not_begun(folder: Path) -> dict[str, str]:
-    """Studies that `folder` was asked for and does not hold, in the order of the request.
+    """List the requested studies that `folder` does not contain, in the order of the request.
 
     Returns:
         Name → the command that measures it.
@@ -30,24 +30,24 @@ def not_begun(folder: Path) -> dict[str, str]:
 
 
 def study_folders(folder: Path) -> list[Path]:
-    """List the studies in `folder`: itself, or its sub-folders that are; none if it has none."""
+    """List the folders of studies: `folder` itself, or its subfolders; empty if there are none."""
     if (folder / "summary.json").is_file() and (folder / "figure.json").is_file():
         return [folder]
     return [path.parent for path in folder.glob("*/figure.json") if study_folders(path.parent)]
 
 
 def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
-    """Draw every study's figure and write report.html, from files alone.
+    """Write report.html with the figure of every study, only from stored files.
 
     Args:
-        folder: folder of one study, or holding folders of studies, finished or not.
-        order: names of studies, first ones first; others follow by name.
+        folder: folder of one study, or of several studies, finished or not.
+        order: names of studies that come first; others follow alphabetically.
 
     Returns:
         The path of report.html.
 
     Raises:
-        ArgumentError: there is no study.
+        ArgumentError: the folder has no study.
         RunError: a file is damaged or cannot be written.
     """
     places = {name: place for place, name in enumerate(order)}
@@ -72,10 +72,10 @@ def write_gallery(folder: AnyPath, order: Sequence[str] = ()) -> Path:
 
 
 def missing_lines(folder: AnyPath) -> list[str]:
-    """List what each study in `folder` lacks, one line per study; none if all is there.
+    """List what each study in `folder` lacks, one line per study; empty if all is complete.
 
     Returns:
-        Text of each line.
+        Text lines.
 
     Raises:
         RunError: a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""Pictures of a study for its page: the result first, the rest apart, references as lines."""
+"""Pictures of a study for its page: result first, other panels separately, references as lines."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from hessblocks.figures import Figure, Heatmap, Panel, Series, number
 
 TABLE_OF_PAIRS = "bigram table"
-"""A reference, as studies name it."""
+"""Name of a reference in the studies."""
 RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gains": (
@@ -42,22 +42,22 @@ RESULTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Study → the panels that answer it, of those with more than a screen shows."""
+"""Study → panels of its result, for studies with more panels than a screen shows."""
 IN_WORDS = ("restrict-updates",)
-"""Studies whose references lie so far away that lines would squeeze the result."""
+"""Studies whose references are so far away that lines would compress the result."""
 THUMBNAIL = (3.0, 2.3)
-"""Inches of a panel of the index."""
+"""Size of a panel of the index in inches."""
 
 
 def with_lines(panel: Panel, lines: Mapping[str, float] = MappingProxyType({})) -> Panel:
-    """Draw references as thin lines, each with its name; the table of pairs always.
+    """Draw references as thin lines with names; always draw the bigram table.
 
     Args:
-        panel: with series that have points.
-        lines: name → height.
+        panel: panel whose series have points.
+        lines: name of a reference → y value.
 
     Returns:
-        The panel, from whose legend they are gone.
+        The panel, without the references in its legend.
     """
     shown = [series for series in panel.shown if series.name != TABLE_OF_PAIRS]
     ends = [x for series in shown for x in series.x]
@@ -73,14 +73,14 @@ def with_lines(panel: Panel, lines: Mapping[str, float] = MappingProxyType({})) 
 
 
 def study_pictures(name: str, figure: Figure) -> tuple[Figure, Figure | None]:
-    """Part the figure of a study into the result and the rest.
+    """Split the figure of a study into the result and the other panels.
 
     Args:
-        name: of the study.
-        figure: as it was stored.
+        name: name of the study.
+        figure: stored figure.
 
     Returns:
-        The result, and the other panels, None where there are none.
+        The result, and the other panels; None if there are none.
     """
     panels = [_mended(panel) for panel in figure.panels]
     caption = figure.caption
@@ -97,7 +97,7 @@ def study_pictures(name: str, figure: Figure) -> tuple[Figure, Figure | None]:
 
 
 def small_picture(figure: Figure) -> Figure:
-    """Keep the first panel, in letters for a thumbnail."""
+    """Reduce a figure to its first panel, with letters for a thumbnail."""
     panel = replace(figure.panels[0], title="")
     if isinstance(panel, Panel):
         guides = (one for one in panel.series if not one.guide)
@@ -108,7 +108,7 @@ def small_picture(figure: Figure) -> Figure:
 
 
 def _mended(panel: Panel | Heatmap) -> Panel | Heatmap:
-    """Give a panel the references that it is measured against."""
+    """Add references to a panel as lines."""
     if isinstance(panel, Heatmap):
         return panel
     edge = {"the edge": 1.0} if panel.y_label == "sharpness over the edge" else {}
@@ -116,14 +116,14 @@ def _mended(panel: Panel | Heatmap) -> Panel | Heatmap:
 
 
 def _in_words(figure: Figure) -> str:
-    """Write the heights of references."""
+    """List the y values of references as text."""
     every = {one.name: one for panel in figure.plots for one in panel.shown}
     known = (every[name] for name in (TABLE_OF_PAIRS, "gpt2") if name in every)
     return ", ".join(f"{one.name} {number(one.y[0])}" for one in known)
 
 
 def _without(panel: Panel | Heatmap) -> Panel | Heatmap:
-    """Leave references out."""
+    """Remove references from a panel."""
     if isinstance(panel, Heatmap):
         return panel
     kept = (one for one in panel.series if one.name not in (TABLE_OF_PAIRS, "gpt2"))

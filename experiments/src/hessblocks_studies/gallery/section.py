@@ -1,4 +1,4 @@
-"""Read one study from its folder, as its page shows it."""
+"""Read a study from its folder for the page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from hessblocks.storage import read_object
 from hessblocks_studies.gallery.against_published import Difference, differences
 
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
-"""Verdict on a check, in words."""
+"""Value of a check → verdict as text."""
 FEW = 4
-"""Values of a setting that are written out."""
+"""Largest number of values of a setting that are listed."""
 MANY = 12
-"""Names beyond which the first `FEW` alone are."""
+"""Largest number of names that are listed; of more names the first `FEW` are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,26 +25,26 @@ class StudySection:
     name: str
     """Name of the study, and of its folder."""
     summary: dict[str, Any]
-    """summary.json."""
+    """Content of summary.json."""
     config: dict[str, Any]
-    """config.json."""
+    """Content of config.json."""
     environment: dict[str, Any]
-    """environment.json; empty where it is missing."""
+    """Content of environment.json; empty if the file is missing."""
     caption: str
     """Caption of the figure."""
     differences: tuple[Difference, ...]
-    """Our curves against the published ones."""
+    """Differences between our curves and the published ones."""
     picture: Sequence[str]
-    """The figure as SVG in base64; empty where nothing is finished yet."""
+    """SVG images of the figure in base64; empty if nothing is finished yet."""
 
     @property
     def missing(self) -> int:
-        """Points that are not measured yet."""
+        """Number of points that are not measured yet."""
         return int(self.summary["points"]["missing"])
 
     @property
     def command(self) -> str:
-        """Return the command that measures its missing points, in its folder."""
+        """Return the command that measures the missing points, in the folder."""
         return command(self.name, self.config["scale"], self.config.get("seeds"))
 
     @property
@@ -57,14 +57,14 @@ class StudySection:
 
     @property
     def tally(self) -> str:
-        """Count the facts that hold, in words."""
+        """Describe the number of facts that hold."""
         verdicts = [verdict for *_, verdict in self.facts]
         counts = [(verdicts.count(word), word) for word in VERDICTS.values()]
         return ", ".join(f"{word}: {count}" for count, word in counts if count) or "no facts yet"
 
     @property
     def settings(self) -> str:
-        """Settings of all points in a line, but lists of slots, which labels name."""
+        """List the settings of all points in one line, without slots, which labels name."""
         found = self.summary.get("settings", {})
         return "; ".join(
             f"{name.replace('_', ' ')} {_values(values)}"
@@ -74,24 +74,24 @@ class StudySection:
 
     @property
     def hardware(self) -> str:
-        """Processor and accelerator."""
+        """Names of processor and accelerator."""
         names = [self.environment.get("processor"), self.environment.get("accelerator")]
         return ", ".join(str(name) for name in names if name) or "not recorded"
 
     @property
     def time(self) -> str:
-        """Time of all points together."""
+        """Total duration of all points, as text."""
         seconds = float(self.summary["seconds"])
         return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def command(name: str, scale: str, seeds: int | None) -> str:
-    """The `hessblocks reproduce` that measures a study as it was asked for."""
+    """Return the `hessblocks reproduce` command that measures a study as it was requested."""
     return f"hessblocks reproduce {name} --scale {scale}" + (f" --seeds {seeds}" if seeds else "")
 
 
 def _values(values: Sequence[Any]) -> str:
-    """One value, all of a few, or how many there are, numbers from which to which."""
+    """Format one value, a few values, or the count of many; for numbers also the range."""
     texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
     if len(texts) <= FEW:
         return ", ".join(texts)
@@ -103,10 +103,10 @@ def _values(values: Sequence[Any]) -> str:
 
 
 def load_section(folder: Path) -> StudySection:
-    """Draw a study's figure and read its files.
+    """Read a study's files and draw its figure.
 
     Returns:
-        What the page shows of it.
+        The content of the section.
 
     Raises:
         RunError: a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""Growth of Hessian blocks with data, weights and depth: points, fits, summaries."""
+"""Measure and fit the growth of Hessian blocks with data, weights and depth."""
 
 from hessblocks_studies.growth.addition_model import TOKENS, addition_model, weight_size
 from hessblocks_studies.growth.exact_norms import Norms, exact_norms

@@ -1,7 +1,7 @@
-"""The models of the Hessian paper: random weights of fixed size, data of size σ, the addition task.
+"""Models of the Hessian paper: random weights, embeddings of size σ, and the addition task.
 
-All at initialisation. Weights are N(0, (0.8/√d)²) with d the width, embeddings and positions
-N(0, σ²), each model drawn afresh from its own seed.
+All models are at initialisation. Weights are N(0, (0.8/√d)²) with d the width; embeddings and
+positions are N(0, σ²). Each model is drawn from a separate seed.
 
 Source: Ormaniec, Dangel & Singh (2025), section 4, and the authors' notebook.
 """
@@ -26,7 +26,7 @@ from hessblocks_studies.data import SYMBOLS
 TOKENS = 18
 """Length of a sum of two numbers with 5 digits."""
 GAIN = 0.8
-"""Standard deviation of a weight, times √width."""
+"""Standard deviation of a weight times √width."""
 
 
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -45,25 +45,25 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "one-matrix": {"attention": blocks.Attention(query_key="one-matrix")},
     "one-matrix-linear": {"attention": blocks.Attention(query_key="one-matrix", scores="linear")},
 }
-"""Name → what is not plain: one softmax head as wide as the block, ReLU MLP of 4 widths, skips, no
-norm. `linear-alone` is linear attention and nothing else: no skip, and an MLP whose output stays
-zero."""
+"""Name → changes of the default block: one softmax head as wide as the block, an MLP with ReLU and
+4 widths, skips, no norm. `linear-alone` is only linear attention, without a skip; its MLP's output
+stays zero."""
 
 
 def weight_size(width: int) -> float:
-    """Standard deviation of a weight, 0.8/√width."""
+    """Compute the standard deviation of a weight, 0.8/√width."""
     return GAIN / math.sqrt(width)
 
 
 def addition_model(
     block: str | blocks.BlockConfig, *, layers: int, width: int, sigma: float, seed: int
 ) -> PreTrainedModel:
-    """A causal language model of sums in float64, untied head, drawn from `seed`.
+    """Build a causal language model of sums in float64, with an untied head, drawn from `seed`.
 
     Args:
-        block: a name in `BLOCKS`, or a block of that width.
-        layers: how many.
-        width: entries of a token's vector.
+        block: a name in `BLOCKS`, or a block of this width.
+        layers: number of layers.
+        width: width of the model.
         sigma: standard deviation of embeddings and positions.
         seed: seed of all weights.
 
@@ -71,7 +71,7 @@ def addition_model(
         The model, in evaluation mode.
 
     Raises:
-        ArgumentError: an unknown block.
+        ArgumentError: unknown block.
     """
     if isinstance(block, str):
         check_name("block", block, BLOCKS)
@@ -90,15 +90,15 @@ def addition_model(
         tie_word_embeddings=False,
     ).double()
     draw(model, width=width, sigma=sigma, seed=seed)
-    model.set_attn_implementation("eager")  # fused kernels have no second derivative
+    model.set_attn_implementation("eager")  # fused kernels lack second derivatives
     model.eval()
     return model
 
 
 def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
-    """Draw every matrix of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²).
+    """Draw all matrices of `model`: embeddings from N(0, σ²), others from N(0, (0.8/√width)²).
 
-    What is zero stays zero.
+    Matrices that are zero stay zero.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
@@ -109,7 +109,7 @@ def draw(model: nn.Module, *, width: int, sigma: float, seed: int) -> None:
 
 
 def one_hot_squares(outputs: Any, batch: Any) -> Float[Tensor, " entries"]:
-    """(logit − one-hot)² of every class at every answer digit, (digits · classes,)."""
+    """Compute (logit − one-hot)² of every class at every answer digit, (digits · classes,)."""
     logits = outputs.logits[:, :-1]
     labels = batch["labels"][:, 1:]
     valid = labels != IGNORED
@@ -121,15 +121,15 @@ def one_hot_squares(outputs: Any, batch: Any) -> Float[Tensor, " entries"]:
 def of_current_tokens(
     batch: Mapping[str, Int[Tensor, "sums tokens"]],
 ) -> dict[str, Int[Tensor, "sums tokens"]]:
-    """The batch with the token that is read as target, in the place of the next one.
+    """Replace the next token by the current token as the target of a batch.
 
-    The module of the authors' notebook does so: it cuts the targets as it cuts the outputs.
+    The module of the authors' notebook does this, since it cuts the targets as it cuts the outputs.
 
     Args:
         batch: `input_ids` and `labels`.
 
     Returns:
-        The batch with labels shifted by one place; positions without a label keep none.
+        The batch with labels shifted by one position; positions without a label remain without.
     """
     tokens, labels = batch["input_ids"], batch["labels"]
     before = tokens.roll(1, dims=1)
@@ -137,5 +137,4 @@ def of_current_tokens(
 
 
 LOSSES: dict[str, str | LossFunction] = {"cross-entropy": "causal-lm", "squares": one_hot_squares}
-"""Name → loss; both are means, over the answer digits and over their classes where there are
-several."""
+"""Name → loss. Both are means over the answer digits, the squared loss also over classes."""

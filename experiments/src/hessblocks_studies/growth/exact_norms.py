@@ -17,11 +17,11 @@ from hessblocks.theory import AttentionHessian, AttentionLayer, TokenCurvature
 from hessblocks_studies.growth.addition_model import one_hot_squares
 
 Norms = dict[tuple[str, Part], Estimate]
-"""(group, part) → Frobenius norm of the group's own block."""
+"""(group, part) → Frobenius norm of the group's diagonal block."""
 
 SAME = 1e-3
-"""Relative difference up to which two ways to the logits differ by rounding, in single precision
-too."""
+"""Relative difference up to which two computations of the logits count as equal, also in single
+precision."""
 
 
 def exact_norms(
@@ -32,15 +32,14 @@ def exact_norms(
 ) -> Norms:
     """Compute Frobenius norms of H_o, H_f and H for groups of the last attention, in closed form.
 
-    The same as `exact_attention_curvature` gives, and for the squared loss too.
+    For cross-entropy the results equal those of `exact_attention_curvature`.
 
     Args:
-        model: a causal language model; for squares its unembedding is all that follows the last
+        model: a causal language model; for squares, only its unembedding may follow the last
             attention.
         batch: `input_ids` and `labels`, (sequences, tokens).
-        loss: as `Problem` takes it: causal-lm, or `one_hot_squares` (a mean over labels and
-            classes).
-        groups: among query, key, value, projection.
+        loss: `Problem`'s loss: causal-lm, or `one_hot_squares` (a mean over labels and classes).
+        groups: some of query, key, value, projection.
 
     Returns:
         Exact estimates by group and part.
@@ -66,16 +65,15 @@ def exact_norms(
 def _of_squares(
     layer: AttentionLayer, model: PreTrainedModel, batch: Mapping[str, Any]
 ) -> AttentionHessian:
-    """Compute the Hessian of squares against one-hot targets, after the unembedding M.
+    """Compute the Hessian of the squared loss against one-hot targets, after the unembedding M.
 
-    With f = M a the logits of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC)
-    MᵀM.
+    With logits f = M a of n labelled tokens and C classes: g = 2/(nC) Mᵀ(f − y), Λ = 2/(nC) MᵀM.
 
     Returns:
-        Its blocks; there is no Λ_f.
+        The blocks of the Hessian; there is no Λ_f.
 
     Raises:
-        ArgumentError: something else comes after the attention.
+        ArgumentError: another layer follows the attention.
     """
     unembedding = model.get_output_embeddings().weight
     logits = model(input_ids=batch["input_ids"].to(unembedding.device)).logits

@@ -1,7 +1,7 @@
-"""Power laws fitted to repeated measurements: slope, confidence interval, and whether it is one.
+"""Fit power laws to repeated measurements: slope, confidence interval, and goodness of fit.
 
-Letters: x = ln σ, y = ln value, n measurements in m groups of equal σ, τ² the variance of y within
-a group beyond the measurements' own errors.
+Letters: x = ln σ, y = ln value, n measurements in m groups of equal σ, τ² variance of y within a
+group in excess of the measurements' errors.
 
     y = a + b x, weights 1 / (τ² + (standard error / value)²), b the slope.
 """
@@ -16,15 +16,15 @@ from scipy import special
 
 CONFIDENCE = 0.95
 ROUNDING = 1e-10
-"""Relative error of every measurement, however exact."""
+"""Smallest relative error of a measurement, also of an exact one."""
 BEND = 0.2
-"""Change of the local slope over the fitted range that is worth a flag, if it is significant."""
+"""Change of the local slope over the fitted range that is flagged, if it is significant."""
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """A power law value ∝ σ^slope, as far as it is one."""
+    """Fit of a power law value ∝ σ^slope, with a flag if it fits badly."""
 
     slope: float
     """Exponent b."""
@@ -33,17 +33,17 @@ class Growth:
     low: float
     """Lower end of its 95 % confidence interval."""
     high: float
-    """Upper end."""
+    """Upper end of its 95 % confidence interval."""
     smallest: float
     """Smallest σ used."""
     largest: float
     """Largest σ used."""
     measurements: int
-    """n; values of exactly 0 are left out."""
+    """Number n of measurements; values of exactly 0 are left out."""
     bend: float
     """Change of the local slope from the smallest to the largest σ, from a quadratic fit."""
     flag: str
-    """Why this is no power law; empty where nothing speaks against one."""
+    """Reason why this is no power law; empty if there is none."""
 
 
 def fit_growth(
@@ -54,10 +54,10 @@ def fit_growth(
     Args:
         sigma: scale of the data, one entry per measurement, above 0.
         value: measured values, at least 0.
-        standard_error: standard error of each value; None or 0 where it is exact.
+        standard_error: standard error of each value; None or 0 for exact values.
 
     Returns:
-        The fit, or None with fewer than three different σ among the values that are not 0.
+        The fit; None with fewer than three different σ among the nonzero values.
     """
     kept = [place for place, v in enumerate(value) if v > 0]
     x = np.log([sigma[place] for place in kept])
@@ -70,19 +70,19 @@ def fit_growth(
 
 @dataclass(frozen=True, kw_only=True)
 class _Means:
-    """y averaged at each σ."""
+    """Mean of y at each σ."""
 
     x: Vector
     y: Vector
     variance: Vector
     """Variance of each mean."""
     freedom: int
-    """Degrees of freedom of the variances; 0 if nothing was measured twice."""
+    """Degrees of freedom of the variances; 0 without repeated measurements."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A polynomial through the means."""
+    """Polynomial fitted to the means."""
 
     leading: float
     error: float
@@ -90,19 +90,19 @@ class _Curve:
     misfit: float
     """χ² per degree of freedom."""
     spare: int
-    """Means beyond the coefficients."""
+    """Number of means minus number of coefficients."""
 
 
 def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
     means = _averaged(x, y, own)
     line, curve = _polynomial(means, degree=1), _polynomial(means, degree=2)
-    # scattered more than the repeats explain: the misfit then sets the error
+    # if the fit is worse than the repeats explain, the misfit sets the error
     freedom = line.spare if line.misfit > 1 or not means.freedom else means.freedom
     reach = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * line.error
     span = float(x.max() - x.min())
     bend, bend_error = 2 * curve.leading * span, 2 * curve.error * span
     if not (curve.spare or means.freedom) and bool((own <= ROUNDING**2).all()):
-        bend_error = math.inf  # three values without errors: nothing tells a bend from noise
+        bend_error = math.inf  # three values without errors: a bend cannot be told from noise
     return Growth(
         slope=line.leading,
         standard_error=line.error,
@@ -117,7 +117,7 @@ def _fit(x: Vector, y: Vector, own: Vector) -> Growth:
 
 
 def _averaged(x: Vector, y: Vector, own: Vector) -> _Means:
-    """Means at each σ; their variance from the pooled scatter of repeated measurements."""
+    """Average y at each σ; estimate variances from the pooled scatter of repeated measurements."""
     at, group, counts = np.unique(x, return_inverse=True, return_counts=True)
     mean = np.bincount(group, y) / counts
     own_mean = np.bincount(group, own) / counts
@@ -131,7 +131,7 @@ def _averaged(x: Vector, y: Vector, own: Vector) -> _Means:
 
 
 def _polynomial(means: _Means, degree: int) -> _Curve:
-    """Weighted least squares; errors grow with the misfit where it is larger than they explain."""
+    """Fit by weighted least squares; increase errors if the misfit exceeds them."""
     centred = means.x - np.average(means.x, weights=1 / means.variance)
     design = np.vander(centred, degree + 1) / np.sqrt(means.variance)[:, None]
     scaled = means.y / np.sqrt(means.variance)
@@ -149,7 +149,7 @@ def _polynomial(means: _Means, degree: int) -> _Curve:
 
 
 def _flag(bend: float, bend_error: float, line: _Curve, freedom: int) -> str:
-    """Say what speaks against a power law: a bend that is visible and significant, or scatter."""
+    """Describe evidence against a power law: a large and significant bend, or scatter."""
     if abs(bend) > max(BEND, 3 * bend_error):
         return f"the slope changes by {bend:+.2f} over the range"
     if freedom and special.fdtrc(line.spare, freedom, line.misfit) < 1e-4:

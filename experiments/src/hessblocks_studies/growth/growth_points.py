@@ -1,4 +1,4 @@
-"""List and measure the points of studies of growth: Hessian blocks against the data's size σ."""
+"""Measure Hessian blocks as functions of the data's size σ: points of the growth studies."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -16,31 +16,31 @@ from hessblocks_studies.growth.addition_model import LOSSES, addition_model, of_
 from hessblocks_studies.growth.exact_norms import Norms, exact_norms
 
 GROUPS = ("query", "value")
-"""The groups whose blocks the paper shows."""
+"""Groups whose blocks the paper shows."""
 CURRENT = "current"
-"""Target of the authors' squared loss: the token that is read."""
+"""Target of the authors' squared loss: the current token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Sizes of a study at initialisation at one scale."""
+    """Sizes of a study at initialisation, at one scale."""
 
     width: int
-    """Entries of a token's vector, of a query and of a key."""
+    """Width of the model, of queries and of keys."""
     sums: int
-    """Sums in the batch."""
+    """Number of sums in the batch."""
     seeds: int
-    """Models drawn, at each σ where there are several."""
+    """Number of models, per σ if there are several σ."""
     sigmas: tuple[float, ...] = ()
-    """Sizes of the data."""
+    """Values of σ."""
     layers: tuple[int, ...] = (1,)
-    """Depths."""
+    """Numbers of layers."""
     probes: int = 20
-    """Random vectors of each estimate; unused where the norm is exact."""
+    """Random vectors per estimate; not used for exact norms."""
 
 
 def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
-    """Make the sizes of a study of one layer; `seeds` are those of laptop scale, published 20."""
+    """Make the sizes of a one-layer study; `seeds` applies to laptop scale, 20 are published."""
     return {
         "smoke": Size(width=16, sums=8, seeds=2, sigmas=sigmas),
         "laptop": Size(width=128, sums=64, seeds=seeds, sigmas=sigmas),
@@ -50,29 +50,29 @@ def one_layer(sigmas: tuple[float, ...], seeds: int) -> dict[Scale, Size]:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawSettings:
-    """A point of a study at initialisation: a model and sums drawn from a seed."""
+    """Settings of a point at initialisation: model and sums are drawn from a seed."""
 
     width: int
-    """Entries of a token's vector."""
+    """Width of the model."""
     sums: int
-    """Sums in the batch."""
+    """Number of sums in the batch."""
     seed: int
-    """Repetition, from 0; model and sums are drawn from it and the study's name."""
+    """Index of the repetition, from 0; it determines model and sums with the study's name."""
 
 
 def draws(
     sizes: Mapping[Scale, Size], kind: type[Any] = DrawSettings, **choices: Sequence[str | None]
 ) -> Callable[[Scale, int | None], list[Any]]:
-    """List a study's points: one for each choice, depth, σ and seed, as far as `kind` has them.
+    """List a study's points: one per choice, depth, σ and seed, if `kind` has these fields.
 
     Args:
         sizes: sizes of each scale.
-        kind: dataclass of the points; its sizes have the names of `Size`, depth and σ are layers
-            and sigma.
-        **choices: further settings of `kind`, each with all its values.
+        kind: dataclass of the points' settings. Its sizes are named as in `Size`; depth and σ are
+            named layers and sigma.
+        **choices: further fields of `kind`, each with all its values.
 
     Returns:
-        From a scale and a number of seeds to the points' settings.
+        Function from scale and number of seeds to the points' settings.
     """
     wanted = {one.name for one in fields(kind)}
 
@@ -91,31 +91,31 @@ def draws(
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthSettings:
-    """A point of a growth study: one model at one σ."""
+    """Settings of a point of a growth study: one model at one σ."""
 
     study: str
-    """Name of the study; model and sums are drawn from it, depth, σ and seed."""
+    """Name of the study; it determines model and sums, with depth, σ and seed."""
     block: str
     """Name in `addition_model.BLOCKS`."""
     loss: str
     """Name in `addition_model.LOSSES`."""
     layers: int
-    """Depth of the model."""
+    """Number of layers."""
     width: int
-    """Entries of a token's vector."""
+    """Width of the model."""
     sums: int
-    """Sums in the batch."""
+    """Number of sums in the batch."""
     sigma: float
-    """Standard deviation of embeddings and positions."""
+    """Standard deviation σ of embeddings and positions."""
     seed: int
-    """Repetition, from 0."""
+    """Index of the repetition, from 0."""
     probes: int
-    """Random vectors of each estimate."""
+    """Random vectors per estimate."""
     precision: str
-    """float64, or float32, which is twice as fast: for one layer without norm its norms are those
-    of float64 to 1e-3, and to 1e-5 for σ up to 1."""
+    """float64, or float32, which is twice as fast. For one layer without norm both give equal norms
+    to 1e-3, and to 1e-5 for σ up to 1."""
     target: str | None = None
-    """current: the token that is read; None: the next one."""
+    """Target of the loss: current (the current token), or None (the next token)."""
 
 
 GROWTH_COLUMNS = (
@@ -125,7 +125,7 @@ GROWTH_COLUMNS = (
 
 
 def logspace(first: float, last: float, count: int) -> tuple[float, ...]:
-    """`count` sizes from 10^first to 10^last, equal steps on a logarithmic scale."""
+    """List `count` sizes from 10^first to 10^last, in equal logarithmic steps."""
     return tuple(float(value) for value in np.logspace(first, last, count))
 
 
@@ -139,7 +139,7 @@ def growth_study(
     targets: Sequence[str | None] = (None,),
     **about: Any,
 ) -> Study[GrowthSettings]:
-    """A study of one point for each target, depth, σ and seed.
+    """Build a study with one point per target, depth, σ and seed.
 
     Args:
         name: name of the study.
@@ -147,7 +147,7 @@ def growth_study(
         loss: name in `addition_model.LOSSES`.
         sizes: sizes of each scale.
         precision: float64 or float32.
-        targets: `target` of the points.
+        targets: values of the points' field `target`.
         **about: title, source, published and summarise of the `Study`.
 
     Returns:
@@ -164,12 +164,12 @@ def growth_study(
 
 
 def measure_growth(settings: GrowthSettings) -> list[Row]:
-    """Norms of the W_Q and W_V blocks of every layer: the last one exactly, earlier ones estimated.
+    """Measure the W_Q and W_V blocks of every layer: exactly in the last, by estimates in others.
 
-    Weights, embeddings and sums are drawn afresh for each point.
+    Each point draws new weights, embeddings and sums.
 
     Returns:
-        A row for each layer, group and part.
+        One row per layer, group and part.
     """
     layers, sigma = settings.layers, settings.sigma
     draw = seed_of(settings.study, layers, sigma, settings.seed)
@@ -192,16 +192,16 @@ def measure_growth(settings: GrowthSettings) -> list[Row]:
 
 
 def targeted(group: str, target: str | None) -> str:
-    """A group's name with the target, where that is not the next token."""
+    """Name a group with its target, unless that is the next token."""
     return f"{group} ({target} token)" if target else group
 
 
 def growth_rows(found: Sequence[Norms], study: str, **point: Scalar) -> list[Row]:
-    """A row for each layer, group and part.
+    """Make one row per layer, group and part.
 
     Args:
-        found: the norms of each layer.
-        study: its name.
+        found: norms of each layer.
+        study: name of the study.
         **point: layers, sigma and seed.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Summarise growth: slopes against theory, curves on double logarithmic axes."""
+"""Summarise growth: compare slopes with theory, plot curves on double logarithmic axes."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,40 +14,40 @@ from hessblocks_studies.shared import Place, curve, gathered, grouped, mean_plac
 
 CURVE = ("layers", "layer", "group", "part")
 Curve = tuple[Any, ...]
-"""The values of `CURVE`."""
+"""Values of the columns `CURVE`, which identify a curve."""
 Range = tuple[float, float]
-"""Smallest and largest σ."""
+"""(smallest σ, largest σ)."""
 SMALL: Mapping[str, Range] = {"slopes": (0.0, 0.1)}
-"""Range of slopes in which a power law is expected, by name of the table of fits."""
+"""Name of the table of fits → range of σ in which a power law is expected."""
 BELOW = 0.04
-"""Distance of a guide below its curve, as a share of the ordinate."""
+"""Distance of a guide below its curve, as a share of the y axis."""
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-"""Digits of an exponent."""
+"""Translation of digits to superscripts."""
 REACHED = 0.8
-"""Share of the largest σ of a range below which nothing is said of it: curves are measured from
-below."""
+"""Share of a range's largest σ that measurements must reach; until then nothing is reported for the
+range, since curves are measured from small σ on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A slope that theory gives."""
+    """Slope that theory predicts for a block."""
 
     group: str
     """Group of the block."""
     part: Part
-    """outer, functional or full."""
+    """Part of the Hessian: outer, functional or full."""
     slope: float
     """Exponent of σ."""
     tolerance: float = 0.1
-    """Distance from it that still agrees."""
+    """Largest distance from the slope that counts as agreement."""
     layers: int | None = None
-    """Number of layers of the models that it is expected of; None: any."""
+    """Number of layers of the models; None: any."""
     earlier: bool = False
-    """Whether it is of the layers before the last only."""
+    """Whether the slope is only expected in the layers before the last."""
     table: str = "slopes"
-    """Name of its range of σ."""
+    """Name of the table for the range of σ."""
     source: str = "theory"
-    """Origin of the number."""
+    """Origin of the slope."""
 
 
 def growth_summary(
@@ -60,19 +60,19 @@ def growth_summary(
     published: Rows = (),
     panels: Iterable[Panel] | None = None,
 ) -> Summary:
-    """Fits, checks and figure of a growth study.
+    """Summarise a growth study: fits, checks and figure.
 
     Args:
-        rows: measurements, all or those there are.
+        rows: measurements so far.
         title: title of the figure.
-        caption: beyond what is said of seeds and errors.
-        expected: slopes from theory.
-        ranges: ranges of σ over which slopes are fitted, by the name of their table.
-        published: the paper's means, with the columns of rows.
-        panels: panels of the figure; None for one for each layer.
+        caption: text added to the caption about seeds and errors.
+        expected: expected slopes.
+        ranges: name of the table → range of σ over which slopes are fitted.
+        published: the paper's means, in the format of rows.
+        panels: panels of the figure; None for one panel per layer.
 
     Returns:
-        The figure, and each slope beside the expected one.
+        The figure, and the comparison of each slope with the expected one.
     """
     fits = {name: _slopes(rows, *ends) for name, ends in ranges.items()}
     seeds = len({row["seed"] for row in rows})
@@ -100,7 +100,7 @@ def growth_summary(
 
 
 def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
-    """Power laws of all curves between two σ; curves that are 0 or too short are left out."""
+    """Fit power laws to all curves between two σ; skip curves that are 0 or too short."""
     found = {}
     for place, members in grouped(rows, *CURVE).items():
         used = [row for row in members if smallest <= row["sigma"] <= largest * (1 + 1e-9)]
@@ -112,7 +112,7 @@ def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
 
 
 def averaged(rows: Rows) -> list[Place]:
-    """(σ, mean, standard error of the mean) of one curve, smallest σ first."""
+    """List (σ, mean, standard error of the mean) of one curve, from the smallest σ."""
     at = gathered(rows, "sigma")
     return mean_places({place[0]: at[place] for place in sorted(at)})
 
@@ -125,17 +125,17 @@ def curves_panel(
     x_scale: Scaling = "log",
     label: Callable[[Curve], str] = lambda place: f"{place[2]}, {place[3]}",
 ) -> Panel:
-    """Norms against σ, a series for each curve that is not 0 everywhere.
+    """Plot norms against σ, one series for each curve that is not 0 everywhere.
 
     Args:
-        rows: rows of the curves that are drawn.
+        rows: rows of the curves to draw.
         title: title of the panel.
         published: the paper's means.
-        x_scale: scale of σ.
-        label: name of a curve's series.
+        x_scale: scale of the x axis.
+        label: function from a curve to the name of its series.
 
     Returns:
-        The panel, on a logarithmic ordinate, which has room for what is above 0.
+        The panel with a logarithmic y axis, which excludes values of 0.
     """
     theirs = grouped(published, *CURVE)
     series = []
@@ -156,15 +156,15 @@ def curves_panel(
 
 
 def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
-    """A panel with a guide beside some curves: the line of a slope, named σ to its power.
+    """Add guides to a panel: lines of a given slope below curves, named as a power of σ.
 
     Args:
         panel: panel of norms against σ, both logarithmic.
-        slopes: name of a series → exponent of σ; one that is not drawn is passed over.
+        slopes: name of a series → exponent of σ; series that are not drawn are skipped.
         ends: smallest and largest σ of the guides.
 
     Returns:
-        The panel; each guide lies a little below the first curve of its name.
+        The panel; each guide is slightly below the first curve with its name.
     """
     heights = [y for one in panel.shown for y in one.y]
     below = (min(heights) / max(heights)) ** BELOW if heights else 1.0
@@ -176,7 +176,7 @@ def with_guides(panel: Panel, slopes: Mapping[str, int], ends: Range) -> Panel:
 
 
 def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
-    """Draw from the first σ of a curve to the last within both ends; empty where it is one only."""
+    """Draw a guide over the σ of a curve within `ends`; empty if there is only one."""
     x = [sigma for sigma in beside.x if ends[0] <= sigma <= ends[1] * (1 + 1e-9)]
     x = [x[0], x[-1]] if len(x) > 1 else []
     start = below * beside.y[beside.x.index(x[0])] if x else 0.0
@@ -185,15 +185,15 @@ def _guide(beside: Series, slope: int, ends: Range, below: float) -> Series:
 
 
 def apart(rows: Rows, *columns: str) -> float:
-    """Measure how far blocks differ that a figure draws as one.
+    """Measure the difference between blocks that a figure draws as one curve.
 
     Args:
         rows: measurements.
-        columns: what the blocks of one curve have in common, beside σ.
+        columns: columns that are equal for the blocks of one curve, besides σ.
 
     Returns:
-        The largest ratio of two mean norms at one σ, infinite where one alone is 0; 1 where there
-        is nothing to compare.
+        Largest ratio of two mean norms at one σ, infinite if only one of them is 0; 1 if there is
+        nothing to compare.
     """
     means = [
         [mean_and_error(values)[0] for values in gathered(members, *CURVE).values()]

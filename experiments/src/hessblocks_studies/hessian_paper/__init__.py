@@ -1,4 +1,4 @@
-"""The figures of "What Does It Mean to Be a Transformer?"."""
+"""Studies of the figures of "What Does It Mean to Be a Transformer?"."""
 
 STUDIES = {
     "heatmap": "heatmap",
@@ -13,4 +13,4 @@ STUDIES = {
     "cross-blocks": "cross_blocks",
     "indefiniteness": "indefiniteness",
 }
-"""Name → module of this room that holds the study as `STUDY`, in the paper's order."""
+"""Name of a study → module of this package with the study as `STUDY`, in the paper's order."""

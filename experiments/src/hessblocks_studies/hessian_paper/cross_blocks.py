@@ -1,11 +1,11 @@
-"""Fit the growth of all query, key and value blocks with data, weights and moments.
+"""Fit the growth of all query, key and value blocks of H with data, weights and moments.
 
 Six blocks are measured; the other three are their transposes.
-A layer of a causal softmax head reads the symbols of sums, embeddings and positions of size σ,
-under squared loss. One tensor after the other is scaled. A moment cannot be scaled alone in such a
-layer. There each sequence has one token with loss, whose keys are the other tokens, under scores
-near 0: all keys have the mean t μ, half of them stand at ± a s_i around it and half at b r_i with Σ
-r_i = 0, so that, with a ≫ b and means over i,
+One tensor at a time is scaled in a layer with a causal softmax head under squared loss. The layer
+reads the symbols of sums, with embeddings and positions of size σ. In such a layer a moment cannot
+be scaled alone. For moments each sequence therefore has one token with loss; its keys are the other
+tokens, and its scores are near 0. All keys have the mean t μ. Half of them are at ± a s_i around
+it, half at b r_i with Σ r_i = 0. With a ≫ b and means over i,
 
     M_1 = t μ, M_2 = a²/2 · mean s sᵀ, M_3 u = b³/2 · mean ⟨u, r⟩ r rᵀ.
 """
@@ -45,17 +45,17 @@ EXPECTED: dict[tuple[str, str, Part], dict[str, int]] = {
     ("query", "value", "functional"): {"x": 3, "key": 1, "second": 1},
     ("key", "value", "functional"): {"x": 3, "query": 1, "second": 1},
 }
-"""Block → powers of what it is made of, of the term that rules for small inputs; none: it is 0."""
+"""Block → powers of its factors in the dominant term for small inputs; none: the block is 0."""
 SMALL = 0.05
-"""σ where a weight is scaled: scores near 0, an output well below the target."""
+"""σ if a weight is scaled: scores near 0, an output far below the target."""
 FAINT = 1e-12
-"""Size of W_Q where a moment is scaled."""
+"""Size of W_Q if a moment is scaled."""
 SKEW = 1e-2
-"""b where b is not scaled; a is 1."""
+"""b if b is not scaled; a is 1."""
 LARGEST = 0.1
-"""σ up to which a power law is expected."""
+"""Largest σ with an expected power law."""
 TOLERANCE = 0.1
-"""Distance from the expected power that still agrees."""
+"""Largest distance from the expected power that counts as agreement."""
 _SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=16, sums=8, seeds=2),
     "laptop": growth.Size(width=64, sums=32, seeds=5),
@@ -66,14 +66,14 @@ _SIGMAS, _FACTORS = growth.logspace(-2, 1, 20), growth.logspace(-2, 0, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class CrossSettings(growth.DrawSettings):
-    """A point of this study: one layer at all sizes of one quantity."""
+    """Settings of a point: one layer at all sizes of one quantity."""
 
     quantity: str
     """A key of `QUANTITIES`."""
 
 
 def measure(settings: CrossSettings) -> list[Row]:
-    """Exact norms of all blocks, both parts, at each size of the quantity."""
+    """Measure exact norms of all blocks and both parts, at each size of the quantity."""
     quantity = settings.quantity
     made = moment_layer if quantity in MOMENTS else scaled_layer
     rows: list[Row] = []
@@ -96,7 +96,7 @@ def measure(settings: CrossSettings) -> list[Row]:
 
 
 def scaled_layer(settings: CrossSettings, size: float) -> AttentionHessian:
-    """A layer that reads sums, with σ or one of its weights scaled."""
+    """Build a layer that reads sums, with σ or one weight scaled."""
     draw = _Draw(settings)
     ids = addition_batch(settings.sums, seed=draw.seed)["input_ids"]
     width = settings.width
@@ -108,7 +108,7 @@ def scaled_layer(settings: CrossSettings, size: float) -> AttentionHessian:
 
 
 def moment_layer(settings: CrossSettings, size: float) -> AttentionHessian:
-    """A layer with loss at the last token of each sequence, and one moment of its keys scaled."""
+    """Build a layer with loss at each sequence's last token; scale one moment of its keys."""
     draw, sums, width = _Draw(settings), settings.sums, settings.width
     factors = dict.fromkeys(MOMENTS, 1.0) | {settings.quantity: size}
     pairs, skewed = draw.normal(sums, 4, width), draw.normal(sums, 8, width)
@@ -135,30 +135,30 @@ def moment_layer(settings: CrossSettings, size: float) -> AttentionHessian:
 
 
 class _Draw:
-    """Random numbers of one point: the same at all sizes."""
+    """Random numbers of one point, equal at all sizes."""
 
     def __init__(self, settings: CrossSettings) -> None:
         self.seed = seed_of("cross-blocks", settings.quantity, settings.seed)
         self._generator = torch.Generator().manual_seed(self.seed)
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal, float64."""
+        """Draw standard normal numbers in float64."""
         return torch.randn(*shape, generator=self._generator, dtype=torch.float64)
 
     def weights(self, width: int) -> list[tuple[str, Tensor]]:
-        """W_Q, W_K and W_V of the paper's size, with their names."""
+        """Draw W_Q, W_K and W_V of the paper's size, with their names."""
         std = growth.weight_size(width)
         return [(group, std * self.normal(width, width)) for group in WEIGHTS]
 
 
 Place = tuple[str, str, Part, str]
-"""Row, column, part and quantity."""
+"""(row, column, part, quantity)."""
 _KEY = ("row", "column", "part", "quantity")
 Fits = Mapping[Place, growth.Growth]
 
 
 def summarise(rows: Rows) -> Summary:
-    """Every power of every block beside the expected one, and the curves in σ."""
+    """Compare every power of every block with the expected one; plot the curves in σ."""
     fits = _fits(rows)
     panels = [
         *(_curves(rows, part) for part in SPLIT),
@@ -197,7 +197,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _fits(rows: Rows) -> Fits:
-    """The power laws, but of blocks that are expected to be 0."""
+    """Fit the power laws, except for blocks that are expected to be 0."""
     small = [row for row in rows if row["quantity"] != "x" or row["size"] <= LARGEST * (1 + 1e-9)]
     found = {}
     for place, members in shared.grouped(small, *_KEY).items():
@@ -211,7 +211,7 @@ def _fits(rows: Rows) -> Fits:
 
 
 def _curves(rows: Rows, part: Part) -> Panel:
-    """Norms against σ."""
+    """Plot norms against σ."""
     used = [row for row in rows if (row["quantity"], row["part"]) == ("x", part) and row["value"]]
     curves = {}
     for block, members in shared.grouped(used, "row", "column").items():
@@ -223,7 +223,7 @@ def _curves(rows: Rows, part: Part) -> Panel:
 
 
 def _powers(fits: Fits, part: Part, title: str, quantities: Iterable[str]) -> Panel:
-    """Measured powers of each block, side by side."""
+    """Plot the measured powers of each block side by side."""
     series = []
     for quantity in quantities:
         at = [place for place, pair in enumerate(PAIRS) if (*pair, part, quantity) in fits]
@@ -241,7 +241,7 @@ def _powers(fits: Fits, part: Part, title: str, quantities: Iterable[str]) -> Pa
 
 
 def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
-    """All powers of one block, or that it is 0."""
+    """Judge all powers of one block, or that the block is 0."""
     row, column, part = block
     fact = f"{SPLIT[part]} of {row}, {column}"
     if not EXPECTED[block]:
@@ -271,7 +271,7 @@ def _distance(place: Place, fit: growth.Growth) -> float:
 
 
 def _expected(row: str, column: str, part: Part, quantity: str) -> int:
-    """Power of a quantity in a block that is not 0."""
+    """Return the expected power of a quantity in a block that is not 0."""
     return EXPECTED[row, column, part].get(quantity, 0)
 
 

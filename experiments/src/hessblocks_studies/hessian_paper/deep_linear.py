@@ -1,9 +1,9 @@
-"""Linear attention alone, 1 to 3 layers: growth explodes with depth as 2·3^D.
+"""Measure linear attention alone, 1 to 3 layers: H_o grows as σ^(2·3^D), with D the depth.
 
-The squared loss is against the next token, and against the current one, which the module of the
-authors' notebook takes. H_o is the same for both. H_f of the earlier layers has the residual as a
-factor, which for small σ is the target: it grows as σ^(3^D), and so does H, in which H_o is then
-far smaller.
+The target of the squared loss is the next token, or the current one, as in the module of the
+authors' notebook. H_o is the same for both. In earlier layers H_f contains the residual as a
+factor, which for small σ is the target. H_f then grows as σ^(3^D), and so does H, since H_o is far
+smaller.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ SIZES: dict[Scale, growth.Size] = {
 }
 TARGETS = (None, growth.CURRENT)
 SHARE = 0.03
-"""Distance from the slope of H_o that still agrees, as a share of it."""
+"""Largest relative distance from the slope of H_o that counts as agreement."""
 SMALL_SHARE = 0.06
-"""The same of H_f and H, which are fitted over fewer σ."""
+"""The same for H_f and H, which are fitted over fewer σ."""
 SMALL = "slopes for small σ"
-"""Range where the outputs are small beside the targets."""
+"""Name of the table for the range where outputs are small compared with the targets."""
 
 
 EXPECTED = tuple(
@@ -49,7 +49,7 @@ EXPECTED = tuple(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes of H_o over all σ and of H_f and H for small σ; a panel for each target."""
+    """Fit slopes of H_o over all σ, and of H_f and H for small σ; plot a panel per target."""
     alike = [row for row in rows if row["part"] == "outer" or _earlier(row)]
     factor = max(
         growth.apart([row for row in alike if row["group"] in groups], "layers", "part")
@@ -72,12 +72,12 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _earlier(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of H in a layer before the last."""
+    """Tell whether a row is of H in a layer before the last."""
     return bool(row["part"] == "full" and row["layer"] + 1 < row["layers"])
 
 
 def _panel(rows: Rows, target: str | None) -> Panel:
-    """H_o of each depth, and H where it is another."""
+    """Plot H_o of each depth, and H where it differs."""
     group = growth.targeted("query", target)
     drawn = [row for row in rows if (row["layer"], row["group"]) == (0, group)]
     panel = growth.curves_panel(

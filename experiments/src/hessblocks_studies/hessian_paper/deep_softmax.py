@@ -1,4 +1,4 @@
-"""Softmax attention in 2 to 5 layers without norm: every layer's blocks."""
+"""Measure the blocks of every layer of softmax attention with 2 to 5 layers, without norm."""
 
 from hessblocks.conventions import SYMBOLS
 from hessblocks.figures import Panel
@@ -22,7 +22,7 @@ EXPECTED = (
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes for σ ≤ 0.1, and a panel for each block and part."""
+    """Fit slopes for σ ≤ 0.1, and plot a panel for each block and part."""
     return growth.growth_summary(
         rows,
         title="With skips, every layer grows as a single one does",

@@ -16,7 +16,7 @@ EXPECTED = (
 
 
 def published() -> Rows:
-    """The authors' means over 20 seeds, by 20-probe estimates (their released results)."""
+    """Load the authors' released means over 20 seeds, estimated with 20 probes."""
     text = files("hessblocks_studies.hessian_paper").joinpath("fig3a.csv").read_text("utf-8")
     numbers = ("layers", "layer", "sigma", "standard_error")
     return [
@@ -26,7 +26,7 @@ def published() -> Rows:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes for σ ≤ 0.1, and the curves beside the paper's."""
+    """Fit slopes for σ ≤ 0.1, and plot our curves beside the paper's."""
     return growth_summary(
         rows,
         title="Softmax attention makes queries and values grow apart",

@@ -1,7 +1,7 @@
-"""Fit the same layer's growth under Pre-LN (Figure 3b).
+"""Fit the growth of the same layer under Pre-LN (Figure 3b).
 
-The printed slopes hold from width 32 on, which the smoke scale therefore has; at 16 those of H_f
-and H of queries are 0.2 steeper.
+The published slopes require a width of at least 32, which the smoke scale therefore uses. At width
+16 the slopes of H_f and H of queries are 0.2 steeper.
 """
 
 from dataclasses import replace
@@ -13,15 +13,15 @@ from hessblocks_studies.growth import Expected, growth_study, growth_summary, lo
 _SIGMAS = logspace(-2, 1, 20)
 _SIZES = one_layer(_SIGMAS, seeds=5)
 FLAT = 0.25
-"""Slope that still counts as flat."""
+"""Largest absolute slope that counts as flat."""
 WHOLE = "slopes over the whole range"
 PRINTED: dict[str, dict[Part, float]] = {
     "value": {"outer": -1.2, "functional": -1.3, "full": -1.2},
     "query": {"outer": -1.2, "functional": -0.7, "full": -0.6},
 }
-"""The paper's slopes, fitted over all σ though the curves bend."""
+"""The paper's slopes, fitted over all σ although the curves bend."""
 ROUNDED = 0.1
-"""Allowed distance of a slope from a printed one: half for its single digit, half for its seeds."""
+"""Allowed distance from a published slope: half for its one digit, half for its seeds."""
 EXPECTED = (
     *(
         Expected(group=group, part=part, slope=0, tolerance=FLAT, source="paper: flat")

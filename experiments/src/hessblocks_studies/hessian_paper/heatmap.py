@@ -1,4 +1,4 @@
-"""Map the Hessian of a whole model and of its block (Figure 1)."""
+"""Plot heatmaps of the Hessian of a whole model and of its block (Figure 1)."""
 
 import math
 from collections.abc import Mapping
@@ -49,23 +49,23 @@ _SIZES: dict[Scale, growth.Size] = {
 CELLS = 8
 """Rows and columns of a map's cells for each group of width² parameters."""
 FEWEST, MOST = 6, 16
-"""Fewest and most entries of a group on the map of the whole model, whose sizes differ by a factor
-of 85."""
+"""Fewest and most cells per group on the map of the whole model, whose groups' sizes differ by a
+factor of 85."""
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
-"""Most frequent sizes of the entries of a block."""
+"""Published most frequent sizes of the entries of a block."""
 FACTOR = 2.0
-"""Largest factor by which the ratio of two sizes may differ from the published one."""
+"""Largest factor between the ratio of two sizes and the published ratio."""
 SMALLEST = 1e-30
-"""Entries below it, exact zeros among them, count as this size."""
+"""Lower bound for sizes: smaller entries, including exact zeros, are set to it."""
 
 
 def measure(settings: growth.DrawSettings) -> list[Row]:
-    """Average log10 |entry| of the dense Hessian, over each pair of groups and over cells.
+    """Average log10 |entry| of the dense Hessian over each pair of groups and over cells.
 
-    The cells are kept of the first seed only.
+    Only the first seed has rows for cells.
 
     Returns:
-        A row for each pair of groups and for each cell; biases are 0, and change no other entry.
+        A row for each pair of groups and for each cell; biases are 0 and change no other entry.
     """
     width, seed = settings.width, settings.seed
     draw = seed_of("heatmap", seed)
@@ -90,7 +90,7 @@ def measure(settings: growth.DrawSettings) -> list[Row]:
 def _rows(
     logarithms: Tensor, sizes: Mapping[str, int], counts: Mapping[str, int], kind: str, seed: int
 ) -> list[Row]:
-    """The cells over some groups, each cut into so many parts."""
+    """Make the rows of cells over some groups, with a number of parts per group."""
     starts = dict(zip(sizes, torch.tensor([0, *sizes.values()]).cumsum(0).tolist(), strict=False))
     places = [range(starts[name], starts[name] + sizes[name]) for name in counts]
     kept = torch.tensor([place for part in places for place in part])
@@ -118,14 +118,14 @@ def _rows(
 def cell_means(
     matrix: Float[Tensor, "rows rows"], cell: Int[Tensor, " rows"]
 ) -> Float[Tensor, "cells cells"]:
-    """Mean over cells; entry (i, j) is in the cell (cell[i], cell[j])."""
+    """Average over cells; entry (i, j) belongs to the cell (cell[i], cell[j])."""
     member = torch.nn.functional.one_hot(cell).to(matrix.dtype)
     mean = member / member.sum(0)
     return mean.T @ matrix @ mean
 
 
 def _dense(problem: Problem, columns: int = 64) -> Tensor:
-    """The Hessian over all groups together, some columns at a time."""
+    """Compute the Hessian over all groups together, `columns` at a time."""
     (whole,) = custom_groups(problem.model, {"model": tuple(PARAMETERS.values())}).values()
     operator = Hessian(problem, whole)
     unit = torch.eye(whole.size, dtype=operator.dtype)
@@ -133,7 +133,7 @@ def _dense(problem: Problem, columns: int = 64) -> Tensor:
 
 
 def summarise(rows: Rows) -> Summary:
-    """The maps of the first seed, and the mean size of each group's block over seeds."""
+    """Plot the maps of the first seed, and average the size of each group's block over seeds."""
     maps = {name: _cells(rows, name) for name in MAPS}
     diagonal = [row for row in rows if row["map"] == "groups" and row["row"] == row["column"]]
     own = shared.gathered(diagonal, "row_group")
@@ -150,7 +150,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _cells(rows: Rows, name: str) -> Rows:
-    """The cells of a map; those of the attention are among those of its block."""
+    """Select the cells of a map; the attention's cells are among those of its block."""
     kind = "whole block" if name == "attention" else name
     return [
         row
@@ -176,7 +176,7 @@ def _map(title: str, rows: Rows) -> Heatmap:
 
 
 def _checks(sizes: shared.Values) -> tuple[Check, ...]:
-    """Judge how far value entries are above query entries; the error over seeds decides too."""
+    """Judge the ratio of value entries to query entries, with the error over seeds."""
     gap = shared.difference(sizes, "value", "query")
     if not gap.seeds:
         return ()

@@ -22,21 +22,21 @@ _SIZES: dict[Scale, growth.Size] = {
 }
 _LOWEST, _HIGHEST, _PER_DECADE = -14, 4, 10
 PUBLISHED = {"value": 2e-5, "query": 6e-7}
-"""Modes of the entries' sizes with softmax, of a single model."""
+"""Published modes of the sizes of entries with softmax, from one model."""
 FACTOR = 2.0
-"""Largest factor by which a mode may differ from the published one."""
+"""Largest factor between a mode and the published one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntrySettings(growth.DrawSettings):
-    """A point of this study: the entries of one model's blocks."""
+    """Settings of a point: the entries of one model's blocks."""
 
     block: str
     """Kind of scores, softmax or linear."""
 
 
 def measure(settings: EntrySettings) -> list[Row]:
-    """Shares of |entry| in bins of a tenth of a decade, from the exact dense blocks of H."""
+    """Count |entry| of the exact dense blocks of H in bins of a tenth of a decade, as shares."""
     width, seed = settings.width, settings.seed
     draw = seed_of("histograms", seed)
     model = growth.addition_model(
@@ -53,7 +53,7 @@ def measure(settings: EntrySettings) -> list[Row]:
 
 
 def _histogram(entries: torch.Tensor) -> list[tuple[float, float]]:
-    """(centre of the bin as a logarithm, share of the entries); zeros are in none."""
+    """List (logarithm of the bin's centre, share of the entries); zeros are in no bin."""
     logarithms = entries.abs().flatten().log10()
     bins = (_HIGHEST - _LOWEST) * _PER_DECADE
     counts = torch.histc(logarithms, bins=bins, min=_LOWEST, max=_HIGHEST)
@@ -62,7 +62,7 @@ def _histogram(entries: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def _by_seed(rows: Rows) -> dict[tuple[str, str], dict[Scalar, dict[float, float]]]:
-    """(block, group) → {seed: {log10 size: share}}."""
+    """Nest (block, group) → {seed: {log10 size: share}}."""
     return shared.nested(rows, ("block", "group"), "seed", "log10_size", value="share")
 
 
@@ -82,7 +82,7 @@ Modes = Mapping[tuple[str, str], Mapping[Scalar, float]]
 
 
 def modes_of(rows: Rows) -> Modes:
-    """Find the middle of the fullest bin of each seed; of equally full ones the smallest."""
+    """Find the centre of the fullest bin of each seed; the smallest if several are equally full."""
     return {
         curve: {seed: max(sorted(shares), key=shares.__getitem__) for seed, shares in seeds.items()}
         for curve, seeds in _by_seed(rows).items()
@@ -90,7 +90,7 @@ def modes_of(rows: Rows) -> Modes:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Modes against the published ones, and the histograms."""
+    """Compare modes with the published ones, and plot the histograms."""
     histograms, modes = mean_histograms(rows), modes_of(rows)
     seeds = len({row["seed"] for row in rows})
     blocks = {block for block, _ in histograms}
@@ -147,7 +147,7 @@ def _checks(modes: Modes) -> list[Check]:
 
 
 def _check(fact: str, expected: str, logarithm: shared.Difference, published: float) -> Check:
-    """Judge a size against a published one; the error of its logarithm over seeds decides too."""
+    """Judge a size against a published one, with the error of its logarithm over seeds."""
     count, reach, place = logarithm.seeds, math.log10(FACTOR), math.log10(published)
     spread = f" ± {logarithm.error:.2f} decades" if count > 1 else ""
     return Check(

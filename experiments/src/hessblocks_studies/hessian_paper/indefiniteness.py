@@ -1,10 +1,9 @@
-"""Measure how indefinite each diagonal block of H is along depth, with softmax and without.
+"""Measure the indefiniteness of each diagonal block of H by layer, with and without softmax.
 
-H = H_o + H_f, and only H_f has negative eigenvalues of its own. In the last layer the logits are
-piecewise linear in each value, projection and MLP matrix, and with linear scores in each query and
-key matrix too: there H_f of the diagonal block is 0 and H is positive semi-definite. In earlier
-layers it may be indefinite: H_f that is not 0 does not make H indefinite, since H_o may outweigh
-it.
+H = H_o + H_f, where H_o is positive semi-definite. In the last layer the logits are piecewise
+linear in each value, projection and MLP matrix; with linear scores also in each query and key
+matrix. For these blocks H_f is 0 and H is positive semi-definite. In earlier layers H may be
+indefinite, but a nonzero H_f does not imply it, since H_o may outweigh H_f.
 """
 
 import statistics
@@ -23,7 +22,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary, seed_o
 from hessblocks_studies.hessian_paper.one_matrix import SCORES, negative_share
 
 SCORED = ("attention.query", "attention.key")
-"""Groups that act through the scores."""
+"""Groups that affect the output through the scores."""
 OTHERS = ("attention.value", "attention.projection", "mlp.in", "mlp.out")
 _SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=8, sums=4, seeds=2, layers=(2,), sigmas=(0.1,)),
@@ -31,32 +30,32 @@ _SIZES: dict[Scale, growth.Size] = {
     "paper": growth.Size(width=16, sums=64, seeds=20, layers=(4,), sigmas=(0.1,)),
 }
 ROUNDING = 1e-9
-"""Share that is 0 to rounding."""
+"""Share up to which it counts as 0, due to rounding."""
 MUCH = 0.01
-"""Share above which a block is said to have negative curvature that theory does not demand."""
+"""Share from which a block counts as indefinite beyond what theory implies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndefinitenessSettings(growth.DrawSettings):
-    """A point of this study: all blocks of one model."""
+    """Settings of a point: all blocks of one model."""
 
     scores: str
-    """softmax or linear."""
+    """Kind of scores: softmax or linear."""
     layers: int
-    """Depth."""
+    """Number of layers."""
     sigma: float
-    """Standard deviation of embeddings and positions; linear scores reach logits of 1e8 at 0.28, of
-    10 at 0.1."""
+    """Standard deviation of embeddings and positions; with linear scores the logits reach 1e8 at
+    0.28, and 10 at 0.1."""
 
 
 def measure(settings: IndefinitenessSettings) -> list[Row]:
-    """Share of negative curvature, Σ|negative λ| / Σ|λ|, of each matrix's dense block of H.
+    """Compute the share of negative curvature, Σ|negative λ| / Σ|λ|, of each matrix's block of H.
 
     Returns:
-        A row for each layer and matrix.
+        One row per layer and matrix.
 
     Raises:
-        RunError: a block is not symmetric, so that rounding decides the signs of its eigenvalues.
+        RunError: a block is not symmetric; the signs of its eigenvalues would depend on rounding.
     """
     width, layers, seed, scores = settings.width, settings.layers, settings.seed, settings.scores
     draw = seed_of("indefiniteness", seed)
@@ -84,7 +83,7 @@ Shares = Mapping[tuple[str, int, str], Mapping[Scalar, float]]
 
 
 def summarise(rows: Rows) -> Summary:
-    """Shares along depth, a panel for each kind of scores."""
+    """Plot shares by layer, one panel per kind of scores."""
     means = shared.gathered(rows, "scores", "layer", "group")
     found = shared.nested(rows, ("scores", "layer", "group"), "seed")
     depth = max((row["layers"] for row in rows), default=0)
@@ -152,7 +151,7 @@ def _checks(depth: int, found: Shares) -> Iterator[Check]:
 
 
 def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
-    """That a share is clearly above 0, which theory allows and does not imply."""
+    """Judge whether a share is clearly above 0, which theory allows and does not imply."""
     expected = f"{what} above {MUCH:g} (found, not implied by theory)"
     share = shared.over_seeds(shares)
     return share.judged(fact, expected, limit=MUCH, unit="in share", signed=False)
@@ -161,7 +160,7 @@ def _much(fact: str, what: str, shares: Mapping[Scalar, float]) -> Check:
 def _by_seed(
     found: Shares, scores: str, layer: int, groups: Sequence[str]
 ) -> dict[Scalar, list[float]]:
-    """{seed: the shares of some groups of a layer}, of the seeds that all of them have."""
+    """Collect {seed: shares of groups of a layer}, for the seeds that all groups have."""
     first, *others = (found.get((scores, layer, name), {}) for name in groups)
     return {
         seed: [each[seed] for each in (first, *others)]

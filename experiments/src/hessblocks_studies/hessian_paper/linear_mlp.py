@@ -1,15 +1,14 @@
-"""Linear MLPs of depth 1 to 5: blocks grow as σ² at every depth, in closed form.
+"""Measure linear MLPs of depth 1 to 5 in closed form: blocks grow as σ² at every depth.
 
 With h_n the input of layer l at token n, B the map from its output to the logits, and the loss the
 squared distance from the one-hot target summed over N tokens and C classes,
 
     H_o = 2 Σ_n h_n h_nᵀ ⊗ B Bᵀ, H_f = 0,
 
-since the network is linear in each single weight, whatever the target. Two set-ups: `head` has D
-layers, then a head, which is not counted, weights as in the attention studies and the
-mean over N tokens and C classes; `authors` is that of the authors' notebook, where the last of D
-layers is the output, weights are torch's default for linear layers (uniform, of variance 1/(3
-width)) and the squares are summed.
+since the network is linear in each single weight, for any target. There are two set-ups. `head`:
+D layers and a head, which is not counted; weights as in the attention studies; mean over N tokens
+and C classes. `authors` follows the authors' notebook: the last of D layers is the output; weights
+are torch's default for linear layers (uniform with variance 1/(3 width)); the squares are summed.
 """
 
 import math
@@ -44,24 +43,24 @@ EXPECTED = tuple(growth.Expected(group=group, part="full", slope=2) for group in
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSettings:
-    """A point of this study: one network at one σ."""
+    """Settings of a point: one network at one σ."""
 
     setup: str
     """Name in `SETUPS`."""
     layers: int
-    """Depth."""
+    """Number of layers."""
     width: int
-    """Entries of a token's vector."""
+    """Width of the network."""
     sums: int
-    """Sums in the batch."""
+    """Number of sums in the batch."""
     sigma: float
-    """Standard deviation of the embeddings."""
+    """Standard deviation σ of the embeddings."""
     seed: int
-    """Repetition, from 0; network and sums are drawn from depth, σ and it."""
+    """Index of the repetition, from 0; it determines network and sums together with depth and σ."""
 
 
 def measure(settings: LinearSettings) -> list[Row]:
-    """Compute exact norms of every layer's block, all drawn afresh for each point."""
+    """Compute exact norms of every layer's block; each point has a new network."""
     layers, sigma, setup = settings.layers, settings.sigma, settings.setup
     draw = seed_of("mlp", layers, sigma, settings.seed)
     embedding, weights = network(setup, layers, settings.width, sigma, draw)
@@ -79,7 +78,7 @@ def measure(settings: LinearSettings) -> list[Row]:
 def network(
     setup: str, layers: int, width: int, sigma: float, seed: int
 ) -> tuple[Float[Tensor, "symbols width"], list[Float[Tensor, "width _"]]]:
-    """Embedding (symbols, width), and weights (width, width) with the last one (width, symbols)."""
+    """Draw embedding (symbols, width) and weights (width, width), the last one (width, symbols)."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(rows: int, columns: int, std: float) -> Tensor:
@@ -102,7 +101,7 @@ def outer_norms(
     weights: Sequence[Float[Tensor, "width _"]],
     batch: Mapping[str, Int[Tensor, "sequences tokens"]],
 ) -> list[float]:
-    """Compute ‖H_o‖_F = 2 ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖ of each layer that counts, or its mean."""
+    """Compute ‖H_o‖_F = 2 ‖Σ_n h_n h_nᵀ‖ ‖B Bᵀ‖ of each counted layer, or that of the mean loss."""
     asked = batch["labels"][:, 1:] != IGNORED
     h = embedding[batch["input_ids"][:, :-1][asked]]
     classes = weights[-1].shape[1]
@@ -117,7 +116,7 @@ def outer_norms(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes for σ ≤ 0.1, and a panel for each set-up."""
+    """Fit slopes for σ ≤ 0.1, and plot a panel per set-up."""
     factor = growth.apart(rows, "layers", "group", "part")
     return growth.growth_summary(
         rows,

@@ -1,4 +1,4 @@
-"""Compare W_QK with W_Q and W_K: one function, two Hessians, one less indefinite.
+"""Compare W_QK with W_Q and W_K: the same function, two Hessians, one less indefinite.
 
 Both models compute the same logits: W_QK = W_Q W_Kᵀ / sqrt(K). Letters: K head width, λ
 eigenvalues, G the gradient with respect to W_QK.
@@ -31,8 +31,8 @@ BLOCKS = {"two-matrix": ("query", "key"), "one-matrix": ("query_key",)}
 """Parametrisation → its groups."""
 SCORES = ("softmax", "linear")
 ROUNDING = 1e-12
-"""Share of the largest eigenvalue below which one is 0 but for rounding, in float64 at these
-sizes."""
+"""Share of the largest eigenvalue up to which an eigenvalue counts as 0: rounding in float64 at
+these sizes."""
 _SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=8, sums=8, seeds=2),
     "laptop": growth.Size(width=16, sums=64, seeds=10),
@@ -42,14 +42,14 @@ _SIZES: dict[Scale, growth.Size] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PairSettings(growth.DrawSettings):
-    """A point of this study: one function in both parametrisations."""
+    """Settings of a point: one function in both parametrisations."""
 
     scores: str
-    """softmax or linear."""
+    """Kind of scores: softmax or linear."""
 
 
 def measure(settings: PairSettings) -> list[Row]:
-    """Compute eigenvalues and mean entry of each part over W_Q and W_K, both parametrisations."""
+    """Compute eigenvalues and mean entry of each part of H, for both parametrisations."""
     seed, scores = settings.seed, settings.scores
     draw = seed_of("one-matrix", seed)
     models = equal_models(scores, settings.width, draw)
@@ -66,7 +66,7 @@ def measure(settings: PairSettings) -> list[Row]:
 
 
 def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedModel]:
-    """Two models of the same function, by parametrisation."""
+    """Build two models of the same function, by parametrisation."""
     sigma = growth.weight_size(width)
     two = growth.addition_model(scores, layers=1, width=width, sigma=sigma, seed=seed)
     other = "one-matrix" if scores == "softmax" else "one-matrix-linear"
@@ -79,14 +79,14 @@ def equal_models(scores: str, width: int, seed: int) -> dict[str, PreTrainedMode
 
 
 def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[str, float]:
-    """Summarise a symmetric matrix: mean entry, indefiniteness, pairs, and maybe all eigenvalues.
+    """Summarise a symmetric matrix: mean entry, indefiniteness, pairing, and, if asked, spectrum.
 
     Args:
-        matrix: a part of the Hessian; rounding makes it a little asymmetric.
-        spectrum: whether to keep the eigenvalues.
+        matrix: a part of the Hessian, symmetric up to rounding.
+        spectrum: whether to include the eigenvalues.
 
     Returns:
-        Value by name of the quantity.
+        Name of the quantity → value.
     """
     eigenvalues: list[float] = torch.linalg.eigvalsh((matrix + matrix.T) / 2).flip(0).tolist()
     found = {
@@ -100,20 +100,20 @@ def quantities(matrix: Float[Tensor, "size size"], *, spectrum: bool) -> dict[st
 
 
 def negative_share(eigenvalues: Sequence[float]) -> float:
-    """Sum of |λ| over negative λ, as a share of the sum over all."""
+    """Compute the sum of |λ| over negative λ, divided by the sum over all λ."""
     total = sum(abs(value) for value in eigenvalues)
     return sum(-value for value in eigenvalues if value < 0) / total if total else 0.0
 
 
 def pairing(eigenvalues: Sequence[float]) -> float:
-    """Compute max |λ_i + λ_(n+1−i)| / max |λ|, i in falling order; 0 where all are ± pairs."""
+    """Compute max |λ_i + λ_(n+1−i)| / max |λ| for sorted λ; 0 if all eigenvalues are ± pairs."""
     largest = max(abs(value) for value in eigenvalues)
     ends = zip(eigenvalues, reversed(eigenvalues), strict=True)
     return max(abs(first + last) for first, last in ends) / largest if largest else 0.0
 
 
 def _joint(hessian: AttentionHessian, groups: Sequence[str], part: Part) -> Tensor:
-    """The dense part over all of `groups`."""
+    """Compute a part of the dense Hessian over all of `groups`."""
     return torch.cat(
         [
             torch.cat([hessian.block(row, column, part).dense() for column in groups], dim=1)
@@ -123,12 +123,12 @@ def _joint(hessian: AttentionHessian, groups: Sequence[str], part: Part) -> Tens
 
 
 Values = dict[tuple[Any, ...], list[float]]
-"""(scores, parametrisation, part, quantity) → the value of each seed."""
+"""(scores, parametrisation, part, quantity) → values of the seeds."""
 _KEY = ("scores", "parametrisation", "part", "quantity")
 
 
 def summarise(rows: Rows) -> Summary:
-    """Summarise how indefinite each parametrisation is, and whether eigenvalues come in pairs."""
+    """Summarise the indefiniteness of each parametrisation, and the pairing of eigenvalues."""
     found = shared.gathered(rows, *_KEY)
     means = {key: each for key, each in found.items() if not key[-1].startswith("eigenvalue")}
     panels, zeros = zip(*(_panel(scores, found) for scores in SCORES), strict=True)
@@ -144,7 +144,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _panel(scores: str, found: Values) -> tuple[Panel, int]:
-    """The panel of one kind of scores, and how many eigenvalues are left out of it."""
+    """Plot the eigenvalues for one kind of scores; also return how many are not shown."""
     series, zeros = [], 0
     for parametrisation in BLOCKS:
         eigenvalues = [

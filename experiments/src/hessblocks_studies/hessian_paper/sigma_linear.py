@@ -1,4 +1,4 @@
-"""Fit one layer's growth on linear scales of σ, where it flattens on double logarithmic axes."""
+"""Fit the growth of one layer for large σ, where it flattens on double logarithmic axes."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from hessblocks_studies.engine import Rows, Summary
 WIDE = tuple(float(sigma) for sigma in np.linspace(0.1, 10, 20))
 NARROW = tuple(float(sigma) for sigma in np.linspace(0.1, 1, 20))
 ABOVE = "slopes above 1"
-"""Name of the table of the range where the curves have flattened."""
+"""Name of the table for the range where the curves have flattened."""
 EXPECTED = tuple(
     growth.Expected(
         group=group,
@@ -26,7 +26,7 @@ EXPECTED = tuple(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes above σ = 1, and both ranges side by side."""
+    """Fit slopes above σ = 1, and compare both ranges."""
     return growth.growth_summary(
         rows,
         title="Growth on linear scales of σ",

@@ -1,4 +1,4 @@
-"""Masked-LM pretraining, fine-tuning on labelled tasks, and what both cost."""
+"""Masked-LM pretraining, fine-tuning on labelled tasks, and the costs of both."""
 
 from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, Score, finetune

@@ -1,6 +1,6 @@
-"""Measure the cost of a block: parameters, time and memory of a training step and a forward pass.
+"""Measure the cost of a block: parameters, time and memory of a training and a forward pass.
 
-All blocks take turns, so that whatever else the machine does strikes all of them alike.
+All blocks take turns, so that other load on the machine affects all of them equally.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hessblocks_studies.masked.pretrain import CLIP
 from hessblocks_studies.shared import ROUNDS, STEP_TIME, TimedModel, in_turns, measured, timed
 
 ANSWER_TIME = "answer_time"
-"""Seconds of a forward pass, counted as those of a training step are."""
+"""Seconds of a forward pass, measured like the seconds of a training step."""
 
 
 def cost_rows(
@@ -24,17 +24,17 @@ def cost_rows(
     """Measure every block on random tokens of one batch.
 
     Args:
-        settings: sizes; its preset is replaced.
+        settings: sizes; the preset is replaced.
         presets: names of blocks.
-        rounds: turns that count, after one that warms up.
+        rounds: number of measured rounds, after one warm-up round.
 
     Returns:
         Name → rows: parameters; median seconds of a training step (forward, backward, AdamW) and of
-        a forward pass; most bytes alive in either, weights included. The error of a median is that
-        of a normal, over the turns.
+        a forward pass; peak bytes of either, including weights. A median's error is that of normal
+        values over the rounds.
 
     Cost:
-        The models of all blocks, with their optimisers, are in memory at once.
+        The models of all blocks, with their optimisers, are in memory at the same time.
     """
     blocks = {name: _timed_model(replace(settings, preset=name)) for name in presets}
     runs = {
@@ -59,7 +59,7 @@ def cost_rows(
 
 
 def _timed_model(settings: Pretraining) -> TimedModel:
-    """A model and a batch of random tokens, some of them masked."""
+    """Build a model with a batch of random tokens, some of them masked."""
     model = settings.model()
     shape = (settings.batch_size, settings.context)
     tokens = torch.randint(settings.vocab_size, shape)

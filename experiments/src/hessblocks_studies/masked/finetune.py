@@ -31,19 +31,19 @@ class Finetuning:
     epochs: int
     """Passes over the training examples."""
     batch_size: int
-    """Examples of each update."""
+    """Examples per update."""
     learning_rate: float
     """Peak learning rate."""
     examples: int | None = None
-    """Most training examples; None means all."""
+    """Maximum number of training examples; None means all."""
     seed: int = 0
-    """Seed of the head and of the order of the examples."""
+    """Seed of the head and of the order of examples."""
     warmup: float = 0.1
-    """Share of the steps in which the learning rate grows from 0."""
+    """Share of the steps with a linear increase of the learning rate from 0."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
     clip: float = 0.5
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient; longer gradients are clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,13 @@ class Score:
     """Score of a classifier on held-out examples."""
 
     accuracy: float | None
-    """Share of right answers to the test split; None where an answer is not a number."""
+    """Share of correct answers on the test split; None if an output is not finite."""
     validation: float | None
-    """The same of the validation split, by which a learning rate may be chosen."""
+    """Share of correct answers on the validation split, for the choice of a learning rate."""
     examples: int
-    """Answers to the test split."""
+    """Number of examples in the test split."""
     chance: float
-    """Share of the commonest class among them."""
+    """Share of the most frequent class in the test split."""
 
 
 def finetune(
@@ -67,17 +67,17 @@ def finetune(
     task: Task,
     settings: Finetuning,
 ) -> Score:
-    """Train a classifier and score it on what it has not seen.
+    """Train a classifier and score it on held-out examples.
 
     Args:
-        pretraining: pretraining of the model.
-        folder: with the pretrained weights; None starts from random ones.
-        corpus: whose encoding the model knows.
+        pretraining: settings of the model's pretraining.
+        folder: folder with the pretrained weights; None for random weights.
+        corpus: corpus of the pretraining, whose encoding the model uses.
         task: texts and labels.
-        settings: how.
+        settings: settings of the fine-tuning.
 
     Returns:
-        The score on the test split, and on the validation split.
+        The scores on the test split and the validation split.
     """
     tokenizer = tokenizer_of(corpus, pretraining.context)
     train = encoded(task.first("train", settings.examples), tokenizer, pretraining.context)
@@ -119,7 +119,7 @@ def finetune(
 def classifier(
     pretraining: Pretraining, folder: AnyPath | None, classes: int, seed: int
 ) -> PreTrainedModel:
-    """The pretrained trunk, or a fresh one, with a head drawn from `seed`."""
+    """Build a classifier with the pretrained or a new trunk, and a head drawn from `seed`."""
     if folder is None:
         return pretraining.model("classification", classes)
     torch.manual_seed(seed)
@@ -132,7 +132,7 @@ def classifier(
 
 
 def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> list[dict[str, Any]]:
-    """Token ids and labels; texts are cut at `context` tokens."""
+    """Encode texts as token ids with labels; texts are cut at `context` tokens."""
     texts = tokenizer([e.text for e in examples], truncation=True, max_length=context)
     return [
         {"input_ids": ids, "attention_mask": mask, "labels": example.label}
@@ -143,7 +143,7 @@ def encoded(examples: Sequence[LabelledText], tokenizer: Any, context: int) -> l
 
 
 def _accuracy(trainer: GuardedTrainer, examples: list[dict[str, Any]]) -> float | None:
-    """Answers without the Trainer's own metrics, which would hide what is not a number."""
+    """Compute the accuracy without the Trainer's metrics, which would hide non-finite outputs."""
     trainer.args.prediction_loss_only = False
     found: Any = trainer.predict(cast(Any, examples))
     logits, labels = found.predictions, found.label_ids

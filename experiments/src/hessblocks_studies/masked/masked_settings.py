@@ -10,12 +10,12 @@ from hessblocks.models import build
 from hessblocks_studies.data import RunSize
 
 MLP_GAIN = 0.2
-"""β_FF before depth scaling where it is trained: 0.05 at 16 layers."""
+"""β_FF before depth scaling, if it is trained: 0.05 at 16 layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(RunSize):
-    """A masked language model and how it is trained: AdamW, linear warm-up and decay.
+    """Settings of a masked language model and its training: AdamW, linear warm-up and decay.
 
     Source: He & Hofmann (2024), appendix, BERT settings: GEGLU, a quarter of the tokens masked,
     betas (0.9, 0.98), eps 1e-12, gradients clipped at 0.5.
@@ -26,20 +26,20 @@ class Pretraining(RunSize):
     seed: int
     """Seed of the weights, the order of the data and the masks."""
     mask_share: float = 0.25
-    """Share of the tokens that are to be restored."""
+    """Share of the tokens that the model must predict."""
     warmup: float = 0.05
-    """Share of the steps in which the learning rate grows from 0."""
+    """Share of the steps with a linear increase of the learning rate from 0."""
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices and embeddings; gains and norms have none."""
     data: str = "docstrings"
-    """docstrings, or hub:NAME."""
+    """Name of the text: docstrings, or hub:NAME."""
     slots: tuple[str, ...] = ()
     """Slots of the block that differ from the preset's, as `slot=value`."""
     embedding_std: float = 0.02
-    """Standard deviation of the entries of the embeddings at initialisation."""
+    """Initial standard deviation of the embeddings' entries."""
 
     def block(self) -> BlockConfig:
-        """The preset with the gated MLP of the paper's BERT, from the fixed start."""
+        """Build the preset with the gated MLP of the paper's BERT, with initial std 0.02."""
         found = preset(self.preset, width=self.width, heads=self.heads, mlp_width=self.mlp_width)
         branch = found.mlp_branch
         if branch.trainable:
@@ -48,7 +48,7 @@ class Pretraining(RunSize):
         return with_start(found, "fixed")
 
     def model(self, task: str = "masked-lm", classes: int = 2) -> PreTrainedModel:
-        """A freshly initialised model; its weights come from `seed` alone."""
+        """Build a freshly initialised model; its weights depend only on `seed`."""
         torch.manual_seed(self.seed)
         return build(
             self.block(),

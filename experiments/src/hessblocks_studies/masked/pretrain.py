@@ -1,4 +1,4 @@
-"""Masked-LM pretraining, kept in the cache so that every study and task shares one model."""
+"""Pretrain masked language models and cache them, so that studies and tasks share one model."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from hessblocks_studies.masked.masked_settings import Pretraining
 from hessblocks_studies.shared import validation_loss
 
 PRETRAINING_VERSION = 2
-"""Raised whenever equal settings give other weights."""
+"""Version of the cache; increased whenever equal settings give other weights."""
 BETAS, EPSILON, CLIP = (0.9, 0.98), 1e-12, 0.5
 
 
@@ -33,34 +33,34 @@ class Pretrained:
     """A pretrained model on disk."""
 
     folder: Path
-    """As `save_pretrained` writes it."""
+    """Folder in the format of `save_pretrained`."""
     losses: tuple[tuple[int, float | None], ...]
-    """(step, validation loss in nats per masked token); None where it is not a number."""
+    """(step, validation loss in nats per masked token); the loss is None if it is not finite."""
 
     @property
     def diverged(self) -> bool:
-        """Whether the loss is no longer a number."""
+        """Whether the last loss is not finite."""
         return self.losses[-1][1] is None
 
 
 def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
-    """The model that these settings give: trained once, then taken from the cache.
+    """Return the model of these settings: trained once, then loaded from the cache.
 
     Args:
         settings: settings of model and training.
-        corpus: as `settings.data` names it, with `settings.vocab_size` entries at most.
+        corpus: corpus with the name `settings.data` and at most `settings.vocab_size` entries.
 
     Returns:
-        Where the model is, and the losses of its training.
+        Folder of the model, and the losses of its training.
 
     Raises:
         ArgumentError: sizes that do not fit, or too little text.
         RunError: the cache cannot be written.
 
     Cost:
-        The training, which one that is stopped begins anew; on disk four bytes per parameter.
+        The training, which starts again if it was stopped; four bytes per parameter on disk.
     """
-    corpus.windows("train", settings.context)  # refuses too little text before anything is made
+    corpus.windows("train", settings.context)  # raises an error for too little text before training
     key = {
         "settings": {**asdict(settings), "slots": [*settings.slots]},
         "data": corpus.fingerprint,
@@ -78,14 +78,14 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
 def held_out_masked(
     settings: Pretraining, corpus: Corpus
 ) -> list[dict[str, Int[Tensor, " tokens"]]]:
-    """The held-out windows of each validation loss, masked.
+    """Mask the held-out windows for validation losses.
 
     Args:
         settings: settings of the pretraining.
-        corpus: with a token for what is masked.
+        corpus: corpus with a mask token.
 
     Returns:
-        The tokens as the model sees them, and as labels those that it is asked for; −100 elsewhere.
+        The model's input tokens, and as labels the masked tokens; −100 at other positions.
 
     Raises:
         ArgumentError: the split is smaller than one window.
@@ -107,7 +107,7 @@ def _run(settings: Pretraining) -> RunSettings:
 
 
 def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[str, Any]:
-    """Train and save; returns what the cache remembers."""
+    """Train and save the model; return the data for the cache."""
     run, windows = _run(settings), held_out_masked(settings, corpus)
     losses: list[tuple[int, float | None]] = []
 
@@ -134,7 +134,7 @@ class MaskedTrainer(training.GuardedTrainer):
     """Trainer that masks training windows; held-out windows are masked beforehand."""
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Put the held-out windows together as they are."""
+        """Collate the held-out windows without masking them again."""
         own, self.data_collator = self.data_collator, default_data_collator
         try:
             return super().get_eval_dataloader(eval_dataset)

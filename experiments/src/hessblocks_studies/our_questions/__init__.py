@@ -7,4 +7,4 @@ STUDIES = {
     "edge-of-stability": "edge_of_stability",
     "ladder": "ladder",
 }
-"""Name → module of this room that holds the study as `STUDY`."""
+"""Name of a study → module of this package with the study as `STUDY`."""

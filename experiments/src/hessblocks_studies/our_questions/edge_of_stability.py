@@ -29,34 +29,34 @@ from hessblocks_studies.our_questions import edges as read
 from hessblocks_studies.our_questions.edge_verdicts import verdicts
 
 PRODUCTS, FIRST_PRODUCTS = 5, 40
-"""With H for the sharpness of a role, which starts from what was found before, and for the first of
-its run."""
+"""Hessian-vector products for the sharpness of a role: in later measurements, which start from the
+last eigenvector, and in the first one of a run."""
 WHOLE_PRODUCTS = 15
-"""For that of all parameters, which forecasts rest on."""
+"""Hessian-vector products for the sharpness of all parameters, which forecasts use."""
 FOLLOWED = 0.2
-"""Share of the steps after which runs at the safe rate are no longer looked at."""
+"""Share of the steps after which the sharpness of runs at the safe rate is not measured."""
 DRAWN = ("query", "key", "value", "mlp_in", "mlp_out", "embedding")
-"""Roles in the figure; the table has all."""
+"""Roles in the figure; the table has all roles."""
 
 
 class FirstLooks(TrainerCallback):
-    """Looks after each of the `FIRST_LOOKS` at which no validation loss is taken."""
+    """Call `look` after each step of `FIRST_LOOKS` that has no evaluation."""
 
     def __init__(self, look: Callable[[nn.Module, int], object], every: int) -> None:
-        """Start with what looks at a model after a step, and with the steps between losses."""
+        """Store the function that measures after a step, and the steps between evaluations."""
         self.look, self.every = look, every
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Look, where it is time."""
+        """Call the function if this step is due."""
         step = state.global_step
         if step in plan.FIRST_LOOKS and step % self.every:
             self.look(given["model"], step)
 
 
 def measure(settings: plan.EdgeSettings) -> list[Row]:
-    """Train one model without clipping, and follow the sharpness of all parameters and roles."""
+    """Train one model without clipping; measure the sharpness of all parameters and of roles."""
     trainers: list[RunTrainer] = []
     found: dict[str, curvature.Sharpness] = {}
     early: list[Row] = []
@@ -95,18 +95,18 @@ def sharpness(
     *,
     roles: bool = True,
 ) -> list[Row]:
-    """Compute the largest eigenvalue of D⁻¹H, of all parameters and roles, and how near the edge.
+    """Compute the largest eigenvalue of D⁻¹H for all parameters and roles; compare with the edge.
 
     Args:
-        model: put into evaluation mode.
+        model: model; it is set to evaluation mode.
         optimiser: AdamW of this model, after its first step.
         batch: batch of the training text.
-        found: what was found before, by role; is brought up to date.
-        roles: whether roles are asked for too.
+        found: last results by role, as starting points; updated in place.
+        roles: whether roles are measured, too.
 
     Returns:
-        A row of each, with the residual as its error; none where a product is not finite, and of
-        the edge none where the rate is 0.
+        A row per role, with the residual as its error; none if a product is not finite. Rows of the
+        edge are left out if the rate is 0.
     """
     problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
     rows = []
@@ -128,7 +128,7 @@ def sharpness(
 
 
 def _largest(problem: curvature.Problem, *given: Any, **asked: Any) -> curvature.Sharpness | None:
-    """Compute a preconditioned sharpness; None where a product is not finite, before divergence."""
+    """Compute a preconditioned sharpness; None if a product is not finite, as before divergence."""
     with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
         try:
             return curvature.preconditioned_sharpness(problem, *given, **asked)
@@ -139,16 +139,16 @@ def _largest(problem: curvature.Problem, *given: Any, **asked: Any) -> curvature
 def at_ten_eps(
     model: nn.Module, optimiser: Optimizer, batch: Example, found: dict[str, curvature.Sharpness]
 ) -> list[Row]:
-    """Compute the sharpness with ten times eps in D: is it eps that is read?
+    """Compute the sharpness with ten times eps in D, to test whether eps determines it.
 
     Args:
-        model: in evaluation mode.
-        optimiser: AdamW of this model; its eps is as before afterwards.
+        model: model in evaluation mode.
+        optimiser: AdamW of this model; its eps is restored.
         batch: batch of the training text.
-        found: what `sharpness` found at this step; stays as it is.
+        found: results of `sharpness` at this step; not changed.
 
     Returns:
-        One row; none where a product is not finite.
+        One row; none if a product is not finite.
     """
     usual = [group["eps"] for group in optimiser.param_groups]
     problem, start = curvature.Problem(model, batch, loss="causal-lm"), found.get(read.WHOLE)
@@ -166,7 +166,7 @@ def at_ten_eps(
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot losses, the edge and sharpness; judge what is tolerated and forecast."""
+    """Plot losses, the edge and sharpness; judge tolerated rates and forecasts."""
     edges = read.edges_of(rows)
     tuned = edges.tuned
     return shared.summary(
@@ -185,7 +185,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
-    """Tolerated rates of all runs beside what curvature says of their block."""
+    """Tabulate tolerated rates of all runs and the forecasts of their blocks."""
     rates, needs = (forecast.values for forecast in edges.forecasts())
     extra = edges.extra_losses()
     return [
@@ -205,7 +205,7 @@ def _edge_table(edges: read.Edges) -> list[dict[str, object]]:
 
 
 def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
-    """Tabulate the forecast rate along the safe runs with warm-up: does its moment matter?"""
+    """Tabulate the forecast rate over the steps of the safe runs with warm-up."""
     return [
         {
             "block": block,
@@ -223,7 +223,7 @@ def _forecast_table(edges: read.Edges) -> list[dict[str, object]]:
 
 
 def _at_best(rows: Rows, edges: read.Edges, quantity: str) -> dict[str, Rows]:
-    """Label → rows above 0 of its runs at its block's best rate."""
+    """Select rows above 0 by label, at the best rate of the label's block."""
     found: dict[str, Rows] = {}
     for label, (block, _) in plan.LABELS.items():
         rate = edges.best(block)
@@ -237,7 +237,7 @@ def _at_best(rows: Rows, edges: read.Edges, quantity: str) -> dict[str, Rows]:
 
 
 def _curves(rows: Rows, column: str = "value") -> dict[str, dict[float, list[float]]]:
-    """Role → {step: values of the seeds}."""
+    """Collect role → {step: values of the seeds}."""
     found: dict[str, dict[float, list[float]]] = {}
     for row in sorted(rows, key=lambda row: float(row["step"])):
         found.setdefault(row["group"], {}).setdefault(float(row["step"]), []).append(row[column])
@@ -245,7 +245,7 @@ def _curves(rows: Rows, column: str = "value") -> dict[str, dict[float, list[flo
 
 
 def _sharpness_table(rows: Rows, edges: read.Edges) -> list[dict[str, object]]:
-    """Sharpness of every role at the best rate, every step that was followed, mean over seeds."""
+    """Tabulate the sharpness of every role at the best rate and every step, averaged over seeds."""
     table: list[dict[str, object]] = []
     for label, own in _at_best(rows, edges, read.SHARPNESS).items():
         residuals = _curves(own, "standard_error")
@@ -259,7 +259,7 @@ def _sharpness_table(rows: Rows, edges: read.Edges) -> list[dict[str, object]]:
 
 
 def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
-    """Plot losses, the edge along training and the sharpness of roles, with warm-up and without."""
+    """Plot losses, the edge over training, and the sharpness of roles, with and without warm-up."""
     panels = [
         edges.tuned.runs.tuning_panel(
             {block: plan.label_of(block, kind) for block in plan.BLOCKS}
@@ -282,7 +282,7 @@ def _panels(rows: Rows, edges: read.Edges) -> list[Panel]:
 
 
 def _along(title: str, y_label: str, curves: Mapping[str, Mapping[float, list[float]]]) -> Panel:
-    """Curves along training on a logarithmic ordinate."""
+    """Plot curves over training on a logarithmic y axis."""
     means = {name: shared.mean_places(each) for name, each in curves.items()}
     return shared.panel(title, "training step", y_label, means, log="y")
 

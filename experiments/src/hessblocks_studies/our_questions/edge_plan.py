@@ -1,4 +1,4 @@
-"""List the points of `edge-of-stability`: blocks, kinds of run, the ladder of rates, sizes."""
+"""List the points of `edge-of-stability`: blocks, kinds of runs, ladder of rates, sizes."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,11 +11,11 @@ BLOCKS = (BASE, SIMPLE)
 POSITION = ("position=rotary",)
 WARM, COLD = "warm-up", "no warm-up"
 KINDS = {WARM: 0.1, COLD: 0.0}
-"""Kind of run → share of the steps in which the rate grows."""
+"""Kind of run → share of the steps with an increasing rate."""
 
 
 def label_of(block: str, kind: str) -> str:
-    """Name of a block with a warm-up or without."""
+    """Name a block with a kind of run."""
     return f"{block}, {kind}"
 
 
@@ -25,52 +25,52 @@ RATES: dict[Scale, tuple[float, ...]] = {
     "laptop": (1e-2, 3e-3, 3e-2, 1e-1, 5.6e-3, 1.8e-2, 5.6e-2),
     "paper": (1e-3, 3e-3, 3e-4, 1e-2, 5.6e-4, 1.8e-3, 5.6e-3),
 }
-"""The ladder, by quarter decades; made longer as results come in."""
+"""Ladder of rates in quarter decades, by scale; extended as results came in."""
 TUNED: dict[Scale, tuple[float, ...]] = {
     "smoke": (1e-2, 3e-3),
     "laptop": (1e-2, 3e-3, 3e-2, 1e-1),
     "paper": (1e-3, 3e-4, 3e-3, 1e-2),
 }
-"""The rates of the tuning, by half decades, the likeliest first."""
+"""Rates of the tuning in half decades, by scale, the likeliest first."""
 BEST: dict[str, float] = {BASE: 1e-2, SIMPLE: 3e-2, shared.GPT2: 1e-2}
-"""Rates at laptop scale at which every role is followed: the outcome of the tuning; that of GPT-2
-is `trial`'s."""
+"""Rates at laptop scale at which the sharpness of every role is measured: results of the tuning;
+for GPT-2 the rate of `trial`."""
 SAFE: dict[Scale, float] = {"smoke": 1e-3, "laptop": 1e-3, "paper": 1e-4}
-"""The rate at which forecasts are read, below the ladder, so that it stays what it is where that is
-made longer."""
+"""Rate of the runs that forecasts use. It is below the ladder, so that it stays the lowest when the
+ladder is extended."""
 FIRST_LOOKS = (1, 2, 5)
-"""Steps at which the sharpness is read beside those of the validation losses: without warm-up it
-falls at once."""
+"""Steps with a measurement of the sharpness besides the evaluations: without warm-up it falls
+immediately."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMALLEST, steps=10, evaluations=5),
     "laptop": replace(shared.LAPTOP, depth=4, steps=1000, evaluations=40, evaluation_sequences=64),
     "paper": replace(shared.PAPER, evaluations=100),
 }
-"""The sharpness is followed whenever a validation loss is taken."""
+"""Sizes; the sharpness is measured at every evaluation."""
 _BATCHES: dict[Scale, tuple[int, int]] = {"smoke": (2, 8), "laptop": (16, 64), "paper": (16, 128)}
-"""Windows of the training text, and tokens of each, on which it is measured; every seed has its
-own."""
+"""Number of training windows, and of tokens per window, for the sharpness; they differ between
+seeds."""
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeSettings(shared.TunedSettings):
-    """A point of this study: one run, or one reference."""
+    """Settings of a point: one run, or one reference."""
 
     sequences: int | None = None
-    """Windows on which sharpness is measured; None where it is not followed."""
+    """Number of windows for the sharpness; None if it is not measured."""
     tokens: int | None = None
-    """Tokens of each sequence."""
+    """Tokens per window."""
     roles: bool | None = None
-    """Whether the sharpness of every role is followed too; None where it is not."""
+    """Whether the sharpness of every role is measured, too; None if not."""
 
 
 def points(scale: Scale, count: int | None) -> list[EdgeSettings]:
-    """List the tuning of each block with warm-up, then safe rate and ladder of both kinds.
+    """List the tuning of each block with warm-up, then `SAFE` and ladder for both kinds of runs.
 
     Args:
         scale: scale of the study.
-        count: seeds of the runs; None for the scale's own.
+        count: seeds of the runs; None for the scale's default.
 
     Returns:
         The points' settings.

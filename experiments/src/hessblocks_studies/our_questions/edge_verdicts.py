@@ -1,4 +1,4 @@
-"""Judge the study `edge-of-stability`: its verdicts and their controls."""
+"""Judge the study `edge-of-stability`: verdicts and controls."""
 
 import math
 from collections.abc import Mapping
@@ -10,20 +10,19 @@ from hessblocks_studies.our_questions import edge_plan as plan
 from hessblocks_studies.our_questions.edges import Edges, Forecast
 
 ALIKE = 0.25
-"""Decades, a step of the ladder, within which two blocks count as alike in rates, needs and
-forecasts."""
+"""Largest difference of equal blocks, in decades of rates, needs and forecasts: a ladder's step."""
 CALIBRATED = 0.25
-"""Decades within which a forecast of a tolerated rate is right."""
+"""Decades up to which a forecast of a tolerated rate counts as right."""
 GUESS = 1.8e-2
-"""The middle of the ladder as it was planned: a forecast that asks no curvature."""
+"""Middle of the planned ladder: forecast of a rate without curvature."""
 MOVED = 0.1
-"""Decades by which ten times eps may move it."""
+"""Largest shift of an early sharpness, in decades, if eps is multiplied by ten."""
 LESS = f"{plan.SIMPLE} needs less warm-up than {plan.BASE}, by"
-"""Beginning of the verdicts on the need for warm-up."""
+"""Beginning of the expected results for the need for warm-up."""
 
 
 def verdicts(edges: Edges) -> list[Check]:
-    """Controls, and the verdicts of the rule."""
+    """List the controls, and the verdicts of the plan."""
     tuned, tolerances = edges.tuned, edges.tolerances()
     known = {
         label: {seed: rate for seed, rate in seeds.items() if rate is not None}
@@ -63,7 +62,7 @@ def verdicts(edges: Edges) -> list[Check]:
 def _inside_check(
     tolerances: Mapping[str, Mapping[Scalar, float | None]], begun: Mapping[Scalar, float]
 ) -> Check:
-    """A control: each tolerated rate is known, for every seed that was begun."""
+    """Check the control that each tolerated rate is known for every started seed."""
     outside = [
         f"{label}, seed {seed}"
         for label, seeds in tolerances.items()
@@ -84,7 +83,7 @@ def _inside_check(
 
 
 def _residual_check(of: str, forecast: Forecast) -> Check:
-    """A control: the products sufficed for every sharpness that a kind of forecasts rests on."""
+    """Check the control that each sharpness of the forecasts has converged."""
     residuals = forecast.residuals
     largest = max(residuals.values(), default=math.nan)
     gone = [place for place, share in residuals.items() if math.isinf(share)]
@@ -98,7 +97,7 @@ def _residual_check(of: str, forecast: Forecast) -> Check:
 
 
 def _eps_check(edges: Edges) -> Check:
-    """A control: the early sharpness speaks of the block and not of a constant of AdamW."""
+    """Check the control that the early sharpness depends on the block and not on AdamW's eps."""
     most = max(edges.moved.values(), default=math.nan)
     runs = sum(
         map(len, map(edges.lowest, (plan.label_of(block, plan.COLD) for block in plan.BLOCKS)))
@@ -112,7 +111,7 @@ def _eps_check(edges: Edges) -> Check:
 
 
 def _tolerance_checks(known: shared.Values) -> list[Check]:
-    """Check which block tolerates larger rates, and which loses less of them without warm-up."""
+    """Judge which block tolerates larger rates, and which loses fewer decades without warm-up."""
     stands = [
         apart_check(
             {block: known.get(plan.label_of(block, kind), {}) for block in plan.BLOCKS},
@@ -134,7 +133,7 @@ def _tolerance_checks(known: shared.Values) -> list[Check]:
 
 
 def _loss_check(edges: Edges) -> Check:
-    """Check which block's loss suffers less without warm-up at one rate; no ladder is asked."""
+    """Judge which block's loss increases less without warm-up at one rate; needs no ladder."""
     return apart_check(
         edges.extra_losses(),
         f"{LESS} the loss at one rate",
@@ -146,10 +145,10 @@ def _loss_check(edges: Edges) -> Check:
 
 
 def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
-    """Judge what the sharpness at the end of the warm-up says of the rates that are stood.
+    """Judge the forecast of tolerated rates from the sharpness at the end of the warm-up.
 
     Returns:
-        Checks: which block the larger, how large, better than a guess.
+        Checks: which block has the larger rate, how large it is, better than a guess.
     """
     warm = {block: known.get(plan.label_of(block, plan.WARM), {}) for block in plan.BLOCKS}
     order = forecast_check("which block stands the larger rates", rates, warm)
@@ -177,7 +176,7 @@ def _rate_forecasts(rates: shared.Values, known: shared.Values) -> list[Check]:
 def _misses(
     forecast: Mapping[Scalar, float], outcome: Mapping[Scalar, float]
 ) -> dict[str, dict[Scalar, float]]:
-    """Compute how far forecast and guess lie from each seed's tolerated rate, in decades."""
+    """Compute the errors of forecast and guess for each seed's tolerated rate, in decades."""
     guess = math.log10(GUESS)
     seeds = forecast.keys() & outcome.keys()
     return {
@@ -187,7 +186,7 @@ def _misses(
 
 
 def _lost(known: shared.Values) -> dict[str, dict[Scalar, float]]:
-    """Block → {seed: decades by which the tolerated rate falls without warm-up}."""
+    """Compute block → {seed: decades by which the tolerated rate falls without warm-up}."""
     found = {}
     for block in plan.BLOCKS:
         warm, cold = (known.get(plan.label_of(block, kind), {}) for kind in (plan.WARM, plan.COLD))
@@ -204,18 +203,18 @@ def apart_check(
     limit: float = ALIKE,
     unit: str = "decades",
 ) -> Check:
-    """A fact that holds where the blocks differ to one side, and fails where they do to the other.
+    """Judge a fact that holds if the blocks differ in one direction, and fails in the other.
 
     Args:
         values: block → {seed: value}.
-        fact: in a sentence.
-        expected: its direction.
-        above: whether the fact says that sas-p's is the larger.
-        limit: up to which blocks are alike.
+        fact: the fact, as a sentence.
+        expected: the expected direction.
+        above: whether the fact claims that sas-p has the larger value.
+        limit: largest difference of equal blocks.
         unit: unit of the values.
 
     Returns:
-        The fact; undecided where the seeds are, and where the blocks are alike, which is then said.
+        The check; undecided if the seeds are, or if the blocks are equal, which is then noted.
     """
     found = shared.difference(values, plan.SIMPLE, plan.BASE)
     where = side(found, limit)
@@ -230,15 +229,15 @@ def apart_check(
 
 
 def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -> Check:
-    """Whether forecast and outcome differ between the blocks to the same side.
+    """Judge whether forecast and outcome differ between the blocks in the same direction.
 
     Args:
-        what: is forecast.
+        what: quantity that is forecast.
         forecast: block → {seed: decades}.
-        outcome: likewise.
+        outcome: block → {seed: decades}.
 
     Returns:
-        The fact; undecided where either is.
+        The check; undecided if forecast or outcome is.
     """
     found = [shared.difference(values, plan.SIMPLE, plan.BASE) for values in (forecast, outcome)]
     sides = [side(one) for one in found]
@@ -257,7 +256,7 @@ def forecast_check(what: str, forecast: shared.Values, outcome: shared.Values) -
 
 
 def side(found: shared.Difference, limit: float = ALIKE) -> int | None:
-    """1 above and −1 below what is alike, 0 alike; None where the seeds do not decide."""
+    """Return 1 above and −1 below the limits, 0 between them; None if undecided."""
     if found.within(limit):
         return 0
     if found.above(limit):

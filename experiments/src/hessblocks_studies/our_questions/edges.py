@@ -1,4 +1,4 @@
-"""Read tolerated rates, the need for warm-up and forecasts off the runs of `edge-of-stability`."""
+"""Compute tolerated rates, the need for warm-up and forecasts from runs of `edge-of-stability`."""
 
 import itertools
 import math
@@ -12,28 +12,28 @@ from hessblocks_studies.our_questions import edge_plan as plan
 
 SHARPNESS, SHARE = "preconditioned_sharpness", "share_of_the_edge"
 AT_TEN_EPS = "preconditioned_sharpness_at_ten_eps"
-"""As `SHARPNESS`, with ten times AdamW's eps in D."""
+"""Quantity like `SHARPNESS`, but with ten times AdamW's eps in D."""
 WHOLE = "all"
-"""In the place of a role: all parameters."""
+"""Group of all parameters, used in place of a role."""
 TOLERANCE = 0.2
-"""Nats above a seed's best rate that a tolerated rate may end at."""
+"""Nats above a seed's best loss up to which a rate counts as tolerated."""
 EARLY = plan.FIRST_LOOKS[-1]
-"""The step of the early sharpness that a forecast rests on: after the first one, keys beside zero
-queries have no second moment yet, and D is eps there."""
+"""Step of the early sharpness in forecasts. After step 1, keys beside zero queries have no second
+moment yet, so that D is eps there."""
 EDGE = 38.0
-"""The edge times the rate, at AdamW's β₁ = 0.9."""
+"""Sharpness at the edge of stability times the rate, for AdamW's β₁ = 0.9."""
 
 
 def tolerated(losses: Mapping[float, float], limit: float) -> float | None:
-    """log10 of the largest rate up to which losses stay below a limit.
+    """Compute log10 of the largest rate up to which losses stay below a limit.
 
     Args:
-        losses: rate → final loss of one seed; infinite where it diverged.
+        losses: rate → final loss of one seed; infinite if the run diverged.
         limit: `TOLERANCE` above the best loss of this seed with warm-up.
 
     Returns:
-        On a line between two rates; the lower one where the run at the upper diverged; None where
-        it lies outside the ladder: no rate is good enough, or the largest still is.
+        Interpolated between two rates; the lower rate if the run at the upper rate diverged; None
+        if it is outside the ladder: no rate is tolerated, or the largest still is.
     """
     best = min(losses, key=losses.__getitem__)
     if not losses[best] <= limit < math.inf:
@@ -47,36 +47,36 @@ def tolerated(losses: Mapping[float, float], limit: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast of the edge from curvature, with its error."""
+    """Forecasts from the sharpness, with its errors."""
 
     values: dict[str, dict[Scalar, float]]
-    """Block → {seed: decades}, of those whose every sharpness is above 0: no other step stands in
-    for one."""
+    """Block → {seed: decades}, if all required sharpnesses are above 0; a missing step is not
+    replaced by another."""
     residuals: dict[str, float]
-    """Run and step of each sharpness that it rests on → the residual, as a share; infinite where it
-    is lost or not above 0."""
+    """Label, seed and step of each required sharpness → relative residual; infinite if the
+    sharpness is missing or not above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edges:
-    """Measurements of the edge of stability, and the rates read off them."""
+    """Measurements of the edge of stability, and derived rates."""
 
     tuned: shared.Tuned
-    """Losses of all runs; the best rate of each block."""
+    """Losses of all runs, and the best rate of each block."""
     sharp: Mapping[str, Mapping[Scalar, Mapping[float, tuple[float, float]]]]
-    """Label with its rate → {seed: {step: (sharpness of all parameters, residual)}}, of those above
-    0."""
+    """Label with rate → {seed: {step: (sharpness of all parameters, residual)}}; only sharpnesses
+    above 0."""
     followed: Sequence[float]
-    """Steps after which runs are looked at, in order."""
+    """Steps with a measurement of the sharpness, in order."""
     moved: Mapping[str, float]
-    """Run without warm-up at the lowest rate → decades by which ten times eps moves its early
+    """Run without warm-up at the lowest rate → decades by which ten times eps changes its early
     sharpness."""
 
     def tolerances(self) -> dict[str, dict[Scalar, float | None]]:
-        """Read log10 of each tolerated rate: label → {seed: value}; None where it lies outside.
+        """Compute log10 of each tolerated rate: label → {seed: value}; None if outside the ladder.
 
         Returns:
-            Rates of ladders of three rates or more that are whole for the seed, with warm-up too.
+            Rates of ladders with at least three rates, for seeds with all runs, also with warm-up.
         """
         found: dict[str, dict[Scalar, float | None]] = {}
         grids = self.tuned.runs.grids
@@ -94,12 +94,12 @@ class Edges:
         return found
 
     def best(self, block: str) -> float | None:
-        """The best rate of a block with warm-up, by the tuning seed."""
+        """Return the best rate of a block with warm-up, from the tuning seed."""
         rate = self.tuned.tuning.rates.get(plan.label_of(block, plan.WARM))
         return rate.best if rate else None
 
     def extra_losses(self) -> dict[str, dict[Scalar, float]]:
-        """Compute losses without warm-up above those with, at the lower best rate."""
+        """Compute loss without minus loss with warm-up, at the lower of both blocks' best rates."""
         found: dict[str, dict[Scalar, float]] = {}
         rates = [self.best(block) for block in plan.BLOCKS]
         rate = None if None in rates else min(rate for rate in rates if rate)
@@ -116,7 +116,7 @@ class Edges:
         return found
 
     def lowest(self, label: str) -> dict[Scalar, Mapping[float, tuple[float, float]]]:
-        """The sharpness along every run at the lowest rate, which is `SAFE`."""
+        """Return the sharpness along each run at the lowest rate, which is `SAFE`."""
         grid = self.tuned.runs.grids.get(label, {})
         if not grid:
             return {}
@@ -124,11 +124,11 @@ class Edges:
         return {seed: sharp.get(seed, {}) for seed in grid[min(grid)]}
 
     def forecasts(self) -> tuple[Forecast, Forecast]:
-        """Forecast the edge of each block from curvature.
+        """Forecast tolerated rate and need for warm-up of each block from its sharpness.
 
         Returns:
-            Of rates: log10 of the rate whose edge the sharpness at the end of the warm-up is. Of
-            needs: log10 of the sharpness after `EARLY` steps over that after a tenth of all.
+            For rates: log10 of the rate whose edge equals the sharpness at the end of the warm-up.
+            For needs: log10 of sharpness after `EARLY` steps over sharpness after a tenth of all.
         """
         rates, needs = (Forecast(values={}, residuals={}) for _ in range(2))
         for label, (block, kind) in plan.LABELS.items():
@@ -147,7 +147,7 @@ class Edges:
 
 
 def edges_of(rows: Rows) -> Edges:
-    """Collect the measurements; a sharpness that is not above 0 is left out."""
+    """Collect the measurements; sharpnesses that are not above 0 are left out."""
     sharp: dict[str, dict[Scalar, dict[float, tuple[float, float]]]] = {}
     for row in shared.of_quantity(rows, SHARPNESS):
         if row["group"] == WHOLE and row["value"] > 0:

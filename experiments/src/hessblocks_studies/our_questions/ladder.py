@@ -1,4 +1,4 @@
-"""Climb a ladder of sizes at the paper's tokens a parameter: how does the gap change with size?
+"""Measure how the gap to pre-ln changes with size, at the paper's number of tokens per parameter.
 
 The rule: PLAN.md beside this file, section `ladder`.
 """
@@ -15,17 +15,17 @@ from hessblocks_studies.engine import Check, Rows, Study, Summary
 from hessblocks_studies.our_questions import ladder_plan as plan
 
 Grids = Mapping[str, Mapping[float, Mapping[Scalar, float]]]
-"""Block at a width → rate → seed → loss."""
+"""Block at a width → rate → seed → final loss."""
 AXES = {
     plan.WIDTHS: "parameters of pre-LN",
     plan.TOKENS: "tokens a parameter",
     plan.DEPTHS: "layers",
 }
-"""Phase → what changes in it."""
+"""Phase → quantity that varies in it."""
 
 
 def measure(settings: plan.LadderSettings) -> list[Row]:
-    """Train one model; its last loss is of all held-out windows, and its curvature at both ends."""
+    """Train one model; measure the loss on all held-out windows and the curvature at both ends."""
     size, text = settings.size, shared.text_of(settings.size)
     if size.data is not None:
         shared.check_read_once("ladder", size)
@@ -48,7 +48,7 @@ def measure(settings: plan.LadderSettings) -> list[Row]:
 
 
 def places(rows: Rows, phase: str) -> dict[str, float]:
-    """{rung: its place on the axis of the phase}, from the smallest."""
+    """Map the phase's rungs to their values on the axis, from the smallest."""
     column = {plan.WIDTHS: "parameters", plan.TOKENS: "tokens_a_parameter", plan.DEPTHS: "layers"}
     found = {
         plan.rung_of(row["variant"]): float(row[column[phase]])
@@ -101,7 +101,7 @@ def summarise(rows: Rows) -> Summary:
 def _line(
     phase: str, rung: str, place: float, block: str, gap: shared.Difference
 ) -> dict[str, object]:
-    """A gap with its interval, and that in which one new seed lies."""
+    """Make a table row of a gap, with its interval and the prediction interval of a new seed."""
     known = gap.known
     return {
         "phase": phase,
@@ -116,7 +116,7 @@ def _line(
 
 
 def _rung_check(runs: shared.Runs, phase: str, block: str, rung: str) -> Check:
-    """Whether a block matches the base at one place; void where the base has learnt too little."""
+    """Judge whether a block matches the base at one rung; void if the base learnt too little."""
     base = plan.at(plan.BASE, rung)
     check = runs.alike(plan.at(block, rung), base, f"{block} matches {plan.BASE}, {phase}: {rung}")
     learnt = runs.below_the_table(base, plan.TABLE)
@@ -143,7 +143,7 @@ def _panel(
     rungs: Mapping[str, float],
     found: Mapping[str, Mapping[str, shared.Difference]],
 ) -> Panel:
-    """The gaps, with their intervals as bars."""
+    """Plot the gaps; bars are their intervals."""
     curves: dict[str, Sequence[shared.Place]] = {
         block: [
             (rungs[rung], gap.mean, gap.reach() if gap.known else float("nan"))
@@ -156,12 +156,12 @@ def _panel(
 
 
 def _tuning_panel(grids: Grids) -> Panel:
-    """Loss at each rate of the tuning, its mean over the widths that have all rates."""
+    """Plot the loss at each rate of the tuning, averaged over the widths with all rates."""
     losses: dict[str, dict[float, list[float]]] = {}
     for label, grid in grids.items():
         block, _, width = label.removesuffix(")").rpartition(" (width ")
         for rate, seeds in grid.items():
-            usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # not to the last digit
+            usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # rounded: floats differ
             losses.setdefault(block, {}).setdefault(usual, []).extend(seeds.values())
     curves: dict[str, Sequence[shared.Place]] = {
         block: [

@@ -1,6 +1,6 @@
-"""List the points of the study `ladder`: rungs of width, of tokens and of depth; rates, starts.
+"""List the points of the study `ladder`: rungs of width, tokens and depth; rates, initial stds.
 
-`BEST` is filled in by hand as the tuning comes in.
+`BEST` is filled in manually from the tuning.
 """
 
 import math
@@ -10,16 +10,16 @@ from hessblocks_studies import shared
 from hessblocks_studies.engine import Scale
 
 BASE = "pre-ln, zero queries"
-"""What gaps are to."""
+"""Block whose loss is subtracted in gaps."""
 VERDICTS = ("sas", "sas-p")
-"""What verdicts are about."""
+"""Blocks with verdicts."""
 JUDGED = (*VERDICTS, "parallel, zero queries")
 BLOCKS = (BASE, *JUDGED)
 TUNING, WIDTHS, NEIGHBOURS, TOKENS, DEPTHS = (
     shared.TUNING, "widths", "next rates", "tokens", "depths",
 )  # fmt: skip
 PAPER_TOKENS = 4
-"""Tokens a parameter of the paper's main runs."""
+"""Training tokens per parameter of the paper's main runs."""
 RUNGS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32, 48, 64),
     "laptop": (48, 64, 96, 128),
@@ -27,7 +27,7 @@ RUNGS: dict[Scale, tuple[int, ...]] = {
 }
 """Scale → widths; rates are tuned at the first three and checked at the fourth."""
 USUAL: dict[Scale, int] = {"smoke": 16, "laptop": 64, "paper": 256}
-"""Scale → width at which tokens a parameter and depth are changed."""
+"""Scale → width of the rungs of tokens and depth."""
 TUNED = 64
 """Width of the rates in `RATES` and `BEST`."""
 MANY: dict[Scale, tuple[float, ...]] = {
@@ -35,7 +35,7 @@ MANY: dict[Scale, tuple[float, ...]] = {
     "laptop": (1, 12, 25),
     "paper": (1, 12),
 }
-"""Scale → further tokens a parameter, at the usual width."""
+"""Scale → further numbers of tokens per parameter, at the usual width."""
 LAYERS: dict[Scale, tuple[int, ...]] = {
     "smoke": (2,),
     "laptop": (3, 12, 24),
@@ -44,9 +44,9 @@ LAYERS: dict[Scale, tuple[int, ...]] = {
 """Scale → further depths, at the usual width."""
 SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 3}
 RATES = (1e-2, 3e-3, 3e-2)
-"""Tried at width `TUNED`, the likeliest first; in proportion to 1 / width elsewhere."""
+"""Rates of the tuning at width `TUNED`, the likeliest first; other widths: scaled by 1 / width."""
 BEST: dict[str, float] = dict.fromkeys(BLOCKS, 1e-2)
-"""Block → the rate of its runs at width `TUNED`: a guess until the tuning is done."""
+"""Block → rate of its runs at width `TUNED`; a guess until the tuning is done."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMALLEST, evaluations=2),
     "laptop": replace(
@@ -55,33 +55,33 @@ SIZES: dict[Scale, shared.TextSize] = {
     "paper": shared.PAPER,
 }
 SHORT: dict[Scale, float] = {"smoke": 0.01, "laptop": 1.0, "paper": 1.0}
-"""Scale → share of the tokens that is read."""
+"""Scale → share of the tokens that is used."""
 WHOLE = 10**6
-"""More held-out windows than there are."""
+"""Number of held-out windows that selects all of them."""
 TABLE = shared.BIGRAMS
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderSettings(shared.TunedSettings):
-    """A point of this study: one model, or the bigram table."""
+    """Settings of a point: one model, or the bigram table."""
 
     tokens_a_parameter: float
-    """Tokens that are read, for each parameter of pre-ln."""
+    """Training tokens per parameter of pre-ln."""
     whole: bool | None = None
-    """Whether the last loss is that of all held-out windows."""
+    """Whether the last loss uses all held-out windows."""
     probe: shared.Probe | None = None
-    """How the curvature is measured at both ends; None where it is not."""
+    """Curvature measurement at the first and last step; None for no measurement."""
     also: tuple[tuple[str, str], ...] = ()
-    """Further phases that this run belongs to, each with the run's name there."""
+    """Further phases of this run, each with the run's label there."""
 
     @property
     def parameters(self) -> int:
-        """Of pre-ln at this size."""
+        """Number of parameters of pre-ln at this size."""
         return parameters(self.size)
 
 
 def parameters(size: shared.TextSize) -> int:
-    """The parameters of pre-ln: 4 w² + 2 w m a layer, two norms, embeddings and the last norm."""
+    """Count pre-ln's parameters: 4 w² + 2 w m and two norms per layer, embeddings, last norm."""
     layer = 4 * size.width**2 + 2 * size.width * size.mlp_width + 2 * size.width
     return size.depth * layer + (size.vocab_size + 1) * size.width
 
@@ -92,14 +92,14 @@ def at(block: str, rung: str) -> str:
 
 
 def rung_of(label: str) -> str:
-    """The rung of such a name."""
+    """Return the rung of a label."""
     return label.rpartition(" (")[2].removesuffix(")")
 
 
 def size_of(
     scale: Scale, width: int, tokens: float = PAPER_TOKENS, depth: int | None = None
 ) -> shared.TextSize:
-    """The size of a rung, its steps in whole evaluations."""
+    """Compute the size of a rung; its steps are a multiple of the evaluations."""
     size = shared.widened(SIZES[scale], width)
     size = replace(size, depth=depth or size.depth)
     wanted = SHORT[scale] * tokens * parameters(size) / (size.batch_size * size.context)
@@ -108,7 +108,7 @@ def size_of(
 
 
 def std_slots(block: str, size: shared.TextSize) -> tuple[str, ...]:
-    """Standard deviations by fan-in of the matrices that a block draws: 1 / √(its inputs)."""
+    """Set the initial std of a block's random matrices to 1 / √(number of inputs)."""
     simplified = block in VERDICTS
     narrow = ("attention.key", *(() if simplified else ("attention.value", "attention.projection")))
     inner = 1 / math.sqrt(size.width)
@@ -128,7 +128,7 @@ def _point(
     seed: int,
     **more: object,
 ) -> LadderSettings:
-    """A model of a rung, at the rate of its size."""
+    """Make a point of a rung, at the rate of its size."""
     table = block == TABLE
     tokens = size.steps * size.batch_size * size.context / parameters(size)
     whole = True if scale != "smoke" else None
@@ -152,12 +152,12 @@ def _point(
 
 
 def rate_of(block: str, width: int) -> float:
-    """The rate of a block's runs, in proportion to 1 / width."""
+    """Scale a block's best rate by 1 / width."""
     return BEST[block] * TUNED / width
 
 
 def rungs(scale: Scale) -> dict[str, dict[str, shared.TextSize]]:
-    """Phase → rung → size; the usual size is a rung of all three, and is run as one of width."""
+    """Map phase → rung → size; all phases share the usual size, which runs only in `WIDTHS`."""
     width = USUAL[scale]
     return {
         WIDTHS: {f"width {width}": size_of(scale, width) for width in RUNGS[scale]},
@@ -175,7 +175,7 @@ def _layers(depth: int) -> str:
 
 
 def tuning(scale: Scale) -> list[LadderSettings]:
-    """Every block at its rates, at the first three widths, with one seed."""
+    """List every block at its rates, at the first three widths, with one seed."""
     return [
         _point(
             scale,
@@ -193,7 +193,7 @@ def tuning(scale: Scale) -> list[LadderSettings]:
 
 
 def runs(scale: Scale, seeds: int) -> list[LadderSettings]:
-    """All rungs of width, then of tokens and depth, seed by seed; each seed has its own table."""
+    """List the rungs of width, then of tokens and depth, by seed, each with its bigram table."""
     usual = size_of(scale, USUAL[scale])
     names = {TOKENS: _tokens(PAPER_TOKENS), DEPTHS: _layers(usual.depth)}
     found = []
@@ -210,7 +210,7 @@ def runs(scale: Scale, seeds: int) -> list[LadderSettings]:
 
 
 def next_rates(scale: Scale) -> list[LadderSettings]:
-    """The next rates on both sides at the last width, with the first seed of the runs."""
+    """List the next rates on both sides at the last width, with the first seed of the runs."""
     width, (seed,) = RUNGS[scale][-1], shared.run_seeds(1)
     return [
         _point(
@@ -228,11 +228,11 @@ def next_rates(scale: Scale) -> list[LadderSettings]:
 
 
 def points(scale: Scale, count: int | None) -> list[LadderSettings]:
-    """The tuning, the rungs of width, the next rates at the last width, the other rungs.
+    """List the tuning, the rungs of width, the next rates at the last width, and the other rungs.
 
     Args:
-        scale: of the study.
-        count: seeds of the runs; None for the scale's own.
+        scale: scale of the study.
+        count: seeds of the runs; None for the scale's default.
 
     Returns:
         The points' settings.

@@ -1,6 +1,6 @@
 """List the points of the study `optimisers`: blocks, optimisers, grids of rates, sizes.
 
-The table `RATES` is made longer by hand as the tuning comes in, and put in order, the best first.
+The table `RATES` is extended manually as the tuning proceeds, with each best rate first.
 """
 
 from dataclasses import dataclass, replace
@@ -17,15 +17,15 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 """Family → its blocks, which share most of their parts."""
 FAMILY_OF = {block: family for family, blocks in FAMILIES.items() for block in blocks}
 BLOCKS = (*FAMILIES["pre-ln"], *FAMILIES["sas"])
-"""Which optimiser do they need?"""
+"""Blocks that are trained with all optimisers."""
 WITNESSES = tuple(block for block in FAMILY_OF if block not in BLOCKS)
-"""Blocks of further families, trained with SGD and with AdamW alone."""
+"""Blocks of further families, trained only with SGD and AdamW."""
 POSITION = ("position=rotary",)
 SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED = "sgd", "adamw", "muon", "blockwise", "published"
 INNER_SGD = "sgd in layers"
 METHODS = (SGD, ADAMW, MUON, BLOCKWISE, PUBLISHED, INNER_SGD)
-"""Optimisers; blockwise is AdamW with a rate for each role by measured curvature, published by
-published multipliers; sgd in layers steps the matrices of the layers with SGD, AdamW all else."""
+"""Optimisers. blockwise: AdamW with a rate per role from measured curvature; published: from
+published multipliers; sgd in layers: SGD for the layers' matrices, AdamW for the rest."""
 SHOWN = {
     ADAMW: "AdamW",
     SGD: "SGD",
@@ -34,7 +34,7 @@ SHOWN = {
     PUBLISHED: "published rates",
     INNER_SGD: "SGD in the layers",
 }
-"""Their names in what is shown, in that order."""
+"""Optimiser → its displayed name; also the order of display."""
 GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
     "smoke": {
         SGD: (0.3,), ADAMW: (3e-3,), MUON: (3e-3,), BLOCKWISE: (3e-3,), PUBLISHED: (1e-3,),
@@ -57,19 +57,19 @@ GRIDS: dict[Scale, dict[str, tuple[float, ...]]] = {
         INNER_SGD: (0.3, 1.0, 0.1, 3.0),
     },
 }  # fmt: skip
-"""Rates of each optimiser, the likeliest first."""
+"""Optimiser → its rates, the likeliest first."""
 BESIDE: dict[Scale, float] = {"smoke": 3e-3, "laptop": 1e-2, "paper": 1e-3}
-"""AdamW's rate where another one is tuned: in the pilot, and beside SGD in the layers. At laptop
-scale `trial` found it for all five blocks."""
+"""AdamW's rate if another rate is tuned: in the pilot, and beside SGD in the layers. At laptop
+scale it is the best of `trial` for all five blocks."""
 
 
 def label_of(block: str, method: str) -> str:
-    """Name of a block under an optimiser."""
+    """Name a block with an optimiser."""
     return f"{block}, {method}"
 
 
 def methods_of(block: str) -> tuple[str, ...]:
-    """The optimisers of a block; the last two for one block with skips and one without."""
+    """List a block's optimisers; the last two only for one block with skips and one without."""
     if block in WITNESSES:
         return (SGD, ADAMW)
     return METHODS if block in {BLOCKS[0], "sas-p"} else METHODS[:-2]
@@ -84,9 +84,9 @@ BLOCK_OF = {
 METHOD_OF = {
     label_of(block, method): method for block in FAMILY_OF for method in methods_of(block)
 } | {shared.GPT2: ADAMW}
-"""Run → its optimiser."""
+"""Label of a run → its optimiser."""
 BASE = label_of(BLOCKS[0], ADAMW)
-"""Block whose loss the steps are counted to; it must have learnt more than pairs of tokens."""
+"""Label whose final loss defines the counted steps; it must have learnt more than bigrams."""
 RATES: dict[str, tuple[float, ...]] = {
     **{label: GRIDS["laptop"][METHOD_OF[label]] for label in BLOCK_OF},
     **dict.fromkeys([f"{b}, {ADAMW}" for b in ("v-skipinit", "post-ln", "op")], (3e-3, 1e-3, 1e-2)),
@@ -99,14 +99,14 @@ RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys([f"{b}, {MUON}" for b in BLOCKS], (3e-2, 1e-2, 3e-3, 1e-1)),
     f"{BLOCKS[0]}, {PUBLISHED}": (1e-3, 3e-3, 3e-4, 1e-2),
 }
-"""Tuned block and optimiser → its rates at laptop scale, best first; extended as results came
+"""Tuned block with optimiser → its rates at laptop scale, the best first; extended as results came
 in."""
 BEST: dict[str, float] = {
     **{label: rates[0] for label, rates in RATES.items()},
     shared.GPT2: 1e-2,
 }
-"""Rates of the runs at laptop scale: the outcome of the tuning; that of GPT-2, about which no
-verdict is, is `trial`'s."""
+"""Rates of the judged runs at laptop scale: results of the tuning; for GPT-2, which has no verdict,
+the rate of `trial`."""
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.SMALLEST,
     "laptop": replace(shared.LAPTOP, depth=4, steps=1400, evaluations=14),
@@ -119,25 +119,24 @@ _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 4, "paper": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserSettings(shared.TunedSettings):
-    """A point of this study: one model and one optimiser, or one reference."""
+    """Settings of a point: one model with one optimiser, or one reference."""
 
     method: str | None = None
-    """Name in `METHODS`; none for the bigram table."""
+    """Name in `METHODS`; None for the bigram table."""
     probe: shared.Probe | None = None
-    """Measurement of curvature, of the AdamW runs that count and for the rates of roles; None
-    elsewhere."""
+    """Curvature measurement of judged AdamW runs and for the rates of roles; otherwise None."""
     pilot: int | None = None
-    """Steps before the rates of roles are known."""
+    """Steps of the pilot before the rates of roles are set."""
     adamw_rate: float | None = None
-    """That of the pilot, or of AdamW beside SGD in the layers."""
+    """AdamW's rate in the pilot, or beside SGD in the layers."""
 
 
 def points(scale: Scale, count: int | None) -> list[OptimiserSettings]:
-    """All tuning, then the runs seed by seed.
+    """List all tuning points, then the judged runs seed by seed.
 
     Args:
         scale: scale of the study.
-        count: seeds of the runs; None for the scale's own.
+        count: seeds of the runs; None for the scale's default.
 
     Returns:
         The points' settings.

@@ -1,4 +1,4 @@
-"""Muon or SGD beside AdamW, and AdamW with a rate for each role, in the Trainer."""
+"""Train with Muon or SGD beside AdamW, or with AdamW and a rate for each role, in the Trainer."""
 
 import copy
 import math
@@ -22,24 +22,22 @@ from hessblocks_studies.our_questions.optimiser_plan import MUON, PUBLISHED, Opt
 
 RATE_OF_ROLE, NORM_OF_ROLE = "rate_of_role", "norm_of_role"
 VECTORS = "vectors"
-"""In the place of a role: norms and gains, which keep the tuned rate."""
+"""Group of norms and gains, used in place of a role; it has the tuned rate."""
 
 
 class PilotDivergedError(RunError):
-    """The pilot met a loss, a gradient or a product with the Hessian that is no number."""
+    """The pilot had a loss, a gradient or a Hessian-vector product that is not finite."""
 
 
 def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> None:
-    """Step the matrices of the layers with Muon or SGD at the tuned rate, and all else with AdamW.
+    """Update the layers' matrices with Muon or SGD at the tuned rate, the rest with AdamW.
 
-    Beside Muon AdamW has the same rate, beside SGD its own.
-
-    The other one steps whenever AdamW has stepped, on its schedule, so that the Trainer knows one
-    optimiser.
+    Beside Muon, AdamW has the same rate; beside SGD, a separate rate. The second optimiser steps
+    after each step of AdamW, with AdamW's schedule, so that the Trainer needs only one optimiser.
 
     Args:
         settings: settings of the point.
-        trainer: before it trains.
+        trainer: trainer before training.
     """
     model, rate = cast(PreTrainedModel, trainer.model), settings.size.learning_rate
     trainer.args.learning_rate = settings.adamw_rate or rate
@@ -71,7 +69,7 @@ def with_another_in_layers(settings: OptimiserSettings, trainer: RunTrainer) -> 
 
 
 def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
-    """Group the matrices of each role over all layers; norms and gains together as `VECTORS`."""
+    """Merge the matrices of each role over all layers; norms and gains together as `VECTORS`."""
     sizes = {name: parameter.ndim for name, parameter in model.named_parameters()}
     views: dict[str, list[curvature.ParameterView]] = {}
     for role, group in shared.by_role(model).items():
@@ -85,17 +83,17 @@ def matrices_by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> list[Row]:
-    """Give AdamW a rate per role, by published multipliers or by the curvature that a pilot meets.
+    """Set AdamW's rate per role, from published multipliers or from the curvature after a pilot.
 
     Args:
         settings: settings of the point.
-        trainer: before it trains; its model stays as it is.
+        trainer: trainer before training; its model is not changed.
 
     Returns:
-        The rate of each role, as a share of the tuned one, and the norms that it is of.
+        Rows with each role's rate relative to the tuned rate, and with the norms of the roles.
 
     Raises:
-        PilotDivergedError: the pilot did.
+        PilotDivergedError: the pilot diverged.
     """
     model, arguments = cast(PreTrainedModel, trainer.model), trainer.args
     rate, decay = arguments.learning_rate, arguments.weight_decay
@@ -131,19 +129,19 @@ def with_rates_of_roles(settings: OptimiserSettings, trainer: RunTrainer) -> lis
 
 
 class Pilot(TrainerCallback):
-    """Ends a training after some steps and measures what AdamW's step meets there."""
+    """Stop training after some steps and measure norms of the preconditioned Hessian there."""
 
     norms: dict[str, Estimate] | None = None
-    """Role → norm of its block; None before."""
+    """Role → norm of its block; None before the measurement."""
 
     def __init__(self, settings: OptimiserSettings) -> None:
-        """Start with the settings of the point."""
+        """Store the settings of the point."""
         self.settings = settings
 
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Measure and end, where it is time."""
+        """Measure and stop after the pilot's last step."""
         settings = self.settings
         assert settings.probe is not None
         if state.global_step != settings.pilot:
@@ -157,20 +155,20 @@ class Pilot(TrainerCallback):
 
 
 def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str, Estimate]:
-    """Estimate the norm of each role's preconditioned Hessian after a pilot at AdamW's own rate.
+    """Estimate the norm of each role's preconditioned Hessian after a pilot at AdamW's rate.
 
     Args:
         settings: settings of the point.
-        model: freshly initialised; a copy of it is trained.
+        model: freshly initialised model; a copy of it is trained.
 
     Returns:
         Role → estimate.
 
     Raises:
-        PilotDivergedError: its losses, gradients or products did not stay finite.
+        PilotDivergedError: a loss, gradient or product is not finite.
 
     Cost:
-        The pilot's steps, and a product with the Hessian for each role and probe.
+        The pilot's steps, and one Hessian-vector product per role and probe.
     """
     assert settings.adamw_rate is not None
     size = replace(settings.size, learning_rate=settings.adamw_rate)
@@ -192,15 +190,15 @@ def pilot_norms(settings: OptimiserSettings, model: PreTrainedModel) -> dict[str
 def preconditioned_rows(
     model: PreTrainedModel, optimiser: Optimizer, settings: OptimiserSettings
 ) -> list[Row]:
-    """Measure how uneven D^(-1/2) H D^(-1/2) is, which AdamW's step meets, on the batch of H.
+    """Measure the unevenness of D^(-1/2) H D^(-1/2), as AdamW's step sees it, on the batch of H.
 
     Args:
-        model: put into evaluation mode.
+        model: model; it is set to evaluation mode.
         optimiser: AdamW of this model, after its first step.
         settings: settings of the point.
 
     Returns:
-        Rows as of `shared.unevenness_rows`.
+        Rows in the format of `shared.unevenness_rows`.
     """
     assert settings.probe is not None
     probe, groups = settings.probe, curvature.parameter_groups(model)
@@ -216,7 +214,7 @@ def _norms(
     groups: Mapping[str, curvature.ParameterGroup],
     settings: OptimiserSettings,
 ) -> dict[str, Estimate]:
-    """Frobenius norm of each group's block of D^(-1/2) H D^(-1/2)."""
+    """Estimate the Frobenius norm of each group's block of D^(-1/2) H D^(-1/2)."""
     assert settings.probe is not None
     with warnings.catch_warnings(action="ignore", category=curvature.AttentionBackendWarning):
         return {

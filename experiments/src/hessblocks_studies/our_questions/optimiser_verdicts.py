@@ -1,4 +1,4 @@
-"""Judge the study `optimisers`: what each block needs, and whether uneven curvature says so."""
+"""Judge the study `optimisers`: which optimisers each block needs, and how unevenness relates."""
 
 import math
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from hessblocks_studies.our_questions import optimiser_plan as plan
 from hessblocks_studies.our_questions.optimiser_steps import RATE_OF_ROLE
 
 UNEVEN = (shared.ALL_MATRICES, shared.COMMON_MATRICES)
-"""Sets of matrices over which unevenness is computed."""
+"""Sets of matrices whose unevenness is used."""
 BEFORE, AFTER = "before training", "after training with AdamW"
 FIRST = (shared.COMMON_MATRICES, AFTER)
-"""Groups and moment of the first question."""
+"""Matrices and moment of the first question."""
 
 
 def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], shared.Values]:
-    """Read spreads of the norms of H, or of what AdamW meets.
+    """Collect spreads of the norms of H, or of the preconditioned Hessian.
 
     Returns:
-        (what it is taken over, before or after) → block → {seed: spread}.
+        (set of matrices, before or after training) → block → {seed: spread}.
     """
     found = [
         {**row, "moment": AFTER if row["step"] else BEFORE, "block": plan.BLOCK_OF[row["variant"]]}
@@ -32,11 +32,11 @@ def spreads(rows: Rows, quantity: str = shared.SPREAD) -> dict[tuple[str, str], 
 
 
 def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[Scalar, float]]:
-    """Subtract AdamW's loss from SGD's: block → {seed: gap}, of those that learnt with AdamW.
+    """Subtract AdamW's loss from SGD's: block → {seed: gap}, for blocks that learnt with AdamW.
 
     Returns:
-        Gaps, also of those that perhaps learnt; infinite where SGD diverged in any, left out where
-        AdamW did.
+        Gaps, including blocks that may not have learnt. A block's gaps are infinite if SGD diverged
+        for any seed; seeds for which AdamW diverged are left out.
     """
     found: dict[str, dict[Scalar, float]] = {}
     for block in plan.FAMILY_OF:
@@ -55,7 +55,7 @@ def gaps(losses: shared.Values, learnt: Mapping[str, Check]) -> dict[str, dict[S
 
 
 def learnt_by_block(runs: shared.Runs) -> dict[str, Check]:
-    """Block → whether with AdamW it has learnt more than pairs of tokens."""
+    """Check for each block whether it has learnt more than bigrams with AdamW."""
     return {
         block: runs.below_the_table(plan.label_of(block, plan.ADAMW), shared.BIGRAMS)
         for block in plan.FAMILY_OF
@@ -72,7 +72,7 @@ def rates_apart(rows: Rows) -> dict[str, float]:
 
 
 def need_checks(tuned: shared.Tuned, apart: Mapping[str, float]) -> list[Check]:
-    """Whether each optimiser does about as well as AdamW, block by block."""
+    """Judge whether each optimiser does about as well as AdamW, block by block."""
     checks = []
     for block in plan.BLOCKS:
         base = plan.label_of(block, plan.ADAMW)
@@ -95,7 +95,7 @@ def curvature_checks(
     uneven: dict[tuple[str, str], shared.Values],
     learnt: Mapping[str, Check],
 ) -> list[Check]:
-    """Whether the gap grows with the unevenness; a clear correlation either way decides."""
+    """Judge whether the gap increases with unevenness; a clear correlation of any sign decides."""
     losses, labels = (
         tuned.runs.losses,
         [one for one in plan.BLOCK_OF if one.endswith((plan.SGD, plan.ADAMW))],
@@ -147,7 +147,7 @@ def even_checks(
     uneven: dict[tuple[str, str], shared.Values],
     met: dict[tuple[str, str], shared.Values],
 ) -> list[Check]:
-    """Whether what AdamW's step meets is more even than H, by more than units give."""
+    """Judge whether the preconditioned Hessian is more even than H, beyond an effect of units."""
     checks = []
     for block in plan.BLOCKS:
         spread = uneven.get(FIRST, {}).get(block, {})
@@ -167,7 +167,7 @@ def even_checks(
 def correlation_table(
     runs: shared.Runs, gap: shared.Values, uneven: dict[tuple[str, str], shared.Values]
 ) -> list[dict[str, object]]:
-    """Rank correlations of unevenness with the gap and with each of its two losses."""
+    """Tabulate rank correlations of unevenness with the gap and with each of its two losses."""
     ends = {
         method: {block: runs.losses.get(plan.label_of(block, method), {}) for block in gap}
         for method in (plan.ADAMW, plan.SGD)

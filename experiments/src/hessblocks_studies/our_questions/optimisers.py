@@ -1,4 +1,4 @@
-"""Compare SGD, AdamW, Muon and per-role rates on each block, and with uneven curvature.
+"""Compare SGD, AdamW, Muon and per-role rates on each block, and relate them to uneven curvature.
 
 The rule and its amendments: PLAN.md beside this file, section `optimisers`.
 """
@@ -25,13 +25,13 @@ from hessblocks_studies.our_questions import optimiser_steps as steppers
 from hessblocks_studies.our_questions import optimiser_verdicts as judge
 
 PRECONDITIONED = "preconditioned_spread"
-"""As `SPREAD`, of D^(-1/2) H D^(-1/2), D the preconditioner of AdamW as it stands."""
+"""Spread like `SPREAD`, of D^(-1/2) H D^(-1/2) with AdamW's current preconditioner D."""
 PILOT_STEPS = "pilot_steps"
-"""Steps of the pilot, beside those of the run."""
+"""Steps of the pilot, in addition to those of the run."""
 
 
 def measure(settings: plan.OptimiserSettings) -> list[Row]:
-    """Train one model; with AdamW, measure how uneven its curvature is, and what AdamW meets."""
+    """Train one model; with AdamW, measure the unevenness of H and of the preconditioned H."""
     trainers: list[RunTrainer] = []
 
     def observe(model: nn.Module, step: int) -> list[Row]:
@@ -78,7 +78,7 @@ def measure(settings: plan.OptimiserSettings) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot tuning, final losses, gap against unevenness, steps; judge by the rule."""
+    """Plot tuning, final losses, gap against unevenness, and steps; judge by the plan."""
     tuned = shared.Tuned.of(rows)
     uneven, met = judge.spreads(rows), judge.spreads(rows, PRECONDITIONED)
     learnt = judge.learnt_by_block(tuned.runs)
@@ -112,7 +112,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _role_table(rows: Rows) -> list[dict[str, object]]:
-    """Tabulate the rate of each role as a share of the tuned one, and the norm that it is of."""
+    """Tabulate each role's rate relative to the tuned rate, and the norm that determines it."""
     kept = [row for row in rows if row.get("phase") == shared.COUNTED]
     norms = shared.gathered(shared.of_quantity(kept, steppers.NORM_OF_ROLE), "variant", "group")
     rates = shared.gathered(shared.of_quantity(kept, steppers.RATE_OF_ROLE), "variant", "group")
@@ -133,10 +133,10 @@ def _role_table(rows: Rows) -> list[dict[str, object]]:
 def steps_to_the_base(
     runs: shared.Runs, pilot: Mapping[str, int]
 ) -> dict[str, dict[Scalar, float]]:
-    """Count steps to the last loss of `BASE`, as a share of a run's: label → {seed: share}.
+    """Count steps to the last loss of `BASE`, relative to a run: label → {seed: share}.
 
     Returns:
-        Shares, with the steps of a pilot too; infinite where it never gets there.
+        Shares, including a pilot's steps; infinite if the run never reaches the loss.
     """
     found: dict[str, dict[Scalar, float]] = {}
     for label in plan.BLOCK_OF:
@@ -149,7 +149,7 @@ def steps_to_the_base(
 
 
 def steps_table(steps: shared.Values) -> list[dict[str, object]]:
-    """Mean share of the steps of the seeds that get there, and how many do."""
+    """Tabulate the mean share of steps over seeds that reach the loss, and their number."""
     table: list[dict[str, object]] = []
     for label, seeds in steps.items():
         there = [share for share in seeds.values() if math.isfinite(share)]
@@ -167,7 +167,7 @@ def steps_table(steps: shared.Values) -> list[dict[str, object]]:
 
 
 def _need_table(runs: shared.Runs) -> list[dict[str, object]]:
-    """The best optimiser of each block, and those that end no more than `CLOSE` above it."""
+    """Tabulate the best optimiser of each block, and those at most `CLOSE` above it."""
     means = shared.finite(runs.losses)
     table: list[dict[str, object]] = []
     for block in plan.BLOCKS:
@@ -189,7 +189,7 @@ def _gap_table(
     uneven: dict[tuple[str, str], shared.Values],
     met: dict[tuple[str, str], shared.Values],
 ) -> list[dict[str, object]]:
-    """Gap and unevenness of each block, of H and of what AdamW meets."""
+    """Tabulate gap and unevenness of each block, for H and the preconditioned Hessian."""
     return [
         {
             "block": block,
@@ -215,7 +215,7 @@ def _panels(
     uneven: dict[tuple[str, str], shared.Values],
     steps: shared.Values,
 ) -> list[Panel]:
-    """The tuning of each optimiser, final losses, steps, and the gap against unevenness."""
+    """Plot the tuning of each optimiser, final losses, steps, and the gap against unevenness."""
     panels = [
         tuned.tuning.tuning_panel(
             {
@@ -241,7 +241,7 @@ def _panels(
 
 
 def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]]]:
-    """Block → {optimiser: mean and error}, and the level of the bigram table where it is there."""
+    """Map block → {optimiser: (mean, error)}, with the bigram table if measured."""
     means = shared.finite(values)
     found = {
         block: {
@@ -263,7 +263,7 @@ def _by_method(values: shared.Values) -> dict[str, dict[str, tuple[float, float]
 def _scatter(
     moment: str, even: dict[str, tuple[float, float]], gap: dict[str, tuple[float, float]]
 ) -> Panel:
-    """The gap against the spread, one point per block."""
+    """Plot the gap against the spread, one point per block."""
     places = {b: [(even[b][0], *gap[b])] for b in plan.FAMILY_OF if b in even and b in gap}
     labels = ("spread of log10 ‖H‖ (decades)", "SGD above AdamW (nats per token)")
     return shared.panel(f"gap and unevenness {moment}", *labels, places, line=False)

@@ -18,7 +18,7 @@ from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
 ROTARY, SINUSOIDAL = "position=rotary", "position=sinusoidal"
 LAYER_NORM = ("norm=layer-norm", "first_norm=layer-norm", "final_norm=layer-norm")
 BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
-"""The simplified block, and what it is set against."""
+"""The simplified block and the block that it is compared with."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "pre-ln": (
         "pre-ln",
@@ -34,14 +34,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "op": ("op",),
     "modern": ("modern",),
 }
-"""Head of a family, whose curves are drawn → its blocks."""
+"""Block of each family whose curves are drawn → blocks of the family."""
 FAMILY_OF = {block: family for family, blocks in FAMILIES.items() for block in blocks}
 BLOCKS = tuple(FAMILY_OF)
 SLOTS: dict[str, tuple[str, ...]] = {
     ", sinusoidal": (SINUSOIDAL,),
     ", LayerNorm": (ROTARY, *LAYER_NORM),
 }
-"""Suffix of a variant → slots of its block; rotary positions without a suffix."""
+"""Suffix of a variant → slots of its block; without a suffix, positions are rotary."""
 RATES: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(BLOCKS, (1e-2, 3e-3, 3e-2)),
     **dict.fromkeys(
@@ -50,9 +50,9 @@ RATES: dict[str, tuple[float, ...]] = {
     SIMPLE: (3e-2, 1e-2, 3e-3, 1e-1),
     "op": (3e-3, 1e-2, 3e-2, 1e-3),
 }
-"""Tuned block → its rates at laptop scale, best first; extended as results came in."""
+"""Tuned block → its rates at laptop scale, the best first; extended as results came in."""
 BEST: dict[str, float] = {**{label: rates[0] for label, rates in RATES.items()}, shared.GPT2: 1e-2}
-"""Rates of the runs at laptop scale: the outcome of the tuning."""
+"""Rates of the judged runs at laptop scale: results of the tuning."""
 OTHER_RATES: dict[Scale, tuple[float, ...]] = {"smoke": (3e-3,), "paper": (1e-3, 3e-4, 3e-3, 1e-2)}
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": shared.SMALLEST,
@@ -61,32 +61,32 @@ SIZES: dict[Scale, shared.TextSize] = {
 }
 _SEEDS: dict[Scale, int] = {"smoke": 1, "laptop": 3, "paper": 3}
 STAGES = 4
-"""Curvature is measured before training and after each fourth of it."""
+"""Curvature is measured before training and after each quarter of it."""
 MOMENTS = {0: "before", STAGES // 2: "halfway through", STAGES: "after"}
-"""Stage that verdicts are about → how they say so."""
+"""Stages of the verdicts → their description."""
 FIRST = (shared.COMMON_MATRICES, STAGES)
 """Groups and stage of the first question."""
 LABELS = {
     shared.SPREAD: "spread of log10 norm (decades)",
     shared.HETEROGENEITY: "largest over smallest norm",
 }
-"""Indices of unevenness, as axes name them."""
+"""Indices of unevenness → their axis labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimplificationSettings(shared.TunedSettings):
-    """A point of this study: one model, or one reference."""
+    """Settings of a point: one model, or one reference."""
 
     probe: shared.Probe | None = None
-    """Measurement of curvature along training; None for none."""
+    """Curvature measurement during training; None for no measurement."""
 
 
 def points(scale: Scale, count: int | None) -> list[SimplificationSettings]:
-    """All tuning, then the runs seed by seed.
+    """List all tuning points, then the judged runs seed by seed.
 
     Args:
         scale: scale of the study.
-        count: seeds of the runs; None for the scale's own.
+        count: seeds of the runs; None for the scale's default.
 
     Returns:
         The points' settings.
@@ -121,12 +121,12 @@ def _point(
 
 
 def _start(variant: str, kind: str, width: int) -> float | None:
-    """Standard deviation of the embeddings; None for 0.02, which is that of the sines too."""
+    """Return the initial std of the embeddings; None for 0.02, also the amplitude of sines."""
     return shared.best_start(variant, width) if SLOTS.get(kind) != (SINUSOIDAL,) else None
 
 
 def measure(settings: SimplificationSettings) -> list[Row]:
-    """Train one block; its curvature along the way."""
+    """Train one block and measure its curvature during training."""
     steps = settings.size.steps
     stages = {steps * stage // STAGES for stage in range(STAGES + 1)}
 
@@ -144,7 +144,7 @@ Unevenness = dict[tuple[str, str, int], dict[str, dict[Scalar, float]]]
 
 
 def unevenness(rows: Rows) -> Unevenness:
-    """Spread and heterogeneity at the five moments."""
+    """Collect spread and heterogeneity at the five stages."""
     last = max((float(row["step"]) for row in shared.of_quantity(rows, shared.LOSS)), default=0.0)
     staged = (
         {**row, "stage": round(STAGES * float(row["step"]) / last) if last else 0}
@@ -154,7 +154,7 @@ def unevenness(rows: Rows) -> Unevenness:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Plot tuning, losses and unevenness along training and against the loss; judge by the rule."""
+    """Plot tuning, losses and unevenness over training and against loss; judge by the plan."""
     tuned, found = shared.Tuned.of(rows), unevenness(rows)
     even = _even_checks(tuned, found)
     verdicts = [
@@ -180,7 +180,7 @@ def summarise(rows: Rows) -> Summary:
 
 
 def _even_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
-    """Whether the simplified block has the more even curvature; the answer may be no."""
+    """Judge whether the simplified block has the more even curvature."""
     return [
         tuned.judged(
             shared.difference(found.get((shared.SPREAD, groups, stage), {}), SIMPLE, BASE).judged(
@@ -203,7 +203,7 @@ def _question(groups: str, stage: int) -> str:
 
 
 def _training_checks(tuned: shared.Tuned, found: Unevenness) -> list[Check]:
-    """Whether the blocks with the more even curvature are those that train well."""
+    """Judge whether blocks with more even curvature train better."""
     checks = []
     known = {block: tuned.runs.losses[block] for block in BLOCKS if block in tuned.runs.losses}
     diverged = [block for block, seeds in known.items() if math.inf in seeds.values()]
@@ -260,7 +260,7 @@ def _table(found: Unevenness) -> list[dict[str, object]]:
 
 
 def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
-    """The tuning, losses, each index along training, and losses against the spread."""
+    """Plot tuning, losses, each index over training, and losses against the spread."""
     labels = {label: label for label in (*FAMILIES, shared.GPT2)}
     panels = [
         tuned.tuning.tuning_panel(labels, "tuning"),
@@ -276,7 +276,7 @@ def _panels(tuned: shared.Tuned, found: Unevenness) -> list[Panel]:
 
 
 def _along(quantity: str, found: Unevenness) -> Panel:
-    """An index of all weight matrices along training, a curve per family."""
+    """Plot an index of all weight matrices over training, one curve per family."""
     places: dict[str, dict[float, list[float]]] = {}
     for (name, groups, stage), blocks in sorted(found.items()):
         if (name, groups) == (quantity, shared.ALL_MATRICES):
@@ -296,7 +296,7 @@ def _scatter(
     even: Mapping[str, tuple[float, float]],
     final: Mapping[str, tuple[float, float]],
 ) -> Panel:
-    """Final loss against the spread, one point and one mark per block."""
+    """Plot final loss against the spread, one point with its own marker per block."""
     places = {
         block: [(even[block][0], *final[block])]
         for blocks in FAMILIES.values()

@@ -1,7 +1,7 @@
 """Measure Hessian blocks against the softmax temperature and the likeness of tokens.
 
-One layer at initialisation, exact. Tokens are √(1 − ε²) c + ε z with c common to all and z of their
-own; the powers of τ and ε that theory gives: PLAN.md beside this file, section `temperature`.
+One layer at initialisation, exact Hessian. Tokens are √(1 − ε²) c + ε z; c is common to all, z
+differs. The predicted powers of τ and ε: PLAN.md beside this file, section `temperature`.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from hessblocks_studies.growth import exact_norms
 from hessblocks_studies.our_questions import temperature_laws as laws
 
 BLOCKS = {"no norm": NoNorm(), "pre-ln": LayerNorm()}
-"""Kind of block → its norms."""
+"""Kind of block → its norm."""
 GROUPS = ("query", "key", "value")
 _DECADES = tuple(float(f"1e{power}") for power in range(-8, 5))
 _BETWEEN = tuple(float(f"3e{power}") for power in range(-8, 4))
@@ -38,23 +38,23 @@ _SIZES: dict[Scale, growth.Size] = {
     "paper": growth.Size(width=128, sums=64, seeds=20),
 }
 DRAWN = 1e-15
-"""Norm below which nothing is drawn."""
+"""Norms below this value are not drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureSettings(growth.DrawSettings):
-    """Settings of a point: one layer at one temperature; a seed draws the same for all of them."""
+    """Settings of a point: one layer at one temperature; equal seeds draw equal random numbers."""
 
     block: str
     """Name in `BLOCKS`."""
     temperature: float
-    """τ, which divides the scores; 1 is the usual 1/√K."""
+    """Temperature τ, which divides the scores; 1 is the usual 1/√K."""
     apart: float
-    """ε: 1 for tokens without anything in common, 0 for equal ones."""
+    """ε: 1 for tokens with nothing in common, 0 for equal tokens."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[TemperatureSettings]:
-    """Every temperature with tokens that differ, every likeness at the usual temperature."""
+    """List every temperature with ε = 1, and every ε at temperature 1."""
     size = _SIZES[scale]
     places = [(temperature, 1.0) for temperature in TEMPERATURES[scale]]
     places += [(1.0, apart) for apart in laws.APART if apart < 1]
@@ -74,7 +74,7 @@ def settings(scale: Scale, seeds: int | None) -> list[TemperatureSettings]:
 
 
 def measure(settings: TemperatureSettings) -> list[Row]:
-    """Exact norms of the diagonal blocks, entropy of the attention, likeness of the tokens."""
+    """Measure exact norms of the diagonal blocks, entropy of attention, and likeness of tokens."""
     draw = seed_of("temperature", settings.seed)
     model, batch = layer(settings, draw), addition_batch(settings.sums, seed=draw)
     names = ("block", "temperature", "apart", "seed")
@@ -97,7 +97,7 @@ def measure(settings: TemperatureSettings) -> list[Row]:
 
 
 def layer(settings: TemperatureSettings, draw: int) -> PreTrainedModel:
-    """One layer of a temperature, on tokens of unit size of which a part is common to all."""
+    """Build one layer with a temperature, on tokens of unit size that share a component."""
     norm, width = BLOCKS[settings.block], settings.width
     block = preset(
         "pre-ln",
@@ -120,7 +120,7 @@ def layer(settings: TemperatureSettings, draw: int) -> PreTrainedModel:
 
 
 def summarise(rows: Rows) -> Summary:
-    """Slopes and limits of every block, and the curves."""
+    """Summarise slopes and limits of every block, and plot the curves."""
     checks: list[Check] = []
     even: list[dict[str, object]] = []
     for block in BLOCKS:
@@ -180,7 +180,7 @@ _TAU = "temperature τ of the attention"
 
 
 def _places(curve: laws.Curve, floor: float = 0.0) -> list[shared.Place]:
-    """Means over the seeds at every place above 0 at which they are not below a floor."""
+    """Average over seeds at each positive point where the mean is at least `floor`."""
     places = sorted({place for each in curve.values() for place in each if place > 0})
     values = {place: list(laws.at(curve, place).values()) for place in places}
     return [one for one in shared.mean_places(values) if one[1] >= floor]

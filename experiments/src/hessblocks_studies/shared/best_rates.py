@@ -1,4 +1,4 @@
-"""Choose the best learning rate of a grid, and say whether a better one may lie beyond it."""
+"""Choose the best learning rate of a grid and tell whether the grid encloses it."""
 
 import math
 import statistics
@@ -9,10 +9,10 @@ from hessblocks.storage import Scalar
 from hessblocks_studies.engine import Check
 
 SLACK = 0.02
-"""Nats that one seed may end lower at another rate without that being the better one."""
+"""Nats by which another rate may be better without being chosen, if fewer seeds ran at it."""
 LONGER = "the best rate is not yet inside the grid, with all seeds, of"
-"""Behind the numbers where a block might train better at a rate that was not tried with every seed;
-it follows."""
+"""Note added to a check if a block's best rate lies at an end of the grid or was not run with all
+seeds; the block's name follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +20,23 @@ class Rate:
     """The best learning rate of a block."""
 
     best: float
-    """That of the lowest loss, averaged over the seeds that every rate was measured with; where
-    others have fewer seeds, a rate with all of them that is no more than `SLACK` above."""
+    """Rate with the lowest loss, averaged over the seeds of all rates. If some rates have fewer
+    seeds, a rate with all seeds is chosen whose loss is at most `SLACK` above the lowest."""
     settled: bool
-    """Whether its loss is finite, it was measured with as many seeds as any, and both it and the
-    rate of the lowest loss lie between two others."""
+    """Whether the loss is finite, the rate has all seeds, and both this rate and the rate of the
+    lowest loss lie inside the grid."""
     above_the_lowest: float = 0.0
-    """Nats by which the lowest mean lies below that of the best; at most `SLACK`."""
+    """Mean loss at the best rate minus the lowest mean loss, in nats; at most `SLACK`."""
 
 
 def best_rate(grid: Mapping[float, Mapping[Scalar, float]]) -> Rate:
-    """The best rate of one block.
+    """Choose the best rate of one block.
 
     Args:
         grid: {rate: {seed: last validation loss}}; diverged runs are infinite.
 
     Returns:
-        The rate, with what is known of its rivals.
+        The rate, and whether the grid encloses it.
     """
     common = set.intersection(*map(set, grid.values()))
     means = {
@@ -59,7 +59,7 @@ def best_rate(grid: Mapping[float, Mapping[Scalar, float]]) -> Rate:
 
 
 def at_best_rates(check: Check, rates: Mapping[str, Rate], *names: str) -> Check:
-    """Leave a check undecided where one of several rates tried is best, but not inside the grid."""
+    """Leave a check undecided if a block's best rate is not settled."""
     open_ended = [one for one in names if one in rates and not rates[one].settled]
     if not open_ended:
         return check

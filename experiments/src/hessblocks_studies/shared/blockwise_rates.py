@@ -1,7 +1,7 @@
 """Compute a learning rate for each parameter group, from its curvature or published multipliers.
 
-Letters: η_g rate of group g, n_g its entries, A_gg its own block of the curvature that the
-optimiser's step meets.
+Letters: η_g rate of group g, n_g number of its entries, A_gg diagonal block of group g in A, the
+curvature (preconditioned for Adam) that the optimiser's step sees.
 """
 
 import math
@@ -25,7 +25,7 @@ PUBLISHED = {
     "key": 8.0,
     "embedding": 10.0,
 }
-"""Multipliers of the base by role; roles that are not named keep the base."""
+"""Multipliers of the base rate by role; other roles have multiplier 1."""
 
 
 def blockwise_learning_rates(
@@ -36,47 +36,47 @@ def blockwise_learning_rates(
     rule: str = "measured",
     norms: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Make parameter groups for an optimiser of torch, each with its own learning rate.
+    """Make parameter groups for a torch optimiser, each with a separate learning rate.
 
-    `measured`: η_g = c / norms[g], with the one c for which the geometric mean of the rates over
-    all trainable entries, ∏ η_g^(n_g / n), is `base`. A step η_g on a quadratic is stable where η_g
-    λ_max(A_gg) is below a number of the optimiser (2 for gradient descent), and λ_max(A_gg) ≤
-    ‖A_gg‖_F: all groups get the same share of the rate that their own norm guarantees. A is H for
-    gradient descent, with momentum or without (`group_norms`); for Adam it is D^(-1/2) H D^(-1/2),
-    whose norms are those of `PreconditionedHessian`. Norms may also be largest eigenvalues
-    (`preconditioned_sharpness`), of which the bound is exact.
+    `measured`: η_g = c / norms[g]. c makes the geometric mean of the rates over all trainable
+    entries, ∏ η_g^(n_g / n), equal to `base`. A step η_g on a quadratic is stable if
+    η_g λ_max(A_gg) is below a number of the optimiser (2 for gradient descent). Since
+    λ_max(A_gg) ≤ ‖A_gg‖_F, each group gets the same fraction of the rate that its norm proves
+    stable. For gradient descent, with or without momentum, A is H (`group_norms`); for Adam it is
+    D^(-1/2) H D^(-1/2), with the norms of `PreconditionedHessian`. Norms may also be largest
+    eigenvalues (`preconditioned_sharpness`), for which the bound is exact.
 
     `published`: η_g = base · 1 (norm), 4 (value, projection), 6 (MLP), 8 (query, key),
     10 (embedding), tuned for AdamW on language models of 0.12 to 2 billion parameters; `base` is
-    the rate tuned for one rate for all. Gains, routers, an untied head and other roles are not in
-    that table and keep `base`, as the authors' scripts do with a head.
+    the best single rate of all groups. Gains, routers, an untied head and other roles are not in
+    that table and keep `base`, as the head does in the authors' scripts.
 
-    What this does not claim: that training is faster than with one tuned rate; anything of blocks
-    between two groups (with G groups and A positive semi-definite these can lower what is stable by
-    a factor of G at most); that curvature stays as it was measured, also over a step as long as a
-    block of tiny curvature allows (look at the rates first); or that noise of gradients, which
-    `norms` do not see, asks for the same rates.
+    Not claimed: that training is faster than with one tuned rate; stability despite blocks between
+    two groups (with G groups and A positive semi-definite they reduce the stable rate by a factor
+    of at most G); that curvature stays as measured, also over the long steps that tiny curvature
+    allows (look at the rates first); that the noise of gradients, which `norms` ignore, requires
+    the same rates.
 
     Args:
-        model: whose trainable parameters are moved.
-        groups: by name, which together hold each trainable entry once; those of `parameter_groups`
-            by default.
+        model: model whose trainable parameters are optimised.
+        groups: groups by name, which together contain each trainable entry once; by default those
+            of `parameter_groups`.
         base: learning rate, above 0.
         rule: `measured` or `published`.
-        norms: for `measured` alone: the curvature of each group above 0, as a number, an estimate
-            or what `group_norms` gives (its part `full`).
+        norms: only for `measured`: curvature of each group, above 0, as a number, an estimate or
+            the parts that `group_norms` returns (`full` is used).
 
     Returns:
         Dictionaries with `params`, `lr` and `name` in the order of `model.named_parameters()`, for
-        `torch.optim.AdamW(...)` or `Trainer(optimizer_cls_and_kwargs=(AdamW, {"params": ...}))`; a
-        tied tensor once. Weight decay is left to the caller, who may set it by name. A tensor with
-        entries of several groups (a fused weight of query, key and value) takes the smallest of
-        their rates; its group is named after all of them, joined by " + ".
+        `torch.optim.AdamW(...)` or `Trainer(optimizer_cls_and_kwargs=(AdamW, {"params": ...}))`.
+        They contain a tied tensor once. Weight decay is not set; callers may set it by name. A
+        tensor with entries of several groups (a fused query-key-value weight) gets the smallest of
+        their rates, and a group named after all of them, joined by " + ".
 
     Raises:
-        ArgumentError: an unknown rule, a base or norm that is no number above 0, norms that are
-            missing or not wanted, groups of another model, or that do not hold each trainable entry
-            once.
+        ArgumentError: unknown rule; a base or norm that is not a number above 0; norms that are
+            missing or not allowed; groups of another model, or groups that do not contain each
+            trainable entry once.
 
     Source: rule `published` and its authors' scripts: Wang et al. (2025), The sharpness disparity
         principle, arXiv 2502.19002; stability with a preconditioner: Cohen et al. (2022),
@@ -113,7 +113,7 @@ def blockwise_learning_rates(
 def _owners(
     groups: Mapping[str, curvature.ParameterGroup], named: Mapping[str, Tensor]
 ) -> dict[str, tuple[str, ...]]:
-    """Name the groups of each parameter; together they partition its entries."""
+    """Map each parameter to the names of its groups; check that groups partition all entries."""
     sizes = {name: parameter.numel() for name, parameter in named.items()}
     for name, group in groups.items():
         if (wrong := curvature.misfit(group, sizes)) is not None:
@@ -131,7 +131,7 @@ def _owners(
 
 
 def _number(given: Any, group: str) -> float:
-    """Read the norm of a group: a number, an estimate, or the parts that `group_norms` gives."""
+    """Read the norm of a group: a number, an estimate, or the parts that `group_norms` returns."""
     found: Any = given.get("full") if isinstance(given, Mapping) else given
     found = getattr(found, "value", found)
     advice = "; measure its part 'full', after some steps where it is 0 at first"

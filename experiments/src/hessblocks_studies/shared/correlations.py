@@ -1,4 +1,4 @@
-"""Spearman's rank correlation over dependent blocks, with a bootstrap interval."""
+"""Spearman's rank correlation over blocks of several families, with a bootstrap interval."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,36 +13,36 @@ from hessblocks_studies.engine import Check
 from hessblocks_studies.shared.pooled_errors import rounded
 
 DRAWS = 400
-"""Draws of a bootstrap; they give its standard error to about 4 %."""
+"""Bootstrap draws; the bootstrap's standard error is then known to about 4 %."""
 
 FEWEST = 5
-"""Families without which nothing is shown: a perfect order of four comes by chance in 8 % of
-cases."""
+"""Smallest number of families with an interval: with four, a perfect order has a probability of
+8 % by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Correlation:
-    """Spearman's coefficient over blocks, with its interval."""
+    """Spearman's rank correlation over blocks, with its interval."""
 
     value: float
-    """ρ, from −1 to 1, of the means over seeds; nan where all of one side are equal."""
+    """ρ of the means over seeds, from −1 to 1; nan if all values of x or of y are equal."""
     low: float
     """Lower end of the 95 % interval."""
     high: float
-    """Upper end."""
+    """Upper end of the 95 % interval."""
     blocks: int
     """Number of blocks."""
     families: int
-    """Number of families; those are independent of each other."""
+    """Number of families of blocks; families are independent of each other."""
     p_value: float | None = None
-    """Two-sided, of no correlation; None where it is not known."""
+    """Two-sided p-value of no correlation; None if unknown."""
 
     def agrees(self) -> bool | None:
-        """Whether it is clearly positive; None where its interval holds 0 or is not known."""
+        """Whether ρ is positive; None if the interval contains 0 or is unknown."""
         return self.value > 0 if self.low > 0 or self.high < 0 else None
 
     def __str__(self) -> str:
-        """For tables."""
+        """Format the correlation for tables."""
         among = "" if self.families == self.blocks else f" of {self.families} families"
         return (
             f"Spearman's ρ = {self.value:+.2f} [{self.low:+.2f}, {self.high:+.2f}], {self.blocks} "
@@ -55,24 +55,24 @@ def correlation(
     y: Mapping[str, Mapping[Any, float]],
     families: Mapping[str, str] | None = None,
 ) -> Correlation | None:
-    """Spearman's rank correlation over blocks, with an interval that knows which blocks are akin.
+    """Compute Spearman's rank correlation over blocks; related blocks form families.
 
-    A bootstrap draws whole families with replacement, and seeds, the same for all blocks, since
-    equal seeds see equal data, and for both sides. z = artanh ρ has about a normal distribution;
-    the interval is z ± t s, with s the standard deviation of z over the draws and t of Student for
-    one degree less than there are families. |ρ| counts as 1 − 1/n² at most, n blocks. Its coverage
-    is looked at in the tests: of 5 blocks, and of 16 in 6 families, it holds the truth in 95 % of
-    cases or more, where a bootstrap over these 16 as if they were independent does in 90 %.
+    The bootstrap draws whole families with replacement, and seeds: the same seeds for x, y and all
+    blocks, since equal seeds see equal data. z = artanh ρ is approximately normal. The interval is
+    z ± t s, with s the standard deviation of z over the draws and t the quantile of Student's t
+    with one degree of freedom less than families. |ρ| is clipped to 1 − 1/n² for n blocks. The
+    tests measure the coverage: at least 95 % for 5 blocks and for 16 blocks in 6 families; a
+    bootstrap that treats these 16 as independent covers 90 %.
 
     Args:
         x: block → {seed: value}.
-        y: the same, infinite where a run diverged, which ranks last; blocks and seeds that both
-            have are taken.
-        families: block → its family; None where no two are akin.
+        y: the same, infinite if a run diverged (ranked last); only blocks and seeds in both x and y
+            are used.
+        families: block → its family; None if no two blocks are related.
 
     Returns:
-        The coefficient and its interval, from −1 to 1 where there are too few families to tell;
-        None where fewer than three blocks are known.
+        The correlation and its interval, −1 to 1 if there are too few families; None with fewer
+        than three blocks.
     """
     seeds = {block: sorted(x[block].keys() & y[block].keys(), key=str) for block in x if block in y}
     seeds = {block: own for block, own in seeds.items() if own}
@@ -87,7 +87,7 @@ def correlation(
     there = np.arange(counts.max()) < counts[:, None]
 
     def spearman(blocks: NDArray[np.int64], columns: NDArray[np.int64]) -> float:
-        """Of some blocks, with some of their seeds."""
+        """Compute ρ of chosen blocks with chosen seeds."""
         kept = np.where(there[blocks][..., None], pairs[blocks[:, None], columns], 0.0)
         return _spearman(kept.sum(axis=1) / counts[blocks][:, None])
 
@@ -133,18 +133,18 @@ def correlation_check(
     told: Mapping[str, Sequence[str]],
     families: Mapping[str, str] | None = None,
 ) -> Check:
-    """A fact that holds where two values rise together over the blocks, and fails where one falls.
+    """Judge whether two values increase together over blocks; false if one decreases.
 
     Args:
         x: block → {seed: value}.
-        y: the same, infinite where a run diverged.
-        fact: in a sentence.
-        expected: its direction.
-        told: what befell blocks or runs → which ones; added after the coefficient.
-        families: block → its family; None where no two are akin.
+        y: the same, infinite if a run diverged.
+        fact: the fact, as a sentence.
+        expected: the expected direction.
+        told: note → affected blocks or runs; the notes follow the coefficient.
+        families: block → its family; None if no two blocks are related.
 
     Returns:
-        The fact; undecided where the interval holds 0, and where fewer than three blocks are known.
+        The check; undecided if the interval contains 0 or there are fewer than three blocks.
     """
     found = correlation(x, y, families)
     notes = [f"{what}: {' / '.join(which)}" for what, which in told.items() if which]
@@ -154,7 +154,7 @@ def correlation_check(
 
 
 def _spearman(pairs: NDArray[np.float64]) -> float:
-    """Of (x, y) rows; nan where one side does not vary."""
+    """Compute ρ of rows (x, y); nan if x or y is constant."""
     one, other = (ranks - ranks.mean() for ranks in stats.rankdata(pairs.T, axis=1))
     size = math.sqrt((one @ one) * (other @ other))
     return float(one @ other) / size if size else math.nan

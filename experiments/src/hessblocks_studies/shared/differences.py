@@ -22,37 +22,37 @@ from hessblocks_studies.shared.pooled_errors import (
 )
 
 FEWEST_SEEDS = 3
-"""With which a sequential rule begins."""
+"""Number of seeds with which a sequential rule starts."""
 UNDECIDED = "undecided, as its control is"
-"""Behind the numbers of a verdict whose control's seeds do not decide."""
+"""Note added to a check whose control is undecided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A mean over seeds."""
+    """Mean difference over seeds, with its error."""
 
     mean: float
-    """Over seeds."""
+    """Mean over seeds."""
     error: float
-    """Its standard error."""
+    """Standard error of the mean."""
     seeds: int
     """Number of seeds; 0 if there is nothing to compare."""
     freedom: float = 0.0
-    """Degrees of freedom of the error; 0 for one less than there are seeds."""
+    """Degrees of freedom of the error; 0 means the number of seeds minus one."""
     own: bool = False
-    """Whether its error is that of its own runs, since no one variance fits all blocks."""
+    """Whether the error comes from these runs alone, since the blocks have different variances."""
     common: float = 0.0
-    """Standard error of what all seeds have in common, such as a clock."""
+    """Standard error that all seeds share, such as that of a clock."""
     common_freedom: float = math.inf
-    """Degrees of freedom of that; of 0 nothing is decided."""
+    """Degrees of freedom of `common`; with 0 nothing is decided."""
     diverged: int = 0
-    """Seeds of which one run diverged; the mean is then infinite."""
+    """Number of seeds with one diverged run; the mean is then infinite."""
     who: str = ""
-    """Block whose runs diverged."""
+    """Block with the diverged runs."""
 
     @property
     def whole(self) -> float:
-        """The standard error of the mean, with what is common."""
+        """Standard error of the mean, including `common`."""
         return math.hypot(self.error, self.common)
 
     @property
@@ -64,27 +64,27 @@ class Difference:
 
     @property
     def known(self) -> bool:
-        """Whether seeds are enough and agree on what diverged."""
+        """Whether there are at least two seeds, and all or none diverged."""
         return self.seeds > 1 and self.common_freedom > 0 and self.diverged in (0, self.seeds)
 
     def reach(self, times: float = 1.0) -> float:
-        """Half the width of the 95 % interval of the mean, so many times."""
+        """Compute `times` half the width of the 95 % interval of the mean."""
         return times * float(special.stdtrit(self.whole_freedom, 1 - LEVEL / 2)) * self.whole
 
     def of_one_seed(self) -> float:
-        """Half the width of the interval that holds the difference of one new seed in 95 %."""
+        """Compute half the width of the 95 % prediction interval for one new seed."""
         return self.reach(math.sqrt(self.seeds + 1))
 
     def p_value(self, *limits: float) -> float | None:
-        """The two-sided chance of a mean as far from the nearest limit, if the truth were there.
+        """Compute the two-sided p-value of the hypothesis that the mean is at the nearest limit.
 
-        Runs that diverge decide where they do so for every seed.
+        If the runs of every seed diverge, the p-value is 0.
 
         Args:
-            *limits: on either side of which a verdict is another.
+            *limits: values at which the verdict changes.
 
         Returns:
-            The chance; None where seeds are too few or disagree.
+            The p-value; None if seeds are too few or disagree on divergence.
         """
         if not self.known:
             return None
@@ -94,19 +94,19 @@ class Difference:
         return rounded(2 * float(special.stdtr(self.whole_freedom, -far / self.whole)))
 
     def above(self, limit: float) -> bool | None:
-        """Test whether it is above a limit; None where seeds are too few or disagree (95 %, t).
+        """Test whether the mean is above a limit (Student's t test at 95 %).
 
         Returns:
-            The decision at 95 %.
+            The decision; None if undecided.
         """
         p_value = self.p_value(limit)
         return None if p_value is None or p_value > LEVEL else self.mean > limit
 
     def within(self, limit: float, around: float = 0.0) -> bool | None:
-        """Test whether it is at most so far from a value; None where seeds are too few or disagree.
+        """Test whether the mean is at most `limit` away from `around` (95 % on each side).
 
         Returns:
-            The decision at 95 % on each side.
+            The decision; None if undecided.
         """
         p_value = self.p_value(around - limit, around + limit)
         if p_value is None or p_value > LEVEL:
@@ -114,12 +114,12 @@ class Difference:
         return abs(self.mean - around) < limit
 
     def times(self, factor: float) -> Difference:
-        """The same in a unit so many times smaller."""
+        """Multiply mean and errors by a factor, such as for another unit."""
         scaled = {name: factor * getattr(self, name) for name in ("mean", "error", "common")}
         return replace(self, **scaled)
 
     def text(self, unit: str = "nats", digits: int = 3, *, signed: bool = True) -> str:
-        """Mean, error and seeds in words; a mean above 0 has a plus where it is `signed`."""
+        """Format mean, error, interval and seeds; if `signed`, positive numbers have a plus."""
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
         if not self.seeds:
@@ -136,17 +136,17 @@ class Difference:
     def judged(
         self, fact: str, expected: str, *, limit: float = 0.0, above: bool = True, **shown: Any
     ) -> Check:
-        """A fact that holds where the mean is above a limit, or where it is not.
+        """Judge a fact that holds if the mean is above a limit, or if it is not above.
 
         Args:
-            fact: in a sentence.
-            expected: its number or direction.
-            limit: in the unit of the mean.
-            above: whether the fact says "above the limit".
+            fact: the fact, as a sentence.
+            expected: the expected number or direction.
+            limit: limit in the unit of the mean.
+            above: whether the fact claims "above the limit".
             **shown: unit, digits and signed of `text`.
 
         Returns:
-            The fact beside the mean; undecided where seeds are too few or disagree.
+            The check; undecided if the test is, or seeds are too few or disagree.
         """
         verdict = self.above(limit)
         holds = None if verdict is None else verdict == above
@@ -156,17 +156,17 @@ class Difference:
     def matches(
         self, fact: str, expected: str, *, limit: float, around: float = 0.0, **shown: Any
     ) -> Check:
-        """Judge a fact that holds where the mean is at most so far from a value, above or below.
+        """Judge a fact that holds if the mean is at most `limit` away from a value.
 
         Args:
-            fact: in a sentence.
+            fact: the fact, as a sentence.
             expected: the value and its tolerance in words, with the published number.
             limit: the tolerance.
             around: the value.
             **shown: unit, digits and signed of `text`.
 
         Returns:
-            The fact beside the mean; undecided where seeds are too few or disagree.
+            The check; undecided if the test is, or seeds are too few or disagree.
         """
         ours, p_value = self.text(**shown), self.p_value(around - limit, around + limit)
         holds = self.within(limit, around)
@@ -174,7 +174,7 @@ class Difference:
 
 
 def welch(*parts: tuple[float, float]) -> float:
-    """Degrees of freedom of a sum, by Welch and Satterthwaite.
+    """Compute the degrees of freedom of a sum by the Welch-Satterthwaite equation.
 
     Args:
         *parts: standard error and degrees of freedom of each independent part.
@@ -189,20 +189,20 @@ def welch(*parts: tuple[float, float]) -> float:
 def difference(
     values: Values, first: str, second: str, residual: Residual | None = None
 ) -> Difference:
-    """Value of `first` minus that of `second`, over common seeds.
+    """Compute the value of `first` minus that of `second`, over common seeds.
 
-    Its error is that of one run of the study, √(2 / seeds) times, where one variance fits all
-    blocks; else Welch's, of both blocks alone. Beside what has the same value with every seed, as
-    the bigram table has, it is that of the other block.
+    If the blocks have one common variance, the standard error is √(2 / seeds) times the standard
+    deviation of one run; otherwise Welch's error of the two blocks. If one block has the same value
+    for all seeds, as the bigram table has, the error is that of the other block.
 
     Args:
-        values: values of each block and seed; infinite where a run diverged.
+        values: values of each block and seed; infinite if a run diverged.
         first: name of a block.
         second: name of another.
-        residual: of more runs than `values` has; None for theirs.
+        residual: standard deviation of one run, from more runs than `values`; None: from `values`.
 
     Returns:
-        The difference; of no seeds where there is no common one, or runs of both diverged.
+        The difference; 0 seeds if there is no common seed or runs of both blocks diverged.
     """
     common = sorted(set(values.get(first, {})) & set(values.get(second, {})), key=str)
     gaps = [values[first][seed] - values[second][seed] for seed in common]
@@ -230,10 +230,10 @@ def difference(
 
 
 def apart(one: Difference, other: Difference) -> Difference:
-    """Subtract a difference of other runs, with other errors.
+    """Subtract two differences that come from independent runs.
 
     Returns:
-        The difference of differences, over the fewer seeds.
+        The difference of both, with the smaller number of seeds.
     """
     mean, seeds = one.mean - other.mean, min(one.seeds, other.seeds)
     if one.diverged or other.diverged:
@@ -251,29 +251,29 @@ def apart(one: Difference, other: Difference) -> Difference:
 
 
 def over_seeds(values: Mapping[Scalar, float]) -> Difference:
-    """The mean over seeds of one block's own values, to be held against a limit.
+    """Average the values of one block over seeds, for comparison with a limit.
 
     Args:
         values: {seed: value}, all finite.
 
     Returns:
-        The mean; of no seeds where there is none.
+        The mean; 0 seeds if there are no values.
     """
     mean, error = mean_and_error(list(values.values())) if values else (math.nan, math.nan)
     return Difference(mean=mean, error=error, seeds=len(values))
 
 
 def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float]:
-    """The exponent b of y ∝ x^b, by least squares on logarithms, seed by seed.
+    """Fit the exponent b of y ∝ x^b by least squares on logarithms, seed by seed.
 
-    What a seed's measurements share shifts its curve and leaves its slope alone, so that the seeds'
-    slopes tell the error where the same draw is measured at every x.
+    An effect that a seed has at every x shifts its curve and does not change its slope. The slopes
+    of the seeds thus show the error if each seed measures the same draw at every x.
 
     Args:
-        curves: seed → {x: y}, both positive; a y of 0 is left out.
+        curves: seed → {x: y}, both positive; points with y = 0 are left out.
 
     Returns:
-        Seed → slope, of those with two places or more.
+        Seed → slope, for seeds with at least two points.
     """
     found = {}
     for seed, curve in curves.items():
@@ -284,21 +284,21 @@ def slopes(curves: Mapping[Scalar, Mapping[float, float]]) -> dict[Scalar, float
 
 
 def gaps(above: Mapping[Scalar, float], below: Mapping[Scalar, float]) -> dict[Scalar, float]:
-    """{seed: how far the first value is above the second}, of the seeds that have both."""
+    """Subtract `below` from `above`, for the seeds that both have."""
     return {seed: value - below[seed] for seed, value in above.items() if seed in below}
 
 
 def line(places: Sequence[tuple[float, Difference]]) -> Difference:
-    """The change of differences over a factor of ten, by least squares on log10 of their places.
+    """Fit the change of differences per factor of ten of x, by least squares on log10 x.
 
-    With c_i = (x_i − x̄) / Σ (x_j − x̄)² it is Σ c_i y_i. The differences are of different runs;
-    where one error is pooled over all of them, its degrees of freedom are the slope's.
+    The slope is Σ c_i y_i with c_i = (x_i − x̄) / Σ (x_j − x̄)². The differences come from
+    different runs. If their errors are one pooled error, the slope has its degrees of freedom.
 
     Args:
-        places: abscissa above 0 and difference.
+        places: pairs of x, above 0, and difference.
 
     Returns:
-        The slope; of no seeds where fewer than three differences are known.
+        The slope; 0 seeds if fewer than three differences are known.
     """
     known = [(math.log10(x), one) for x, one in places if one.known and not one.diverged]
     if len(known) < 3:
@@ -321,21 +321,21 @@ def line(places: Sequence[tuple[float, Difference]]) -> Difference:
 
 
 MOST_SEEDS = 8
-"""At which a sequential rule ends, decided or not."""
+"""Number of seeds at which a sequential rule ends."""
 EARLY = 0.02
-"""p-value at which it ends before: looked at after every seed from the third to the eighth, one of
-0.05 would be wrong too often."""
+"""p-value at which a sequential rule ends earlier. The test is repeated after every seed from the
+third to the eighth; with 0.05 it would be wrong too often."""
 
 
 def undecided(found: Sequence[Difference], limit: float) -> bool:
-    """Tell whether one more seed is due: an interval is neither inside the tolerance nor outside.
+    """Tell whether a sequential rule needs one more seed.
 
     Args:
-        found: the differences that verdicts are about.
-        limit: the tolerance, to both sides.
+        found: differences that the verdicts use.
+        limit: tolerance ±limit.
 
     Returns:
-        True where one of them is open and has fewer than `MOST_SEEDS` seeds, and all have three.
+        True if all have three seeds, and one that has fewer than `MOST_SEEDS` is not decided.
     """
     if not found or any(one.seeds < FEWEST_SEEDS or not one.known for one in found):
         return False
@@ -344,15 +344,15 @@ def undecided(found: Sequence[Difference], limit: float) -> bool:
 
 
 def judged_by(control: Check, check: Check, void: str) -> Check:
-    """Leave a check undecided where its control fails or a best rate is not inside its grid.
+    """Leave a check undecided if its control does not hold.
 
     Args:
-        control: without which the check says nothing.
-        check: a fact.
-        void: what is said where the control fails.
+        control: check that must hold for `check` to count.
+        check: check of a fact.
+        void: note if the control fails.
 
     Returns:
-        The check, or one that holds neither way.
+        The check, or an undecided copy.
     """
     if control.holds:
         return check

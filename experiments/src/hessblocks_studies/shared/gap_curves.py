@@ -1,4 +1,4 @@
-"""Plot how far blocks are above a base along the runs."""
+"""Plot differences of validation loss to a base block along training."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,16 +9,16 @@ from hessblocks_studies.shared.trained_summary import CLOSE, Runs, late
 
 
 def gap_panel(runs: Runs, blocks: Sequence[str], base: str, title: str) -> Panel:
-    """Plot blocks above a base along the runs, seed by seed; thin lines are the bounds of a match.
+    """Plot the loss of blocks minus that of a base against steps; thin lines mark ±`CLOSE`.
 
     Args:
-        runs: runs of all of them.
-        blocks: that are drawn, as far as they have a seed in common with the base.
-        base: what they are above.
-        title: title of the panel, before the name of the base.
+        runs: runs of blocks and base.
+        blocks: blocks to draw; those without a common seed with the base are left out.
+        base: block whose loss is subtracted, seed by seed.
+        title: title of the panel; the base's name is appended.
 
     Returns:
-        The panel; without series where nothing is measured.
+        The panel; without series if nothing is measured.
     """
     curves = {}
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Make rows, and gather them over seeds: means, curves, panels, summaries."""
+"""Make rows of measurements and aggregate them over seeds: means, curves, panels, summaries."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,17 +13,17 @@ from hessblocks_studies.shared.pooled_errors import LEVEL
 
 R = TypeVar("R", bound=Mapping[str, Any])
 Place = tuple[float, float, float]
-"""Abscissa, ordinate and its standard error."""
+"""(x, y, standard error of y)."""
 
 
 def measured(quantity: str, value: Scalar, method: str = "measured", /, **place: Scalar) -> Row:
-    """A row of one quantity.
+    """Make the row of one quantity.
 
     Args:
-        quantity: its name.
-        value: value of it; None where there is none.
+        quantity: name of the quantity.
+        value: value of the quantity; None if there is none.
         method: measured, counted, exact or estimate.
-        **place: what it belongs to, and its standard error where it has one.
+        **place: further columns, such as step or group, and the standard error if known.
 
     Returns:
         The row.
@@ -32,10 +32,10 @@ def measured(quantity: str, value: Scalar, method: str = "measured", /, **place:
 
 
 def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
-    """(step, validation loss) of a line; the loss is None where training diverged.
+    """Read (step, validation loss) from a log line; the loss is None if training diverged.
 
     Returns:
-        None for a training loss.
+        The pair; None for a training loss.
     """
     if line["split"] == "train" and "diverged" not in line:
         return None
@@ -44,7 +44,7 @@ def validation_loss(line: Mapping[str, Any]) -> tuple[int, float | None] | None:
 
 
 def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any, ...], Rows]:
-    """The rows that agree in some columns, in the order of the rows."""
+    """Group rows that have equal values in the given columns; the order of rows is preserved."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row[name] for name in columns), []).append(row)
@@ -54,7 +54,7 @@ def grouped(rows: Iterable[Mapping[str, Any]], *columns: str) -> dict[tuple[Any,
 def gathered(
     rows: Iterable[Mapping[str, Any]], *columns: str
 ) -> dict[tuple[Any, ...], list[float]]:
-    """The values of rows that agree in some columns, both in the order of the rows."""
+    """Group the values of rows by columns; the order of rows is preserved."""
     groups = grouped(rows, *columns).items()
     return {key: [float(row["value"]) for row in members] for key, members in groups}
 
@@ -62,16 +62,16 @@ def gathered(
 def nested(
     rows: Iterable[Mapping[str, Any]], *keys: str | tuple[str, ...], value: str = "value"
 ) -> dict[Any, Any]:
-    """The values of rows, a mapping in a mapping for each key.
+    """Nest the values of rows in dictionaries, one level per key.
 
     Args:
-        rows: where they stand.
-        keys: columns, the outermost first; of several columns together, a tuple.
-        value: the column of the values.
+        rows: rows of measurements.
+        keys: columns, the outermost first; a tuple combines several columns in one key.
+        value: column with the values.
 
     Returns:
-        {first key: {second key: … value}}, in the order of the rows; of equal places the last
-        counts.
+        {first key: {second key: … value}}, in the order of the rows; of rows with equal keys the
+        last one counts.
     """
     found: dict[Any, Any] = {}
     for row in rows:
@@ -84,19 +84,19 @@ def nested(
 
 
 def of_quantity(rows: Iterable[R], *quantities: str) -> list[R]:
-    """The rows of some quantities."""
+    """Select the rows of some quantities."""
     return [row for row in rows if row["quantity"] in quantities]
 
 
 def mean_table(
     values: Mapping[tuple[Any, ...], Sequence[float]], *columns: str, value: str = "value"
 ) -> list[dict[str, Any]]:
-    """A row with mean and standard error for each of `gathered` values.
+    """Make a table with mean and standard error of each group of `gathered` values.
 
     Args:
-        values: by what they belong to.
-        columns: names of what they belong to.
-        value: name of the mean.
+        values: key of the group → values.
+        columns: column names for the parts of the key.
+        value: column name of the mean.
 
     Returns:
         The rows of the table.
@@ -110,20 +110,20 @@ def mean_table(
 
 
 def mean_places(values: Mapping[float, Sequence[float]]) -> list[Place]:
-    """(x, mean, standard error) of the values at each x, in their order."""
+    """Compute (x, mean, standard error) of the values at each x; the order is preserved."""
     return [(x, *mean_and_error(each)) for x, each in values.items()]
 
 
 def curve(name: str, places: Sequence[Place], **style: Any) -> Series:
-    """A series through places.
+    """Make a series that passes through points.
 
     Args:
-        name: in the legend.
-        places: where it passes; none for a series that is only named.
-        **style: line and published of the `Series`.
+        name: name in the legend.
+        places: points of the series; none for a series that only appears in the legend.
+        **style: fields line and published of the `Series`.
 
     Returns:
-        The series, with the errors as bars.
+        The series, with standard errors as error bars.
     """
     x, y, error = (tuple(place[part] for place in places) for part in range(3))
     return Series(name=name, x=x, y=y, error=error, **style)
@@ -139,19 +139,19 @@ def panel(
     line: bool = True,
     empty: bool = False,
 ) -> Panel:
-    """A panel of curves.
+    """Make a panel of curves.
 
     Args:
         title: title of the panel.
         x_label: label of the abscissa.
         y_label: label of the ordinate.
-        curves: name in the legend → places.
-        log: which axes are logarithmic, of "xy".
-        line: whether points are joined.
-        empty: whether curves that have no place stay, by their names.
+        curves: name in the legend → points.
+        log: logarithmic axes: "x", "y", "xy" or none.
+        line: whether lines connect the points.
+        empty: whether the legend includes curves without points.
 
     Returns:
-        The panel, its curves in their order.
+        The panel with the curves in the given order.
     """
     return Panel(
         title=title,
@@ -178,8 +178,8 @@ def summary(
         title: title of the figure.
         caption: caption of the figure.
         panels: panels of the figure.
-        checks: facts.
-        **tables: numbers worth keeping, by name.
+        checks: checks of facts.
+        **tables: tables of numbers by name.
 
     Returns:
         The summary.
@@ -189,17 +189,17 @@ def summary(
 
 
 def allowed_for(checks: Sequence[Check]) -> list[Check]:
-    """Leave verdicts undecided that their number could bring by chance (Holm 1979).
+    """Leave verdicts undecided that multiple testing does not allow (Holm 1979).
 
-    Of m facts that are tested, that of the k-th smallest p-value counts where it and all smaller
-    ones are at most 0.05 / (m − k + 1): a wrong one is then among all of them in 5 % of cases at
-    most. Facts that are void are not tested.
+    Of m tested facts, the fact with the k-th smallest p-value counts if it and all smaller ones are
+    at most 0.05 / (m − k + 1). The probability of any wrong verdict is then at most 5 %. Void facts
+    are not tested.
 
     Args:
-        checks: of one study.
+        checks: checks of one study.
 
     Returns:
-        The same, in their order.
+        The checks, in the same order.
     """
     tested = sorted(
         (check.p_value, place) for place, check in enumerate(checks) if check.p_value is not None

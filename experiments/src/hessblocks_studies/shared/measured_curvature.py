@@ -1,4 +1,4 @@
-"""Measure Hessian norms of a model in training, and how uneven they are."""
+"""Measure Hessian norms of a model during training, and their unevenness over groups."""
 
 import math
 import warnings
@@ -21,14 +21,14 @@ SETS: dict[str, tuple[str, ...]] = {
     COMMON_MATRICES: ("query", "mlp_in", "mlp_out"),
     ALL_GROUPS: (),
 }
-"""Set of matrices over which unevenness is computed → roles of its groups, none for any role. A
-block must not look even because it has fewer matrices. Keys are not among the common ones, since
-their curvature is 0 where queries are 0."""
+"""Set of groups over which unevenness is computed → roles of the groups; none means all roles. The
+common matrices are in every block, so that fewer matrices do not make a block look more even. They
+exclude keys, whose curvature is 0 if queries are 0."""
 HETEROGENEITY = "heterogeneity"
-"""Largest over smallest norm of H over a set of groups of all layers, zeros left out."""
+"""Largest over smallest nonzero norm of H, over a set of groups of all layers."""
 SPREAD = "spread"
-"""Standard deviation of log10 of the same norms, in decades, without what the estimates' own errors
-add."""
+"""Standard deviation of log10 of the same norms, in decades, corrected for the variance of the
+estimates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class Probe:
     """Settings of a curvature measurement."""
 
     sequences: int
-    """Held-out windows."""
+    """Number of held-out windows."""
     tokens: int
-    """Tokens of each."""
+    """Tokens per window."""
     probes: int
-    """Random vectors per group."""
+    """Number of random vectors per group."""
 
 
 PROBES: dict[Scale, Probe] = {
@@ -51,7 +51,7 @@ PROBES: dict[Scale, Probe] = {
 
 
 def by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
-    """The groups of each role, those of all layers as one."""
+    """Merge the groups of each role over all layers."""
     roles: dict[str, list[curvature.ParameterGroup]] = {}
     for group in curvature.parameter_groups(model).values():
         roles.setdefault(group.role, []).append(group)
@@ -59,13 +59,13 @@ def by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
 
 
 def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
-    """Draw windows of the training text, the same at all steps, as a preconditioner knows it.
+    """Draw fixed windows of the training text, for the gradients of a preconditioner.
 
     Args:
-        corpus: whose text it is.
-        sequences: how many.
-        tokens: tokens of each.
-        seed: that they are drawn with.
+        corpus: corpus with the training split.
+        sequences: number of windows.
+        tokens: tokens per window.
+        seed: seed of the draw.
 
     Returns:
         {"input_ids", "labels"}, each (sequences, tokens).
@@ -83,18 +83,18 @@ def curvature_rows(
     without: Collection[str] = (),
     parts: Sequence[curvature.Part] = curvature.PARTS,
 ) -> list[Row]:
-    """Norms of every group and part, and heterogeneity and spread of each of `SETS`.
+    """Measure the norms of every group and part, and heterogeneity and spread of each of `SETS`.
 
     Args:
-        model: a causal language model, put into evaluation mode.
-        corpus: where the held-out batch comes from.
-        probe: sizes.
+        model: a causal language model; it is set to evaluation mode.
+        corpus: corpus of the held-out batch.
+        probe: sizes of the measurement.
         seed: seed of batch and probes, so that the spread over seeds includes their noise.
-        without: roles that unevenness leaves out.
-        parts: parts whose unevenness is computed, `full` among them.
+        without: roles that are excluded from the unevenness.
+        parts: parts whose norms are measured, including `full`.
 
     Returns:
-        The rows, without study, variant and seed; those of a set bear its name as their group.
+        The rows, without study, variant and seed; rows of a set have its name as their group.
     """
     batch = corpus.curvature_batch(probe.sequences, probe.tokens, seed)
     problem = curvature.Problem(model.eval(), batch, loss="causal-lm")
@@ -114,15 +114,15 @@ def unevenness_rows(
     norms: Mapping[str, Estimate],
     without: Collection[str] = (),
 ) -> list[Row]:
-    """Heterogeneity and spread of each of `SETS`.
+    """Compute heterogeneity and spread of each of `SETS`.
 
     Args:
         groups: groups of the model, by name.
-        norms: norms of each.
-        without: roles that are left out.
+        norms: norm of each group.
+        without: roles that are excluded.
 
     Returns:
-        The rows, without study, variant and seed; those of a set bear its name as their group.
+        The rows, without study, variant and seed; rows of a set have its name as their group.
     """
     rows = []
     for name, roles in SETS.items():
@@ -136,7 +136,7 @@ def unevenness_rows(
 
 
 def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
-    """Heterogeneity, its error a fourth of the 95 % interval's width, and spread."""
+    """Compute heterogeneity (error: a quarter of the 95 % interval's width) and spread."""
     known = {one: (norm.value, norm.standard_error) for one, norm in norms.items()}
     found = ends(known)
     if found is None or sum(value > 0 for value, _ in known.values()) < 2:
@@ -149,18 +149,17 @@ def _unevenness(name: str, norms: Mapping[str, Estimate]) -> list[Row]:
 
 
 def spread(norms: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """Standard deviation of log10 of some norms, and the error that it has by those of the norms.
+    """Compute the standard deviation of log10 of norms, and its error due to the norms' errors.
 
-    With x_i = t_i + noise of variance e_i² the sample variance of the x_i is that of the t_i and
-    the mean of e_i² on average; the latter is taken off. To first order its own variance by the
-    noise is Σ (2 (x_i − x̄) / (n − 1))² e_i².
+    With x_i = t_i + noise of variance e_i², the expected sample variance of the x_i is that of the
+    t_i plus the mean of e_i², which is subtracted. To first order the noise gives it the variance
+    Σ (2 (x_i − x̄) / (n − 1))² e_i².
 
     Args:
-        norms: name → norm and its standard error; norms of 0 are left out, at least two must be
-            above.
+        norms: name → (norm, standard error); norms of 0 are left out, at least two must be above 0.
 
     Returns:
-        The spread in decades, 0 where the noise explains all of it, and its standard error.
+        The spread in decades, 0 if noise explains all of it, and its standard error.
     """
     positive = [(value, error) for value, error in norms.values() if value > 0]
     logs = [math.log10(value) for value, _ in positive]

@@ -1,7 +1,7 @@
-"""One error for all runs of a table of blocks × seeds: its residual standard deviation.
+"""Estimate the standard deviation of one run from all residuals of a table of blocks × seeds.
 
-Letters: y_bs value of block b with seed s, of B blocks and S seeds; r_bs what is left of it beside
-the mean of its block, or beside those of its block and of its seed.
+Letters: y_bs value of block b with seed s, B blocks, S seeds; r_bs residual of y_bs after the block
+means are subtracted, or the means of blocks and of seeds.
 """
 
 import math
@@ -14,56 +14,56 @@ from scipy import stats
 from hessblocks.storage import Scalar
 
 LEVEL = 0.05
-"""Chance with which a true null is called wrong."""
+"""Significance level: probability of a decision against a true null hypothesis."""
 Values = Mapping[str, Mapping[Scalar, float]]
 """Block or variant → {seed: value}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """The standard deviation of one run."""
+    """Standard deviation of one run."""
 
     deviation: float
-    """In the unit of the values: s² = Σ r_bs² / ((B − 1) (S − 1)), or that without the means of
-    seeds, Σ r_bs² / (B (S − 1)), where it is larger."""
+    """Standard deviation in the unit of the values: s² = Σ r_bs² / ((B − 1) (S − 1)) or, if larger,
+    s² = Σ r_bs² / (B (S − 1)) with residuals from the block means alone."""
     freedom: int
-    """Its degrees of freedom, (B − 1) (S − 1), the fewer of both."""
+    """Degrees of freedom, (B − 1) (S − 1), the smaller of the two estimates' numbers."""
     p_value: float
-    """Of Bartlett's test that the residuals of all blocks have one variance; 1 of two blocks, whose
-    residuals are each other's opposite."""
+    """p-value of Bartlett's test that all blocks have the same variance; 1 for two blocks, whose
+    residuals differ only in sign."""
 
     @property
     def fits(self) -> bool:
-        """Whether one variance fits."""
+        """Whether the blocks are consistent with one common variance."""
         return self.p_value >= LEVEL
 
     def of_gaps(self) -> Self:
-        """That of differences of two runs of one seed."""
+        """Convert to the standard deviation of the difference of two runs with one seed."""
         return replace(self, deviation=math.sqrt(2) * self.deviation)
 
 
 def rounded(p_value: float) -> float:
-    """To four digits, which are the same on every machine."""
+    """Round to four significant digits, which are the same on every machine."""
     return float(f"{p_value:.4g}")
 
 
 def pooled_error(values: Values) -> Residual | None:
-    """Pool the residuals of all blocks, each group of blocks with the same seeds by itself.
+    """Pool the residuals of blocks; blocks with different sets of seeds are centred separately.
 
-    What equal seeds have in common helps a comparison only as far as few seeds can show that they
-    have it: of more than two blocks the larger of both residuals counts. Of two, it is the error of
-    their paired differences.
+    Seeds have an effect that all blocks share, but few seeds estimate it poorly. With more than two
+    blocks the larger of both residual variances is therefore used; with two blocks, the variance
+    of their paired differences.
 
-    Blocks that diverged, have one seed, or the same value with every seed, tell nothing and are
-    left out. Brown and Forsythe's test would not do: of three seeds one residual beside the median
-    is always 0, and it rejects nothing (0 of 1,500 draws in which one of eight blocks had six times
-    the deviation of the others, where Bartlett's rejects 57 %).
+    Blocks that diverged, have one seed or have equal values for all seeds are left out. The test is
+    Bartlett's, not Brown and Forsythe's: with three seeds one residual from the median is always 0,
+    and that test rejects nothing (0 of 1,500 draws in which one of eight blocks had six times the
+    deviation of the others, where Bartlett's rejects 57 %).
 
     Args:
-        values: of each block and seed.
+        values: values of each block and seed.
 
     Returns:
-        The error; None where no two blocks have two seeds in common.
+        The error; None if no two blocks have two seeds in common.
     """
     tables: dict[tuple[Scalar, ...], list[list[float]]] = {}
     for each in values.values():
@@ -92,18 +92,18 @@ def _deviation(left: list[list[float]], freedom: int) -> float:
 
 
 def _centred(values: Sequence[float]) -> list[float]:
-    """What is left beside the mean."""
+    """Subtract the mean."""
     mean = math.fsum(values) / len(values)
     return [one - mean for one in values]
 
 
 def _transposed(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The columns of rows that are centred."""
+    """Centre each row, then transpose."""
     return [[*column] for column in zip(*map(_centred, rows), strict=True)]
 
 
 def error_line(found: Residual | None) -> dict[str, object]:
-    """Name the error as a line of a table; its fields are None where there is none."""
+    """Convert the error to a row of a table; fields are None if there is no error."""
     return {
         "standard_deviation_of_a_run": found.deviation if found else None,
         "degrees_of_freedom": found.freedom if found else None,

@@ -1,4 +1,4 @@
-"""Time training steps, as rows of a study, and compare them with pre-ln's."""
+"""Measure the time of training steps and compare it with that of pre-ln."""
 
 import math
 import statistics
@@ -27,28 +27,28 @@ from hessblocks_studies.shared.turns import TimedModel
 from hessblocks_studies.shared.variants import BASES
 
 STEP_TIME = "step_time"
-"""Seconds of a training step, of processor time on a CPU, median over the turns."""
+"""Seconds of a training step (on a CPU processor time), median over the rounds."""
 PUBLISHED_SPEED = {
     "pre-ln": 1.0, "parallel": 1.05, "v-skipinit": 0.95, "sas": 1.09, "sas-p": 1.16,
     "sas-p-no-norm": 1.20,
 }  # fmt: skip
-"""Training speed against pre-ln, table 2."""
+"""Training speed relative to pre-ln, table 2."""
 CLOCK = 0.02
-"""Share that a ratio of two clocks is good to, however often it is read: parallel with and without
-zero queries, the same operations, read 2.1 % apart in `trial`, with errors of 1 to 2 %."""
+"""Relative error of a ratio of two times that repetitions do not reduce: in `trial`, parallel with
+and without zero queries, the same operations, differ by 2.1 %, with errors of 1 to 2 %."""
 
 
 def timed_models(turns: Mapping[str, TrainedSettings]) -> dict[str, TimedModel]:
-    """Fresh models of one size on one batch, ready to take turns.
+    """Build models of one size with the same batch, to be timed in turns.
 
     Args:
-        turns: name → the settings of its model; all have the same sizes.
+        turns: name → settings of the model; all have the same sizes.
 
     Returns:
-        Name → its model with an optimiser.
+        Name → model with an optimiser.
 
     Cost:
-        All models, with their optimisers, are in memory at once.
+        All models and their optimisers are in memory at the same time.
     """
     size = next(iter(turns.values())).size
     windows = text_of(size).windows("train", size.context)
@@ -60,13 +60,13 @@ def timed_models(turns: Mapping[str, TrainedSettings]) -> dict[str, TimedModel]:
 
 
 def timed(quantity: str, times: Sequence[float], owner: Mapping[str, Scalar]) -> Row:
-    """The median of some times as a row, with the standard error that it has for normal ones."""
+    """Make a row of the median of times, with the standard error of a median of normal values."""
     error = 1.25 * mean_and_error(times)[1]
     return measured(quantity, statistics.median(times), standard_error=error, **owner)
 
 
 def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
-    """Block → (value, standard error) of a cost."""
+    """Map each block to (value, standard error) of a cost."""
     return {
         row["variant"]: (float(row["value"]), float(row.get("standard_error") or 0.0))
         for row in of_quantity(rows, quantity)
@@ -74,32 +74,32 @@ def values(rows: Rows, quantity: str) -> dict[str, tuple[float, float]]:
 
 
 def for_all_bases(times: Mapping[str, float]) -> dict[str, float]:
-    """Give pre-ln's times to its twin of zero queries too, whose steps are the same operations."""
+    """Add pre-ln's times for pre-ln with zero queries, which executes the same operations."""
     return {**times, **{base: times["pre-ln"] for base in BASES if "pre-ln" in times}}
 
 
 def mean_clocks(rows: Rows) -> dict[str, float]:
-    """Average seconds of a step over repetitions, by block."""
+    """Average the seconds per step over repetitions, by block."""
     times = gathered(of_quantity(rows, STEP_TIME), "variant")
     return {name: statistics.fmean(each) for (name,), each in times.items()}
 
 
 def repeated(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
-    """Collect {repetition: seconds of a step, or another cost} of each block, timed in turns."""
+    """Collect {repetition: seconds per step, or another cost} of each block."""
     return nested(of_quantity(rows, quantity), "variant", "seed")
 
 
 def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str) -> Difference:
-    """The time of a step of one as a share of another's, mean over repetitions.
+    """Divide the step time of one block by that of another; average over repetitions.
 
     Args:
         times: times of `repeated`.
-        one: what is asked about.
-        other: what it is a share of.
+        one: block in the numerator.
+        other: block in the denominator.
 
     Returns:
-        The mean with its error: what slows a repetition slows all that take turns in it, and leaves
-        the share alone.
+        The mean ratio with its error. A slow repetition slows all blocks that take turns in it, and
+        does not change the ratio.
     """
     common = times.get(one, {}).keys() & times.get(other, {}).keys()
     found = over_seeds({each: times[one][each] / times[other][each] for each in common})
@@ -107,12 +107,12 @@ def time_ratio(times: Mapping[str, Mapping[Scalar, float]], one: str, other: str
 
 
 def clocked(ratio: Difference) -> Difference:
-    """A ratio of times with the error that every clock has."""
+    """Add the common error `CLOCK` to a ratio of times."""
     return replace(ratio, common=CLOCK * ratio.mean)
 
 
 def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, float]]:
-    """Divide pre-ln's cost by each block's: for times, how many times as fast it is.
+    """Divide pre-ln's cost by each block's cost; for times this is the relative speed.
 
     Returns:
         Block → {repetition: ratio}.
@@ -127,7 +127,7 @@ def ratios(rows: Rows, quantity: str = STEP_TIME) -> dict[str, dict[Scalar, floa
 
 
 def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
-    """Block → times as fast as pre-ln, mean over repetitions."""
+    """Map each block to its speed relative to pre-ln, averaged over repetitions."""
     return {
         name: found if name == "pre-ln" else clocked(found)
         for name, each in ratios(rows, quantity).items()
@@ -136,12 +136,12 @@ def speeds(rows: Rows, quantity: str = STEP_TIME) -> dict[str, Difference]:
 
 
 def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
-    """Losses against steps times the time of a step.
+    """Plot losses against training time: steps times seconds per step.
 
     Args:
-        panel: losses against steps, a series for each block.
-        times: block → seconds of a step; a block without them is left out. The
-            bigram table, which takes none, is as long as the longest.
+        panel: losses against steps, one series per block.
+        times: block → seconds per step; blocks without a time are left out. The line of the bigram
+            table, which takes no time, is as long as the longest.
         title: title of the new panel.
 
     Returns:
@@ -159,21 +159,21 @@ def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
 def at_equal_time(
     runs: Runs, times: Mapping[str, Mapping[Scalar, float]], block: str, base: str
 ) -> Check:
-    """Whether two blocks end alike in equal time, in which the quicker one would have more steps.
+    """Judge whether two blocks end with equal losses in equal time, with more steps for the faster.
 
-    Runs of equal steps bound the difference from both sides. The slower block cut short has not yet
-    let its rate decay: that is in favour of the quicker. At equal steps the quicker block has time
-    left: that is against it.
+    Runs of equal steps give two bounds. With the slower block's run cut short, its learning rate
+    has not decayed yet, which favours the faster block. At equal steps the faster block has time
+    left, which disfavours it.
 
     Args:
         runs: runs of equal steps.
         times: times of `repeated`.
-        block: that is judged.
-        base: against this one.
+        block: block that is judged.
+        base: block that it is compared with.
 
     Returns:
-        The fact beside both bounds; it holds, or does not, where both say so. Of a single
-        repetition the error of the clock is not known, and nothing is decided.
+        The check with both bounds; decided if both bounds agree. With one repetition the error of
+        the times is unknown, and the check is undecided.
     """
     check = Check(
         fact=f"{block} about matches {base} in equal time",
@@ -209,7 +209,7 @@ def at_equal_time(
 
 
 def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
-    """Interpolate each seed's loss after a share of the steps; infinite where it diverged."""
+    """Interpolate each seed's loss after a share of the steps; infinite if the run diverged."""
     found = {}
     for seed, last in runs.losses[label].items():
         steps, losses = zip(*runs.curve(label, seed), strict=True)
@@ -219,11 +219,11 @@ def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
 
 
 def bounded(bounds: Sequence[Difference], limit: float) -> tuple[bool | None, float | None]:
-    """Test whether what lies between differences is within a limit.
+    """Test whether all values between two differences lie within ±limit.
 
     Returns:
-        The verdict, None where they disagree, and the largest of their p-values: 1 where their
-        means are on different sides, None where one is not known.
+        The verdict, None if undecided, and the larger p-value: 1 if the means lie on different
+        sides of a limit; None if a p-value is unknown.
     """
     p_values = [one.p_value(-limit, limit) for one in bounds]
     sides = {(one.mean > limit) - (one.mean < -limit) for one in bounds}
@@ -235,7 +235,7 @@ def bounded(bounds: Sequence[Difference], limit: float) -> tuple[bool | None, fl
 
 
 def speed_check(rows: Rows) -> list[Check]:
-    """Whether a training step of sas-p takes less time than one of pre-ln."""
+    """Judge whether a training step of sas-p takes less time than one of pre-ln."""
     found, block = speeds(rows), "sas-p"
     if block not in found:
         return []

@@ -1,4 +1,4 @@
-"""Train the points of a study: one small language model each, its losses as rows."""
+"""Train the points of a study, one small language model each, and record losses as rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
 LOSS = "validation_loss"
-"""Nats per token on held-out windows; empty where training diverged."""
+"""Validation loss in nats per token on held-out windows; empty if training diverged."""
 
 Observer = Callable[[nn.Module, int], list[Row]]
-"""From the model and the step to rows of what is seen there."""
+"""Function from model and step to rows of measurements."""
 Change = Callable[[training.RunTrainer], None]
-"""Changes the model or the optimiser of a trainer before it trains."""
+"""Function that changes the model or the optimiser of a trainer before training."""
 
 
 def train(
@@ -42,15 +42,13 @@ def train(
 
     Args:
         model: a causal language model.
-        settings: how it is trained; the model is not built from them.
+        settings: settings of the training; the model is not built from them.
         corpus: training and held-out tokens.
-        observer: looks at the model whenever a validation loss is taken and finite, before the
-            first step too.
-        change: is given the trainer before it trains.
+        observer: called before the first step and at each evaluation with a finite validation loss.
+        change: called with the trainer before training.
 
     Returns:
-        Rows with step, tokens, quantity and value; a run whose loss is no longer a number ends
-        there, with an empty last value.
+        Rows with step, tokens, quantity and value. A diverged run ends with an empty last value.
     """
     rows: list[Row] = []
 
@@ -76,13 +74,13 @@ TRAINED_COLUMNS = (
     "standard_error", "method",
 )  # fmt: skip
 TRAINED_REVISION = 6
-"""Revision of the studies that train; raised whenever equal settings give other losses."""
+"""Revision of the training studies; increased whenever equal settings give other losses."""
 SMOKE = TextSize(
     depth=2, width=32, heads=2, mlp_width=128, context=32, vocab_size=1024, steps=40, batch_size=8,
     learning_rate=3e-3, evaluations=4, evaluation_sequences=32,
 )  # fmt: skip
 SMALLEST = replace(SMOKE, depth=1, steps=8, batch_size=4, evaluations=4, evaluation_sequences=8)
-"""For studies of many points."""
+"""Size for studies of many points."""
 LAPTOP = TextSize(
     depth=6, width=64, heads=4, mlp_width=256, context=64, vocab_size=1024, steps=800,
     batch_size=16, learning_rate=3e-3, evaluations=16, evaluation_sequences=256,
@@ -97,47 +95,46 @@ SIZES: dict[Scale, TextSize] = {
     "laptop": replace(LAPTOP, depth=4, steps=1200),
     "paper": PAPER,
 }
-"""Steps enough for pre-ln to learn more than pairs of tokens."""
+"""Sizes with enough steps for pre-ln to learn more than bigrams."""
 
 
 GPT2 = "gpt2"
-"""The variant that is transformers' own GPT-2 of the same size."""
+"""Variant with the GPT-2 of transformers at the same size."""
 REFERENCES = (BIGRAMS, GPT2)
-"""Drawn beside the blocks in every figure of losses."""
+"""References that every figure of losses shows beside the blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Peak learning rates by half decades, of which each block takes its best.
+    """Peak learning rates in half decades; each block uses its best rate.
 
-    A block is trained with all seeds at its first rate and with one seed, which counts in the
-    verdicts too, at the others. A best rate elsewhere, or at an end, leaves a verdict open until
-    the grid says so too.
+    A block is trained with all seeds at its first rate, and with one seed, which counts in the
+    verdicts too, at the other rates. If the best rate is another or at an end, verdicts remain
+    undecided until the grid is changed accordingly.
     """
 
     rates: tuple[float, ...] = ()
-    """The likeliest first; none for the size's own rate alone."""
+    """Rates, the likeliest first; none means only the rate of the size."""
     own: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Variant → its rates, where they are others; an edit of it, `variant, what is changed`, has
-    them too."""
+    """Variant → its rates, if different; they also apply to its edits, named `variant, edit`."""
 
     def of(self, variant: str) -> tuple[float, ...]:
-        """The rates of a variant, the likeliest first."""
+        """Return the rates of a variant, the likeliest first."""
         block, _, _ = variant.partition(", ")
         return self.own.get(variant) or self.own.get(block, self.rates)
 
     @property
     def likeliest(self) -> Grid:
-        """The first rate of each variant alone."""
+        """Reduce the grid to the first rate of each variant."""
         own = {name: rates[:1] for name, rates in self.own.items()}
         return Grid(rates=self.rates[:1], own=own)
 
     def with_own(self, own: Mapping[str, tuple[float, ...]]) -> Grid:
-        """The same grid with other rates for some variants."""
+        """Copy the grid with other rates for some variants."""
         return replace(self, own={**self.own, **own})
 
     def times(self, factor: float) -> Grid:
-        """The same grid elsewhere."""
+        """Multiply all rates by a factor."""
         own = {name: tuple(rate * factor for rate in rates) for name, rates in self.own.items()}
         return Grid(rates=tuple(rate * factor for rate in self.rates), own=own)
 
@@ -154,90 +151,90 @@ RATES: dict[Scale, Grid] = {
     ),
     "paper": Grid(rates=(1e-3, 3e-4, 3e-3), own={"sas-p": (1e-3, 3e-4, 3e-3, 1e-2)}),
 }
-"""At laptop scale, the likeliest are those that `simplification` found best at this size and
-length; GPT-2, about which no verdict is, has its own alone."""
+"""At laptop scale the likeliest rates are the best ones of `simplification` at this size and
+length. GPT-2, which has no verdicts, has one rate."""
 AT_RATE = " at rate "
-"""Between the name of a block and its rate, where it is trained at several."""
+"""Separator between the name of a block and its rate, for blocks trained at several rates."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 ALL = "all"
-"""The variant of the point that times every block."""
+"""Variant of the point that times all blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSettings:
-    """A point of a study that compares blocks: one model, whatever it is trained for."""
+    """Settings of a point of a study that compares blocks: one model and its training."""
 
     study: str
     """Name of the study."""
     variant: str
-    """Name of the block, in `variants.VARIANTS`; `ALL` where all blocks of the study take turns."""
+    """Name of the block, in `variants.VARIANTS`; `ALL` if all blocks of the study take turns."""
     seed: int
-    """Seed of weights and order of the data; equal seeds see the same data in the same order."""
+    """Seed of weights and data order; equal seeds see the same data in the same order."""
     size: TextSize
-    """Sizes of model and training, and the text."""
+    """Sizes of model and training, and the name of the text."""
     tuned: bool | None = None
-    """Whether the same is trained at other rates too."""
+    """Whether the same block is trained at other rates, too."""
     embedding_std: float | None = None
-    """Standard deviation of the entries of the embeddings; None for 0.02."""
+    """Initial standard deviation of the embeddings' entries; None for 0.02."""
 
     @property
     def name(self) -> str:
-        """Of the block, with its rate where there are several."""
+        """Name of the block, with its rate if there are several."""
         return f"{self.variant}{AT_RATE}{self.size.learning_rate:g}" if self.tuned else self.variant
 
     @property
     def drawn_std(self) -> float:
-        """Standard deviation that embeddings are drawn with."""
+        """Initial standard deviation of the embeddings' entries."""
         return 0.02 if self.embedding_std is None else self.embedding_std
 
     @property
     def owner(self) -> dict[str, Scalar]:
-        """Return the values that tell the rows of this point apart."""
+        """Columns that identify the rows of this point."""
         return {"study": self.study, "variant": self.name, "seed": self.seed}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedSettings(BlockSettings):
-    """A point of a study that trains causal language models."""
+    """Settings of a point of a study that trains causal language models."""
 
     decay: str | None = None
-    """Decay of the learning rate, linear or cosine; None for linear."""
+    """Decay of the learning rate: linear or cosine; None for linear."""
     optimiser: str | None = None
-    """adamw or sgd; None for adamw."""
+    """Optimiser: adamw or sgd; None for adamw."""
     warmup: float | None = None
-    """Share of the steps in which the learning rate grows from 0; None for 0.05."""
+    """Share of the steps with a linear increase of the learning rate from 0; None for 0.05."""
     slots: tuple[str, ...] = ()
-    """Slots of the block that differ from the variant's, as `slot=value`."""
+    """Slots that differ from the variant's block, as `slot=value`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Blocks that are trained alike."""
+    """Blocks with the same training settings."""
 
     variants: Sequence[str]
     """Names of the blocks."""
     size: TextSize
     """Sizes of model and training, and the text."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Further settings of the points."""
+    """Further fields of the points' settings."""
     rates: Grid = field(default_factory=Grid)
-    """Learning rates of which each block takes its best."""
+    """Learning rates; each block uses its best."""
     seeds: int | None = None
-    """Fixed number of seeds; None for the number asked for."""
+    """Fixed number of seeds; None for the requested number."""
 
 
 def train_point(
     settings: TrainedSettings, observer: Observer | None = None, change: Change | None = None
 ) -> list[Row]:
-    """Train one model, or count pairs of tokens where that is the variant.
+    """Train one model, or compute the loss of the bigram table if that is the variant.
 
     Args:
         settings: settings of model and training.
-        observer: looks at the model before the first step and whenever a loss is taken.
-        change: is given the trainer before it trains.
+        observer: called before the first step and at each finite validation loss.
+        change: called with the trainer before training.
 
     Returns:
-        Parameters, validation losses, and what the observer saw.
+        Rows of parameters, validation losses and the observer's measurements.
     """
     if settings.variant == BIGRAMS:
         return _bigram_rows(settings)
@@ -250,16 +247,16 @@ def train_point(
 
 @torch.no_grad()
 def whole_loss(model: nn.Module, corpus: Corpus, context: int, together: int = 64) -> float:
-    """Compute the loss on all held-out windows.
+    """Compute the loss of a model on all held-out windows.
 
     Args:
-        model: a causal language model; it is left in the mode that it was in.
-        corpus: that is held out from.
-        context: tokens of a window.
-        together: windows of a batch.
+        model: a causal language model; its training mode is restored.
+        corpus: corpus with the validation split.
+        context: tokens per window.
+        together: windows per batch.
 
     Returns:
-        Nats per token.
+        Mean loss in nats per token.
     """
     windows, mode = corpus.windows("validation", context), model.training
     device = next(model.parameters()).device
@@ -274,10 +271,10 @@ def whole_loss(model: nn.Module, corpus: Corpus, context: int, together: int = 6
 
 
 def check_read_once(study: str, size: TextSize) -> None:
-    """Refuse a text that is shorter than what a run reads.
+    """Check that the training text is at least as long as a run reads.
 
     Raises:
-        RunError: it is.
+        RunError: the text is shorter.
     """
     read = size.steps * size.batch_size * size.context
     there = len(text_of(size).splits["train"])
@@ -289,7 +286,7 @@ def check_read_once(study: str, size: TextSize) -> None:
 
 
 def _bigram_rows(settings: TrainedSettings) -> list[Row]:
-    """Compute the table's loss on the held-out windows of the models, at first and last step."""
+    """Compute the bigram table's loss on the models' held-out windows, for first and last step."""
     size, text = settings.size, text_of(settings.size)
     windows = training.held_out(text, run_settings(settings))
     drawn = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
@@ -298,12 +295,12 @@ def _bigram_rows(settings: TrainedSettings) -> list[Row]:
 
 
 def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
-    """The rows of a loss that no training changes, at the first and the last step.
+    """Make the rows of a constant loss, at the first and the last step.
 
     Args:
         settings: settings of the point.
-        loss: in nats.
-        tokens: tokens of a step.
+        loss: loss in nats per token.
+        tokens: tokens per step.
 
     Returns:
         Two rows.
@@ -315,7 +312,7 @@ def level(settings: BlockSettings, loss: float, tokens: int) -> list[Row]:
 
 
 def run_settings(settings: TrainedSettings) -> training.RunSettings:
-    """Return the settings that train the model of a point."""
+    """Return the training settings of a point."""
     return run_of_size(
         settings.size,
         settings.variant,
@@ -327,7 +324,7 @@ def run_settings(settings: TrainedSettings) -> training.RunSettings:
 
 
 def make_model(settings: TrainedSettings) -> PreTrainedModel:
-    """The freshly initialised model of a point."""
+    """Build the freshly initialised model of a point."""
     size = settings.size
     torch.manual_seed(settings.seed)
     if settings.variant == GPT2:
@@ -361,7 +358,7 @@ def _gpt2(size: TextSize) -> PreTrainedModel:
 
 
 def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], bool]]:
-    """List where a variant is trained, each rate, and whether with one seed; the table has none."""
+    """Yield size and rate of each run of a variant (bigrams: no rate); True if one seed runs."""
     rates = () if variant == BIGRAMS else sweep.rates.of(variant)
     if not rates:
         yield {"size": sweep.size}, False
@@ -372,7 +369,7 @@ def _places(sweep: Sweep, variant: str) -> Iterator[tuple[dict[str, object], boo
 
 
 def _start(sweep: Sweep, variant: str) -> dict[str, float | None]:
-    """The best start of one of our blocks, where the sweep names none."""
+    """Return the best initial std of a block's embeddings, unless the sweep sets it."""
     name = "embedding_std"
     if variant not in VARIANTS or name in sweep.settings:
         return {}
@@ -387,18 +384,18 @@ def trained_study(
     seeds: Mapping[Scale, int] = SEEDS,
     **about: Any,
 ) -> Study[Any]:
-    """A study with a point for each variant, size and seed.
+    """Build a study with one point per variant, size, rate and seed.
 
     Args:
         name: name of the study.
-        sweeps: variants and sizes of a scale.
-        kind: dataclass of the points.
-        seeds: seeds of each scale.
-        **about: title, source, published and summarise of the `Study`; also measure, columns and
-            revision where they are not those of `train_point`.
+        sweeps: function from a scale to its sweeps.
+        kind: dataclass of the points' settings.
+        seeds: default number of seeds per scale.
+        **about: title, source, published and summarise of the `Study`; measure, columns and
+            revision if they differ from those of `train_point`.
 
     Returns:
-        The study; its points come sweep by sweep, all seeds of a variant and rate together.
+        The study. Its points are ordered by sweep; seeds of a variant and rate are consecutive.
     """
 
     def settings(scale: Scale, count: int | None) -> list[Any]:

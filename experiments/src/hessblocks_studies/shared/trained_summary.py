@@ -1,4 +1,4 @@
-"""Summarise training: loss curves, final losses, and who trains slower than whom."""
+"""Summarise training runs: loss curves, final losses, and comparisons of blocks."""
 
 import itertools
 import math
@@ -26,51 +26,51 @@ from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REF
 from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
-"""Caption of losses in a figure."""
+"""Caption of figures with losses."""
 TUNED = (
     "Each block stands at the best learning rate of its grid; the first seed alone tries the "
     "others, and counts in the verdicts."
 )
-"""Caption of blocks that are trained at several rates."""
+"""Caption of figures with blocks that are trained at several learning rates."""
 CURVES = f"{HOW} Loss curves begin after a fifth of the steps."
-"""The same where there are loss curves."""
+"""Caption of figures with loss curves."""
 EARLY = 0.2
-"""Share of the steps that loss curves leave out, beside which differences at the end would not be
-seen."""
+"""Share of the steps that loss curves omit, since high early losses would hide differences at the
+end."""
 BASE = "pre-ln"
-"""The block that all others are compared with."""
+"""Block that all others are compared with."""
 MARGIN = 0.3
-"""Nats per token by which pre-ln must beat the bigram table, or its run was too short to compare
-blocks."""
+"""Nats per token by which pre-ln must beat the bigram table; otherwise its run was too short for
+comparisons of blocks."""
 DRAWN = 12
-"""Places of a curve beyond which its markers hide other curves."""
+"""Largest number of points per curve; with more, markers hide other curves."""
 REVERSED = "a rate that one seed found better could reverse this"
-"""Behind the numbers of a verdict that is closer than that."""
+"""Note added to a verdict that another rate, better with one seed, could reverse."""
 CLOSE = 0.05
-"""Nats per token that count as no difference, in every claim about losses."""
+"""Difference in nats per token that counts as none, in every claim about losses."""
 
 
 def void_of(name: str) -> str:
-    """Say that a verdict is void since its control, this block's loss, does not hold."""
+    """Format the note that a verdict is void, since the control of block `name` fails."""
     return f"void, since {name} does not end {MARGIN:g} nats below the bigram table"
 
 
 class Runs:
-    """The runs of a study, as far as they are measured."""
+    """Training runs of a study that are measured so far."""
 
     def __init__(self, rows: Rows) -> None:
-        """Take the rows in.
+        """Collect losses and parameters from rows.
 
         Args:
-            rows: validation losses and parameters, among others.
+            rows: rows with validation losses and parameters, and others.
         """
         self.losses: dict[str, dict[Scalar, float]] = {}
-        """Variant → {seed: last validation loss}; diverged runs are infinite. A variant that was
-        trained at several rates stands here with its best, under its own name."""
+        """Variant → {seed: last validation loss}; diverged runs are infinite. A variant trained at
+        several rates is listed without a rate, with the losses at its best rate."""
         self.rates: dict[str, Rate] = {}
-        """Variant that was trained at several rates → the best of them."""
+        """Variant trained at several rates → its best rate."""
         self.grids: dict[str, dict[float, dict[Scalar, float]]] = {}
-        """Variant that was trained at several rates → {rate: {seed: last validation loss}}."""
+        """Variant trained at several rates → {rate: {seed: last validation loss}}."""
         self._curves: dict[tuple[str, Scalar], dict[float, float | None]] = {}
         for row in of_quantity(rows, LOSS):
             steps = self._curves.setdefault((row["variant"], row["seed"]), {})
@@ -81,7 +81,7 @@ class Runs:
         self._take_best_rates()
         judged = {v: each for v, each in self.losses.items() if not v.startswith(REFERENCES)}
         self.residual: Residual | None = pooled_error(judged)
-        """The error of one run, from all blocks and seeds; of references no verdict is."""
+        """Standard deviation of one run, from all blocks and seeds except the references."""
         kinds = [name.removeprefix(BIGRAMS) for name in self.losses if name.startswith(BIGRAMS)]
         self._kinds = sorted(kinds, key=len, reverse=True)
         self.controls = {
@@ -89,15 +89,15 @@ class Runs:
             for kind in self._kinds
             if BASE + kind in self.losses
         }
-        """Suffix of the names of variants → whether pre-ln has learnt more than pairs of tokens
-        there. Only then does a verdict about losses count."""
+        """Suffix of variants' names → check that pre-ln has learnt more than bigrams there.
+        Verdicts about losses count only if it holds."""
         self._parameters = {
             row["variant"].partition(AT_RATE)[0]: row["value"]
             for row in of_quantity(rows, "parameters")
         }
 
     def _take_best_rates(self) -> None:
-        """Let the best rate of each variant stand for it."""
+        """Set the losses and curves of each variant to those at its best rate."""
         for name in [name for name in self.losses if AT_RATE in name]:
             variant, _, rate = name.partition(AT_RATE)
             self.grids.setdefault(variant, {})[float(rate)] = self.losses.pop(name)
@@ -109,16 +109,16 @@ class Runs:
                 self._curves[variant, seed] = self._curves[f"{variant}{AT_RATE}{best:g}", seed]
 
     def apart(self, one: str, other: str) -> Difference:
-        """How far the final loss of `one` is above that of `other`."""
+        """Compute the final loss of `one` minus that of `other`."""
         return difference(self.losses, one, other, self.residual)
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
-        """(step, validation loss) of one run; a loss that is not a number is left out."""
+        """List (step, validation loss) of one run; losses that are not finite are left out."""
         steps = self._curves[variant, seed]
         return [(step, loss) for step, loss in steps.items() if loss is not None]
 
     def mean_curve(self, variant: str) -> list[Place]:
-        """(step, loss averaged over seeds, its standard error), as far as no seed diverged."""
+        """List (step, mean loss over seeds, standard error) up to the first diverged seed."""
         at: dict[float, list[float]] = {}
         seeds = self.losses.get(variant, {})
         for seed in seeds:
@@ -127,30 +127,30 @@ class Runs:
         return mean_places({step: at[step] for step in sorted(at) if len(at[step]) == len(seeds)})
 
     def panel(self, blocks: Sequence[str], title: str, kind: str = "") -> Panel:
-        """Plot validation loss against later steps, mean over seeds, up to where a seed diverged.
+        """Plot validation loss (mean over seeds) against steps, up to the first diverged seed.
 
         Args:
-            blocks: what is drawn, and the names of the series.
+            blocks: blocks to draw; names of the series.
             title: title of the panel.
-            kind: suffix of the variants' names after those of the blocks.
+            kind: suffix of the variants' names after the blocks' names.
 
         Returns:
-            The panel, without the blocks of which nothing is known, and with the references.
+            The panel with the references, without blocks that have no measurements.
         """
         drawn = (*blocks, *REFERENCES)
         found = {block: self.mean_curve(block + kind) for block in drawn}
         return late(panel(title, "training step", "validation loss (nats per token)", found))
 
     def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
-        """Plot final loss against the rate, mean over seeds, without rates at which one diverged.
+        """Plot final loss (mean over seeds) against the rate, without rates with a diverged seed.
 
         Args:
-            labels: name of the series → variant that was trained at several rates.
+            labels: name of the series → variant trained at several rates.
             title: title of the panel.
 
         Returns:
-            The panel, with the bigram table, which has no rate, as a level line; losses far above
-            all that matters are beyond its upper end.
+            The panel. The bigram table, which has no rate, is a horizontal line. Losses far above
+            the best are beyond the upper end of the axis.
         """
         grids = {name: self.grids.get(variant, {}) for name, variant in labels.items()}
         rates = dict.fromkeys(sorted({rate for grid in grids.values() for rate in grid}))
@@ -169,7 +169,7 @@ class Runs:
         return _close_up(panel(title, *axes, curves, log="x"))
 
     def table(self) -> list[dict[str, object]]:
-        """Final loss and parameters of every variant, with the error of all runs if one fits."""
+        """List final loss and parameters of each variant, with the pooled error if there is one."""
         pooled = self.residual if self.residual and self.residual.fits else None
         table: list[dict[str, object]] = []
         for variant, seeds in self.losses.items():
@@ -193,7 +193,7 @@ class Runs:
         return table
 
     def below_the_table(self, base: str, table: str) -> Check:
-        """Whether `base` ends `MARGIN` below the bigram table."""
+        """Check that `base` ends `MARGIN` below the bigram table."""
         return (
             self.apart(base, table)
             .judged(
@@ -207,17 +207,17 @@ class Runs:
         )
 
     def if_it_counts(self, check: Check, *variants: str) -> Check:
-        """Leave a check undecided where its control fails or a best rate is not inside its grid.
+        """Leave a check undecided if its control fails or a best rate is not inside its grid.
 
-        The control is that pre-ln, and pre-ln with zero queries where the fact is about that, has
-        learnt more than pairs of tokens.
+        The control: pre-ln has learnt more than bigrams; pre-ln with zero queries, too, if the fact
+        is about it.
 
         Args:
             check: a fact about losses.
-            *variants: that it is about; their names say which bigram tables count.
+            *variants: variants of the fact; their names determine the bigram tables.
 
         Returns:
-            The check, or one that holds neither way.
+            The check, or an undecided copy.
         """
         for variant in variants or ("",):
             kind = self._kind(variant)
@@ -227,35 +227,35 @@ class Runs:
         return at_best_rates(check, self.rates, *variants)
 
     def _kind(self, variant: str) -> str:
-        """Return the suffix of a variant after its block, as the table of bigrams has it too."""
+        """Return the suffix of a variant after its block's name; its bigram table has the same."""
         return next((kind for kind in self._kinds if variant.endswith(kind)), "")
 
     def where_learnt(self, check: Check, variant: str, name: str | None = None) -> Check:
-        """Leave a check undecided where a variant has learnt no more than pairs of tokens.
+        """Leave a check undecided if a variant has learnt no more than bigrams.
 
         Args:
-            check: a fact.
-            variant: that must have learnt for it to count.
-            name: name of it in the reason; None for its own.
+            check: check of a fact.
+            variant: variant that must have learnt more.
+            name: name of the variant in the note; None for `variant`.
 
         Returns:
-            The check, or one that holds neither way.
+            The check, or an undecided copy.
         """
         learnt = self.below_the_table(variant, BIGRAMS + self._kind(variant))
         return judged_by(learnt, check, void_of(name or variant))
 
     def slower(self, slow: str, fast: str, fact: str, by: float = 0.0) -> Check:
-        """Whether `slow` ends with the higher loss at equal tokens, by more than `by`.
+        """Judge whether `slow` ends more than `by` nats above `fast` at equal tokens.
 
         Args:
             slow: name of a variant.
             fast: name of another.
-            fact: in a sentence.
-            by: nats.
+            fact: the fact, as a sentence.
+            by: margin in nats.
 
         Returns:
-            The fact; void where `fast` has learnt no more than pairs of tokens, undecided where a
-            rate that one seed found better than the best could reverse it.
+            The check; void if `fast` has learnt no more than bigrams; undecided if a rate that is
+            better than the best with one seed could reverse it.
         """
         margin = f"more than {by:g}" if by else "any amount"
         expected = f"final loss of {slow} above that of {fast}, by {margin}"
@@ -276,7 +276,7 @@ class Runs:
         """Judge whether `one` ends no more than `within` nats above `other`.
 
         Returns:
-            The fact; void where the better has learnt no more than pairs.
+            The check; void if the better block has learnt no more than bigrams.
         """
         expected = f"final loss of {one} at most {within:g} above that of {other}"
         check = self.apart(one, other).judged(fact, expected, limit=within, above=False)
@@ -286,13 +286,13 @@ class Runs:
         """Judge whether `one` and `other` end no more than `CLOSE` apart, whichever is better.
 
         Returns:
-            The fact; void where the better has learnt no more than pairs.
+            The check; void if the better block has learnt no more than bigrams.
         """
         check = self._where_the_better_learnt(self.alike(one, other, fact), one, other)
         return self.if_it_counts(check, one, other)
 
     def _where_the_better_learnt(self, check: Check, *variants: str) -> Check:
-        """The check; undecided where all of these have learnt no more than pairs of tokens."""
+        """Leave a check undecided if the best of these variants has learnt no more than bigrams."""
         means = {
             name: statistics.fmean(self.losses[name].values())
             for name in variants
@@ -302,7 +302,7 @@ class Runs:
         return self.where_learnt(check, best) if best else check
 
     def alike(self, one: str, other: str, fact: str) -> Check:
-        """The same without a control, for studies that have one of their own."""
+        """Judge as `match` does, but without its control, for studies with another control."""
         expected = f"final loss of {one} within {CLOSE:g} of that of {other}, above or below"
         return self.apart(one, other).matches(fact, expected, limit=CLOSE)
 
@@ -319,9 +319,9 @@ class Runs:
         Args:
             title: title of the figure.
             panels: panels of the figure.
-            checks: facts.
+            checks: checks of facts.
             caption: caption of the figure.
-            **tables: further ones, by name.
+            **tables: further tables by name.
 
         Returns:
             The summary.
@@ -342,10 +342,10 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
 
 
 def _close_up(whole: Panel) -> Panel:
-    """Cut a panel off above the best of every series by half of its reach, `MARGIN` at least.
+    """Limit a panel's upper end to the worst of the series' minima, plus half their range.
 
     Returns:
-        The panel; unchanged where nothing is above that.
+        The panel; unchanged if no value is above that. The range is at least `MARGIN`.
     """
     best = [min(one.y) for one in whole.series]
     if not best:
@@ -357,15 +357,15 @@ def _close_up(whole: Panel) -> Panel:
 
 
 def late(whole: Panel, share: float = EARLY) -> Panel:
-    """A panel of losses against steps without its beginning.
+    """Cut off the beginning of a panel of losses against steps.
 
     Args:
         whole: panel of curves along training.
-        share: share of the steps that is left out.
+        share: share of the steps to cut off.
 
     Returns:
-        The panel, with `DRAWN` places of each curve at most, the last among them; the bigram table,
-        which has two places, begins where the others do.
+        The panel with at most `DRAWN` points per curve, including the last. The bigram table, with
+        two points, begins where the others do.
     """
     start = share * max((step for one in whole.series for step in one.x), default=0.0)
     series = []
@@ -384,7 +384,7 @@ def late(whole: Panel, share: float = EARLY) -> Panel:
 
 
 def finite(values: Values) -> dict[str, tuple[float, float]]:
-    """Variant → (mean, standard error) over seeds, of those of which no seed diverged."""
+    """Map each variant without diverged seeds to (mean, standard error) over seeds."""
     return {
         name: mean_and_error(list(seeds.values()))
         for name, seeds in values.items()
@@ -395,15 +395,15 @@ def finite(values: Values) -> dict[str, tuple[float, float]]:
 def places_panel(
     values: Mapping[str, Mapping[str, tuple[float, float]]], y_label: str, *, bars: bool
 ) -> Panel:
-    """Named places side by side: name of the series → {place: (value, standard error)}.
+    """Plot categories side by side: name of the series → {category: (value, standard error)}.
 
     Args:
         values: values of each series.
         y_label: label of the values.
-        bars: bars from 0, for what has a meaningful 0; points on an axis of their own otherwise.
+        bars: True: bars from 0, for values with a meaningful 0; False: points on a separate axis.
 
     Returns:
-        The panel, the places in the order in which they first come.
+        The panel with the categories in order of first occurrence.
     """
     places = list(dict.fromkeys(place for each in values.values() for place in each))
     return Panel(

@@ -1,4 +1,4 @@
-"""Tune learning rates, then run at the best: the points, and what voids a verdict about them."""
+"""Tune learning rates, run blocks at the best rates, and void verdicts without a full tuning."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,46 +18,46 @@ from hessblocks_studies.shared.trained_points import (
 from hessblocks_studies.shared.trained_summary import Runs
 
 TUNING = "tuning"
-"""The phase that chooses rates, or the end of its name."""
+"""Name of the phase that tunes rates, or the end of its name."""
 COUNTED = "runs"
-"""The phase of the runs that count, where there is one alone."""
+"""Name of the phase with the judged runs, if there is only one."""
 TUNING_SEED = 0
-"""The runs have those from 1 on."""
+"""Seed of the tuning; judged runs have the seeds from 1 on."""
 FAR = 0.1
-"""Nats by which a kind of what is run must be above the best kind to need no longer grid."""
+"""A kind whose loss is this many nats above that of the best kind needs no longer grid."""
 TUNED_COLUMNS = (*TRAINED_COLUMNS, "phase", "learning_rate")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedSettings(TrainedSettings):
-    """A point of a study whose rates are tuned first: one model, or one reference."""
+    """Settings of a point of a study with tuned rates: one model or one reference."""
 
     phase: str
-    """Purpose: a tuning, or runs that count."""
+    """Phase of the study: tuning or judged runs."""
     label: str
-    """Label that is tuned and judged: a block with its differences, or a reference."""
+    """Label in tuning and verdicts: a block with its edits, or a reference."""
 
     @property
     def name(self) -> str:
-        """The label, in a tuning with the rate."""
+        """The label; during tuning with the rate."""
         return f"{self.label}{AT_RATE}{self.size.learning_rate:g}" if self.tuned else self.label
 
     def placed(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows of this point with its phase and rate."""
+        """Add the phase and rate of this point to its rows."""
         own: Row = {"phase": self.phase, "learning_rate": self.size.learning_rate}
         return [{**row, **own} for row in rows]
 
 
 S = TypeVar("S")
 Make = Callable[[str, float | None, int], S]
-"""From label, rate (None: that of the size) and seed to a point."""
+"""Function from label, rate (None: the rate of the size) and seed to a point."""
 
 
 def tuning_points(make: Make[S], grids: Mapping[str, Sequence[float]]) -> list[S]:
-    """List the bigram table, then every label at its rates, the likeliest of all labels first.
+    """List the bigram table, then each label at its rates; the likeliest rates of all come first.
 
     Args:
-        make: of a point.
+        make: function that makes a point.
         grids: label → rates, the likeliest first.
 
     Returns:
@@ -70,12 +70,12 @@ def tuning_points(make: Make[S], grids: Mapping[str, Sequence[float]]) -> list[S
 
 
 def run_points(make: Make[S], best: Mapping[str, float], seeds: int) -> list[S]:
-    """Every label at its best rate, seed by seed; each seed begins with the bigram table.
+    """List each label at its best rate, seed by seed; each seed begins with the bigram table.
 
     Args:
-        make: of a point.
+        make: function that makes a point.
         best: label → rate.
-        seeds: how many.
+        seeds: number of seeds.
 
     Returns:
         The points.
@@ -85,33 +85,33 @@ def run_points(make: Make[S], best: Mapping[str, float], seeds: int) -> list[S]:
 
 
 def run_seeds(count: int) -> range:
-    """Seeds on which nothing was tuned."""
+    """Return seeds that the tuning did not use."""
     return range(TUNING_SEED + 1, TUNING_SEED + 1 + count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Runs that count, beside the tuning that they rest on."""
+    """Judged runs, and the tuning that chose their rates."""
 
     tuning: Runs
-    """Every label at its rates."""
+    """Tuning runs: each label at its rates."""
     runs: Runs
-    """Those that count."""
+    """Judged runs."""
     rates: Mapping[str, float]
-    """Run → its learning rate."""
+    """Judged label → its learning rate."""
 
     @classmethod
     def of(cls, rows: Rows, tuning: str = TUNING, runs: str = COUNTED, **more: object) -> Self:
-        """Collect the measurements of two phases.
+        """Collect the measurements of the tuning and the judged runs.
 
         Args:
             rows: rows of a study.
-            tuning: name of one phase.
-            runs: name of the other.
-            **more: further fields.
+            tuning: name of the tuning phase.
+            runs: name of the phase with the judged runs.
+            **more: further fields of the class.
 
         Returns:
-            Both, as far as they are measured.
+            Both phases, as far as they are measured.
         """
         by_phase = {name: each for (name,), each in grouped(rows, "phase").items()}
         own = by_phase.get(runs, ())
@@ -119,39 +119,39 @@ class Tuned:
         return cls(tuning=Runs(by_phase.get(tuning, ())), runs=Runs(own), rates=rates, **more)
 
     def kinds(self, label: str) -> list[str]:
-        """Name what was run as the tuning does; of several kinds the best counts."""
+        """List the names of a label in the tuning; the best of these kinds counts."""
         return [label]
 
     def label_of(self, kind: str) -> str:
-        """Return the label of the runs that belong to a name in the tuning."""
+        """Return the label whose runs belong to a name in the tuning."""
         return kind
 
     def tuned_as(self, label: str) -> str:
-        """The best of its kinds, as far as they are measured."""
+        """Return the label's best kind among those that are measured."""
         losses = self.tuning.losses
         measured = [kind for kind in self.kinds(label) if kind in losses]
         return min(measured, key=lambda kind: fmean(losses[kind].values()), default=label)
 
     def best_rate(self, label: str) -> float:
-        """The best rate of what was run, from the best of its kinds in the tuning."""
+        """Return the best rate of a label, from its best kind in the tuning."""
         return self.tuning.rates[self.tuned_as(label)].best
 
     def must_be_inside(self, kind: str) -> bool:
-        """Tell whether a best rate must lie inside its grid: not if it is `FAR` above another."""
+        """Tell whether a kind's best rate must be inside its grid: no if `FAR` above the best."""
         losses, best = self.tuning.losses, self.tuned_as(self.label_of(kind))
         if kind == best or not {kind, best} <= losses.keys():
             return True
         return fmean(losses[kind].values()) <= fmean(losses[best].values()) + FAR
 
     def judged(self, check: Check, *labels: str) -> Check:
-        """Leave a check undecided where a best rate is at an end or the runs are not at it.
+        """Leave a check undecided if a best rate is at an end of its grid or the runs use another.
 
         Args:
-            check: a fact about the runs.
-            *labels: that it is about.
+            check: check of a fact about the runs.
+            *labels: labels of the fact.
 
         Returns:
-            The check, or one that holds neither way.
+            The check, or an undecided copy.
         """
         reasons = self.hindrances(*labels)
         if not reasons:
@@ -159,7 +159,7 @@ class Tuned:
         return check.void(f"void, since {', '.join(reasons)}")
 
     def hindrances(self, *labels: str) -> list[str]:
-        """Why the runs of some labels do not count; nothing where they do."""
+        """List reasons why the runs of some labels do not count."""
         rates = self.tuning.rates
         kinds = [
             (label, kind)
@@ -184,17 +184,17 @@ class Tuned:
 
     @property
     def _counting(self) -> dict[str, dict[float, dict[Scalar, float]]]:
-        """The grids whose best rate must lie inside."""
+        """Tuning grids whose best rate must be inside."""
         grids = self.tuning.grids.items()
         return {kind: grid for kind, grid in grids if self.must_be_inside(kind)}
 
     @property
     def enough(self) -> bool:
-        """Whether the tuning has three rates of everything that counts."""
+        """Whether there are grids that count and each has at least three rates."""
         return bool(self._counting) and min(map(len, self._counting.values())) >= 3
 
     def rate_checks(self) -> list[Check]:
-        """Whether every best rate lies inside its grid, and whether the runs are there."""
+        """Check that each best rate is inside its grid, and that the runs use the best rates."""
         grids, enough = self._counting, self.enough
         rates = {label: self.tuning.rates[label] for label in grids}
         at_end = [f"{label} ({one.best:g})" for label, one in rates.items() if not one.settled]
@@ -219,7 +219,7 @@ class Tuned:
         ]
 
     def tuning_table(self) -> list[dict[str, object]]:
-        """Every rate of every label, its loss, and what came of it."""
+        """List each rate of each label with its loss, and whether it is the best."""
         return [
             {
                 "variant": label,
@@ -242,7 +242,7 @@ def rule_check(
     expected: str = "all (rule of this study)",
     where: str = "elsewhere",
 ) -> Check:
-    """Judge that all runs keep a rule of the study; undecided where too little is measured."""
+    """Judge whether all runs satisfy a rule of the study; undecided if `enough` is false."""
     said = f"{where}: {'; '.join(off)}" if off else f"so for all {count}"
     ours, holds = (said, not off) if enough else ("too little measured", None)
     return Check(fact=fact, expected=expected, ours=ours, holds=holds)

@@ -1,6 +1,6 @@
-"""Time steps, forward passes and decoding of several models, all of them in turns.
+"""Time training steps, forward passes and decoding of several models in turns.
 
-Whatever else the machine does then strikes all of them alike.
+Other load on the machine then affects all models equally.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,18 +16,18 @@ from hessblocks.training import resolve_device, working_seconds
 
 K = TypeVar("K")
 ROUNDS = 12
-"""Turns that count where nothing else is asked for, after one that warms up."""
+"""Default number of measured rounds, after one warm-up round."""
 
 
 def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, list[float]]:
-    """Time pieces of work that take turns, in seconds of processor time on a CPU.
+    """Time tasks in turns, in seconds (processor time on a CPU).
 
     Args:
-        runs: the pieces.
-        rounds: turns that count, after one that warms up.
+        runs: tasks by name.
+        rounds: number of measured rounds, after one warm-up round.
 
     Returns:
-        The seconds of each piece, turn by turn.
+        The seconds of each task, round by round.
     """
     device = resolve_device("auto")
     found: dict[K, list[float]] = {name: [] for name in runs}
@@ -41,7 +41,7 @@ def in_turns(runs: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, lis
 
 
 class TimedModel:
-    """A model with a batch and fused AdamW of rate 1e-4; bf16 on CUDA."""
+    """Model with a batch and fused AdamW of learning rate 1e-4; bf16 autocast on CUDA."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TimedModel:
         labels: Int[Tensor, "sequences tokens"],
         clip: float,
     ) -> None:
-        """Take a model, a batch of tokens with their labels, and the largest norm of a gradient."""
+        """Move the model and its batch to the device; `clip` is the largest norm of a gradient."""
         device = resolve_device("auto")
         self.model: Any = nn.Module.to(model, device)
         self.precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
@@ -59,7 +59,7 @@ class TimedModel:
         self.clip = clip
 
     def step(self) -> None:
-        """A training step; the gradients go at its end."""
+        """Run a training step; gradients are freed at its end."""
         self.model.train()
         with self.precision:
             loss = self.model(input_ids=self.tokens, labels=self.labels).loss
@@ -70,14 +70,14 @@ class TimedModel:
 
     @torch.no_grad()
     def forward_pass(self) -> None:
-        """A forward pass over the batch, without gradients."""
+        """Run a forward pass over the batch, without gradients."""
         self.model.eval()
         with self.precision:
             self.model(input_ids=self.tokens)
 
     @torch.no_grad()
     def decode(self) -> int:
-        """Pass the first sequence token by token, as in generation; count the cache's bytes."""
+        """Pass the first sequence token by token, as in generation; return the cache's bytes."""
         self.model.eval()
         cache: Any = None
         with self.precision:
@@ -88,6 +88,6 @@ class TimedModel:
         return sum(tensor.numel() * tensor.element_size() for tensor in kept)
 
     def held(self) -> list[Shaped[Tensor, "..."]]:
-        """Sum the bytes held before a step: weights, buffers, the optimiser's averages."""
+        """List the tensors held before a step: weights, buffers and the optimiser's averages."""
         states = [leaf for leaf in tree_leaves(self.optimiser.state) if torch.is_tensor(leaf)]
         return [*self.model.state_dict().values(), *states]

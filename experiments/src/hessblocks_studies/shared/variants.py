@@ -1,4 +1,4 @@
-"""Name the blocks that the studies train: the presets and edits of them, from the fixed start."""
+"""Define the blocks that the studies train: presets and edits of them, with fixed initial std."""
 
 import functools
 import math
@@ -9,37 +9,36 @@ from hessblocks import blocks
 from hessblocks.errors import check_name
 
 Maker = Callable[[Mapping[str, int]], blocks.BlockConfig]
-"""From sizes by name to a block."""
+"""Function from sizes by name to a block."""
 RESTRICTED_INITS = ("identity", "orthogonal", "tied")
-"""Starts of values and projections; tied: each projection undoes its layer's values, which are
-orthogonal."""
+"""Initial values of W_V and W_P; tied: W_P = W_Vᵀ in each layer, with orthogonal W_V."""
 BETAS = (0.1, 0.2, 0.5, 1.0)
-"""Gains of the trainable part of values and projections."""
+"""Gains β of the trainable part of values and projections."""
 GAINED = "trainable gains"
-"""The skipless block with values and projections α W_init + β ΔW from α = 1, β = 0.2, W_init the
-identity."""
+"""Skipless block with values and projections α W_init + β ΔW; initially α = 1, β = 0.2, and W_init
+is the identity."""
 GAINED_PARALLEL = f"{GAINED}, parallel"
-"""The same without an MLP skip, in parallel."""
+"""Block `GAINED` without an MLP skip, in the parallel layout."""
 GAINED_ORTHOGONAL = f"{GAINED}, orthogonal"
-"""The same with random orthogonal W_init."""
+"""Block `GAINED` with random orthogonal W_init."""
 GAINED_WITH_SKIP = f"{GAINED}, pre-ln"
-"""The same values and projections beside an attention skip."""
+"""Values and projections of `GAINED` in a block with an attention skip."""
 VALUE_SKIPINIT = "V-SkipInit attention"
-"""αI + βA from α = 1, β = 0 (eq. 4) in the place of shaped attention."""
+"""αI + βA, initially α = 1, β = 0 (eq. 4), instead of shaped attention."""
 SLOPES = (0.2, 0.8)
-"""Slopes of LeakyReLU below zero; 0.8 is 1 - 1/√18, which signal propagation recommends at 18
+"""Slopes of LeakyReLU below zero; 0.8 is 1 - 1/√18, the recommendation of signal propagation for 18
 layers."""
 ZERO_QUERIES = ", zero queries"
-"""Behind the name of a preset that begins with zero queries, as the simplified blocks do."""
+"""Suffix of a preset with zero initial queries, as in the simplified blocks."""
 BASES = ("pre-ln", f"pre-ln{ZERO_QUERIES}")
-"""Blocks that the simplified ones are compared with; from the second they differ by the block
-alone."""
+"""Blocks that the simplified blocks are compared with. The second has zero queries, too, so that
+only the block differs."""
 MLP_GAINS = (0.5, 2.0)
 """Factors of the preset's initial MLP gain."""
 
 
 def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
-    """The block of a variant, its matrices drawn with a standard deviation of 0.02 at every width.
+    """Build the block of a variant, with initial standard deviation 0.02 at every width.
 
     Args:
         name: name of the variant.
@@ -57,18 +56,18 @@ def make_block(name: str, **sizes: int) -> blocks.BlockConfig:
 
 @functools.cache
 def best_start(variant: str, width: int) -> float | None:
-    """The standard deviation that the embeddings of a variant start best with.
+    """Return the best initial standard deviation of a variant's embeddings.
 
-    As the tuning of `trial` found it at width 64, with one seed, for pre-ln, parallel, sas and
-    sas-p. For v-skipinit there is no difference; for other blocks, such as post-ln, op and modern,
-    it is a guess.
+    Source: the tuning of `trial` at width 64 with one seed, for pre-ln, parallel, sas and
+    sas-p. For v-skipinit there is no difference. For other blocks, such as post-ln, op and
+    modern, the value is a guess.
 
     Args:
-        variant: a name of `VARIANTS`.
+        variant: name in `VARIANTS`.
         width: width of the model.
 
     Returns:
-        1/√width beside an attention skip; None, for 0.02, without one.
+        1/√width for blocks with an attention skip; otherwise None, which means 0.02.
     """
     sizes = {"width": 64, "heads": 4, "mlp_width": 256}
     beside_a_skip = make_block(variant, **sizes).attention_branch.has_skip
@@ -76,12 +75,12 @@ def best_start(variant: str, width: int) -> float | None:
 
 
 def restricted(init: str, beta: float) -> str:
-    """Name of the variant W = W_init + β ΔW for values and projections; W_init alone for β = 0."""
+    """Name the variant W = W_init + β ΔW of values and projections; W = W_init if β = 0."""
     return f"{init}, beta {beta:g}"
 
 
 def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
-    """A preset with some fields of its parts changed: slot → {field: value}."""
+    """Edit fields of a preset's parts, given as slot → {field: value}."""
 
     def make(sizes: Mapping[str, Any]) -> blocks.BlockConfig:
         block = blocks.preset(name, **sizes)
@@ -92,7 +91,7 @@ def _edited(name: str, **parts: Mapping[str, Any]) -> Maker:
 
 
 def _values(name: str, weight: blocks.Weight, first: blocks.Weight | None = None) -> Maker:
-    """`weight` for all values and projections of a preset; `first` for the first layer's values."""
+    """Set all values and projections of a preset to `weight`; `first`: the first layer's values."""
     part = {"value": weight, "projection": weight, "first_value": first or weight}
     return _edited(name, attention=part)
 
@@ -169,4 +168,4 @@ VARIANTS: dict[str, Maker] = {
     **{f"sas, no MLP skip, LeakyReLU {slope:g}": _leaky(slope) for slope in SLOPES},
     **{f"sas, MLP gain x{factor:g}": _mlp_gain(factor) for factor in MLP_GAINS},
 }
-"""Name → block of given sizes."""
+"""Name → function from sizes to the block."""
