@@ -1,7 +1,7 @@
 """Measure the loss Hessian of a transformer, predict what quantising costs, build simpler blocks.
 
-`import hessblocks` tells the Auto classes of Hugging Face transformers of its models; everything
-else is imported when it is first used. `__init__.pyi` names what is offered.
+`import hessblocks` registers its models with the Auto classes of Hugging Face transformers;
+everything else is imported at its first use. `__init__.pyi` lists the public names.
 """
 
 import lazy_loader

@@ -1,3 +1,3 @@
-"""Version number, in a file of its own so that the build reads it without importing torch."""
+"""Version number; the build reads it from this file without importing torch."""
 
 __version__ = "0.1.0"

@@ -1,12 +1,12 @@
 """Register our models with the Auto classes of transformers, without importing either early.
 
-`AutoConfig` is given a stand-in. Looking at a saved model begins with its configuration, and the
-stand-in answers by importing `hessblocks.models`, which registers the real classes. (Importing them
-as soon as transformers' auto module is loaded would be too early: `transformers.modeling_utils`
-loads that module half-way through its own import.)
+`AutoConfig` gets a stand-in class. transformers reads the configuration of a saved model first. The
+stand-in then imports `hessblocks.models`, which registers the real classes. (An import as soon as
+transformers' auto module is loaded would be too early: `transformers.modeling_utils` loads that
+module half-way through its own import.)
 
-`attn_implementation="second_order"` becomes known in the same way, once transformers' own functions
-are.
+`attn_implementation="second_order"` is registered in the same way, as soon as transformers has
+registered its own attention functions.
 """
 
 import importlib
@@ -20,15 +20,15 @@ from typing import Any
 
 MODEL_TYPE = "hessblocks"
 AUTO = "transformers.models.auto.configuration_auto"
-"""The module of `AutoConfig`."""
+"""Module that defines `AutoConfig`."""
 MODELING = "transformers.modeling_utils"
-"""The module of the attention functions."""
+"""Module that defines the attention functions."""
 SECOND_ORDER = "second_order"
-"""Name of attention with two derivatives and linear memory."""
+"""Name of the attention that has second derivatives and linear memory."""
 
 
 class StandIn:
-    """Stand in for a configuration class until transformers asks for the real one."""
+    """Placeholder for a configuration class, which transformers replaces by the real one."""
 
     model_type = MODEL_TYPE
 
@@ -47,13 +47,13 @@ def _configuration() -> Any:
 
 
 class _Watch(MetaPathFinder):
-    """Sees a module imported, once."""
+    """Import hook that calls a function after a module is imported for the first time."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
-        """Let the other finders find the module; register the classes once it has been executed."""
+        """Find the module by the other finders, and call the function after its execution."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
@@ -86,7 +86,7 @@ def _second_order(*arguments: Any, **keywords: Any) -> Any:
 
 
 def announce() -> None:
-    """Register configurations and models: now if transformers is loaded, else as soon as it is."""
+    """Register configurations and models: now, or as soon as transformers is imported."""
     for name, then in ((AUTO, _register), (MODELING, _register_attention)):
         if name in sys.modules:
             then(sys.modules[name])

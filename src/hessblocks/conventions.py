@@ -4,16 +4,16 @@ from os import PathLike
 from typing import Literal
 
 AnyPath = str | PathLike[str]
-"""A file or folder, as users write it."""
+"""Path of a file or folder, as a user gives it."""
 
 IGNORED = -100
-"""Label of a token that the loss leaves out, as in torch and transformers."""
+"""Label of tokens that the loss ignores, as in torch and transformers."""
 
 Part = Literal["outer", "functional", "full"]
-"""H_o, H_f or H = H_o + H_f."""
+"""Part of the Hessian: H_o (Gauss-Newton), H_f, or the full H = H_o + H_f."""
 
 SYMBOLS: dict[Part, str] = {"outer": "H_o", "functional": "H_f", "full": "H"}
-"""What each part is called in a line of text."""
+"""Symbol of each part in plain text."""
 
 PARTS: tuple[Part, ...] = ("outer", "functional", "full")
-"""All parts, in the order in which they are shown."""
+"""All parts, in the order of tables and figures."""

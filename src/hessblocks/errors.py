@@ -1,8 +1,8 @@
-"""Exceptions for what a user caused or can mend; each message is a sentence to act on.
+"""Exceptions for errors that a user can correct; each message says how.
 
-`ArgumentError` is for what was asked (an unknown preset, shapes that do not fit) and becomes exit
-status 2 on the command line; `RunError` is for what went wrong on the way (a full disk, a damaged
-file) and becomes exit status 1. Anything else that escapes is a fault of ours.
+`ArgumentError` is for wrong arguments (an unknown preset, shapes that do not fit): exit status 2 on
+the command line. `RunError` is for failures at run time (a full disk, a damaged file): exit status
+1. Any other exception is a bug of this library.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files of Linux with the memory limit of a container, for cgroups 2 and 1."""
+"""Linux files with the memory limit of a container, for cgroups 2 and 1."""
 
 
 class HessblocksError(Exception):
@@ -23,7 +23,7 @@ class HessblocksError(Exception):
         >>> import hessblocks as hb
         >>> try:
         ...     hb.preset("sas", width=0)
-        ... except hb.HessblocksError as error:  # whatever is refused, or fails
+        ... except hb.HessblocksError as error:  # an ArgumentError or a RunError
         ...     print(error)
         width: expected a whole number of at least 1, got 0
     """
@@ -32,7 +32,7 @@ class HessblocksError(Exception):
 
 
 class ArgumentError(HessblocksError, ValueError):
-    """Error for an argument that cannot be used; it names it, what was expected and what came.
+    """Error for an invalid argument; the message has its name, the expected and the given value.
 
     Examples:
         >>> import hessblocks as hb
@@ -47,7 +47,7 @@ class ArgumentError(HessblocksError, ValueError):
 
 
 class RunError(HessblocksError, RuntimeError):
-    """Error for what failed although the arguments were fine; the message says what to do.
+    """Error for a failure with valid arguments; the message says what to do.
 
     Examples:
         >>> import hessblocks as hb
@@ -60,12 +60,12 @@ class RunError(HessblocksError, RuntimeError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
-    """Make an error for a name that is not among the known ones, near matches first.
+    """Make the error for an unknown name, which suggests similar known names.
 
     Args:
-        kind: what the name is of, in the singular ("preset").
-        name: what was given.
-        known: the accepted names.
+        kind: kind of thing that is named, in the singular ("preset").
+        name: unknown name.
+        known: accepted names.
 
     Returns:
         The error, to be raised by the caller.
@@ -81,23 +81,23 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones.
+    """Refuse an unknown name.
 
     Raises:
-        ArgumentError: it is not; see `unknown_name`.
+        ArgumentError: the name is unknown; see `unknown_name`.
     """
     if name not in (names := list(known)):
         raise unknown_name(kind, name, names)
 
 
 def check_extra(what: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:
-    """Refuse what needs an extra of a distribution, where it is not installed.
+    """Refuse a feature whose optional dependencies (an extra) are not installed.
 
     Args:
-        what: needs it, for the message ("figures").
-        extra: its name in `pip install 'hessblocks[...]'`.
-        packages: that come with it; each is imported.
-        distribution: whose extra it is.
+        what: feature that needs the extra, for the message ("figures").
+        extra: name of the extra in `pip install 'hessblocks[...]'`.
+        packages: packages of the extra; each is imported.
+        distribution: distribution that defines the extra.
 
     Raises:
         ArgumentError: one of the packages is missing, or cannot be imported.
@@ -114,10 +114,10 @@ def check_extra(what: str, extra: str, *packages: str, distribution: str = "hess
 
 
 def check_memory_limit(limit: object) -> None:
-    """Refuse a limit that is not a whole number of bytes above 0.
+    """Refuse a memory limit that is not a whole number of bytes above 0.
 
     Raises:
-        ArgumentError: it is not.
+        ArgumentError: the limit is no such number.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ArgumentError(
@@ -127,13 +127,13 @@ def check_memory_limit(limit: object) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error is a failed allocation; some of torch's show it in their text alone."""
+    """Tell whether an error is a failed allocation; some errors of torch show it by their text."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def main_memory() -> int:
-    """Read the bytes of main memory: the machine's, or a container's where that is less."""
+    """Read the size of main memory in bytes: the machine's, or the container's if it is less."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = []
     for file in CONTAINER:
@@ -143,10 +143,10 @@ def main_memory() -> int:
 
 
 def in_units(size: int) -> str:
-    """Format a number of bytes for people.
+    """Format a number of bytes for a reader.
 
     Returns:
-        Three digits at most, with their unit.
+        At most three digits, with kB, MB or GB.
 
     Examples:
         >>> in_units(60_000), in_units(1_500_000), in_units(24_000_000_000)
@@ -159,10 +159,10 @@ def in_units(size: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time for people.
+    """Format a duration for a reader.
 
     Returns:
-        Seconds up to 100, minutes above.
+        Seconds below 100 s, else minutes.
 
     Examples:
         >>> duration(4.2), duration(400)

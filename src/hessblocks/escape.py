@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, so that a text stays on one line and acts on nothing.
+    r"""Escape control characters, so that a text stays on one line and cannot control a terminal.
 
     Args:
-        text: text of any characters, bytes of a file name that are no UTF-8 among them.
+        text: text of any characters, also bytes of a file name that are not UTF-8.
 
     Returns:
-        The text with `\x1b`, `\n`, `\u202e` in the place of what is no printable character.
+        The text, each character that is not printable as `\x1b`, `\n` or `\u202e`.
 
     Examples:
         >>> print(printable("runs/\x1b[2J"))
@@ -35,11 +35,11 @@ def shell_line(words: Iterable[str]) -> str:
     r"""Quote words as one printable command line for a POSIX shell.
 
     Args:
-        words: the command and its arguments.
+        words: command and arguments.
 
     Returns:
-        The words as `shlex.join` quotes them; one with control characters as bash and zsh read
-        `$'\x1b'`.
+        The words as `shlex.join` quotes them. A word with control characters is in the form
+        `$'\x1b'` of bash and zsh.
 
     Examples:
         >>> print(shell_line(["train", "a b", "\x1b[2J"]))

@@ -1,28 +1,28 @@
-"""Set glibc's malloc to keep freed memory; for the commands, never for the library."""
+"""Set glibc's malloc to keep freed memory; only the commands do so, not the library."""
 
 import ctypes
 import os
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-"""Names of settings in glibc's malloc.h."""
+"""M_TRIM_THRESHOLD and M_MMAP_MAX of glibc's malloc.h."""
 _NEVER, _NONE = -1, 0
-"""Nothing is given back, and no block is mapped by itself, which is given back when it is freed."""
+"""Never trim the heap, and map no block by itself: a freed mapping goes back to the kernel."""
 _OWN = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_MMAP_MAX_",
     "GLIBC_TUNABLES",
 )
-"""Variables with which a user says so himself."""
+"""Environment variables with which a user configures malloc."""
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, since the next step needs it again.
+    """Let this process keep the memory that it frees, since the next step allocates it again.
 
-    glibc otherwise gives logits, gradients and vectors back at each step, and the kernel clears
-    every page anew: a quarter of the processor time of sampled gradients of 135M parameters. It
-    holds until the process ends. C libraries without `mallopt` are left as they are, and so is what
-    the user has set.
+    Otherwise glibc returns logits, gradients and vectors to the kernel at each step, and the kernel
+    clears every page again: a quarter of the processor time of sampled gradients of 135M
+    parameters. The setting lasts until the process ends. A C library without `mallopt` and settings
+    of the user are not changed.
     """
     if any(name in os.environ for name in _OWN):
         return

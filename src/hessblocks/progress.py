@@ -1,4 +1,4 @@
-"""Progress of a long computation: stages with their time, steps, and notes."""
+"""Report the progress of a long computation: stages with their times, steps, and notes."""
 
 import time
 from collections.abc import Iterator
@@ -6,19 +6,19 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """Measure stages and say nothing; a subclass shows them."""
+    """Progress that measures the time of stages and shows nothing; a subclass shows it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Add the time spent inside to the stage of that name.
+        """Add the time spent inside the context to the stage of that name, in seconds.
 
         Args:
             name: name of the stage, such as "training".
-            detail: which of several, such as "sas, seed 0".
-            total: steps to come, if they are counted.
+            detail: part of the stage, such as "sas, seed 0".
+            total: number of steps of the stage, if they are counted.
         """
         start = time.perf_counter()
         try:
@@ -27,7 +27,7 @@ class Progress:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def note(self, text: str) -> None:
-        """Show a line about the next work."""
+        """Show one line of text."""
 
     def step(self, done: int, loss: float | None) -> None:
-        """Count steps of the stage, and show the last training loss where it is known."""
+        """Show the number of steps done in the stage, and the last training loss if it is known."""

@@ -1,4 +1,4 @@
-"""Silence Hugging Face libraries and keep them offline; their errors still show."""
+"""Silence Hugging Face libraries and keep them offline; their errors are still shown."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers show errors only and send no request; restore its settings afterwards.
+    """Make transformers show only errors and send no request; restore its settings afterwards.
 
-    `local_files_only` is not enough: a look into the cache asks the hub for the names of coding
-    agents.
+    `local_files_only` is not enough: even a lookup in the cache sends the hub a request, for the
+    names of coding agents.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True

@@ -1,6 +1,6 @@
 """The command line; one file per command.
 
-Commands of other distributions are made of `options`, `Names`, `interruptible` and
+Other distributions build their commands with `options`, `Names`, `interruptible` and
 `hessblocks.cli.terminal`.
 """
 

@@ -1,4 +1,4 @@
-"""The `hessblocks` command: its sub-commands, and how errors and warnings reach the user."""
+"""Run the `hessblocks` command: its sub-commands, and the output of errors and warnings."""
 
 import difflib
 import os
@@ -29,20 +29,20 @@ GONE = {
     "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, "
     "see examples/classify_a_table.py of the repository."
 }
-"""Commands of before, and what to do in their place."""
+"""Removed command → error message, which says what to use instead."""
 
 
 def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Read options that were not typed from the file of --config."""
+    """Read the options that were not typed from the TOML file of --config."""
     for argument in arguments:
         if argument.tokens and "--config" in argument.names:
             path = argument.tokens[-1].value
-            # under the command's name: at the root, an option called as a command is dropped
+            # under the command's name: at the root, cyclopts drops an option named like a command
             Dict({names[0]: _options_in(path)}, source=path)(command, names, arguments)
 
 
 def _options_in(path: str) -> dict[str, Any]:
-    """Read a file of options, which must not have tables."""
+    """Read a TOML file of options; a table in it is an error."""
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -58,7 +58,7 @@ def _options_in(path: str) -> dict[str, Any]:
 
 
 def no_empty_path(_: App, __: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Refuse an empty path, which would be the current folder."""
+    """Refuse an empty path, which would mean the current folder."""
     for argument in arguments:
         if "Path" in str(argument.hint) and any(not token.value for token in argument.tokens):
             raise ArgumentError(f"{_name(argument)}: expected a file or folder, got ''.")
@@ -81,7 +81,7 @@ app = App(
     verbose=False,
 )
 SHELL = Group("Options", sort_key=len(COMMANDS) + 1)
-"""What follows the commands in the help."""
+"""Last panel of the help, after the commands."""
 for flag in ("--help", "--version"):
     app[flag].group = (SHELL,)
 app.register_install_completion_command(
@@ -101,17 +101,17 @@ for place, (title, commands) in enumerate(COMMANDS.items()):
         example = f"Example: hessblocks {own.__name__} {words_of_example}"
         app.command(own, group=panel, sort_key=rank, help_epilogue=example)
 OWN = {command.__name__ for commands in COMMANDS.values() for command in commands}
-"""Commands of this distribution."""
+"""Names of the commands of this distribution."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: the words after `hessblocks`; those of this process by default.
+        arguments: words after `hessblocks`; None: the arguments of this process.
 
     Returns:
-        Exit status: 0 done, 1 failed, 2 wrong arguments, 128 + number of a signal.
+        Exit status: 0 success, 1 failure, 2 wrong arguments, 128 + number of a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     keep_freed_memory()
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HessblocksError as error:
             _complain(_named(error, words), words)
             return error.exit_status
-        except SystemExit as end:  # rich, where nobody reads what it prints
+        except SystemExit as end:  # rich exits so when its output pipe is closed
             return end.code if isinstance(end.code, int) else 0
         except (OSError, MemoryError, RuntimeError) as error:
             return _failed(error, words)
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_other_commands(asked: str = "") -> None:
-    """Add the commands of other distributions, unless one of our own is asked for."""
+    """Add the commands of other distributions, unless the user asked for one of ours."""
     if asked in OWN:
         return
     for name, command, distribution in other_commands(asked):
@@ -155,13 +155,14 @@ def _add_other_commands(asked: str = "") -> None:
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
-    """Explain an error of the machine in one sentence; raise any other, a fault of ours, again."""
+    """Explain an error of memory, disk or files in one sentence; re-raise any other error."""
     if out_of_memory(error):
         _complain("out of memory; make the model, the batch or the sequences smaller.", words)
         return 1
     if not isinstance(error, OSError):
         raise error
-    if error.filename is None:  # closed or full; the interpreter must not try again
+    # standard output is closed or its disk is full: the interpreter must not flush it at exit
+    if error.filename is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     what, why = error.filename or "standard output", error.strerror or error
     _complain(f"{what}: {why}; free some space or permit it, and run again.", words)
@@ -169,9 +170,9 @@ def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -
 
 
 def _complain(message: str, words: Sequence[str]) -> None:
-    """Print one sentence on standard error; the traceback before it where it was asked for.
+    """Print one sentence on standard error, after the traceback if --traceback is given.
 
-    Of several processes (torchrun) the first speaks.
+    Among several processes (torchrun) only the first prints.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -181,7 +182,7 @@ def _complain(message: str, words: Sequence[str]) -> None:
 
 
 def _named(error: HessblocksError, words: Sequence[str]) -> str:
-    """Say what is wrong; an option of the command is named as the user types it."""
+    """Write the message of an error; a field that is an option gets the name that users type."""
     field, _, rest = str(error).partition(":")
     if not isinstance(error, ArgumentError) or not words or words[0] not in app:
         return str(error)
@@ -193,7 +194,7 @@ def _named(error: HessblocksError, words: Sequence[str]) -> str:
 def _show_warning(
     message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
-    """Print our own warnings as one line on standard error; of others, those for users."""
+    """Print our own warnings, and any UserWarning of others, on standard error."""
     ours = category.__module__.startswith("hessblocks")
     if ours or category is UserWarning:
         shown = (printable if ours else printable_lines)(str(message))
@@ -204,7 +205,7 @@ EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def sentence(error: CycloptsError) -> str:
-    """Say what is wrong, which names are known and which of them is near."""
+    """Describe a parsing error in one sentence, with the known names and similar ones."""
     match error:
         case cyclopts.UnknownCommandError(unused_tokens=[name, *_], app=app):
             if name.startswith("-"):
@@ -232,7 +233,7 @@ def _unknown_command(name: str, known: Sequence[str]) -> str:
 
 
 def _unknown_option(token: Any, arguments: Iterable[Argument]) -> str:
-    """Name the options that are near, or whose initials were given, as lr of learning-rate."""
+    """Suggest options with similar names, or with the given initials (lr for learning-rate)."""
     given = token.keyword or token.value
     known = [name for argument in arguments if argument.parse for name in argument.names]
     if token.source != "cli":
@@ -259,12 +260,12 @@ def _unfit(argument: Argument, token: Any) -> str:
 
 
 def _name(argument: Argument) -> str:
-    """Name an option as it is typed; a positional one without dashes."""
+    """Return the name of an option as a user types it; a positional argument has no dashes."""
     name = argument.names[0]
     return name if argument.field_info.is_keyword_only else name.lstrip("-")
 
 
 def _known(argument: Argument) -> tuple[str, ...]:
-    """List the values that an option may have, or those that the shell is offered."""
+    """List the allowed values of an option, or else its shell completions."""
     offered: tuple[str, ...] = getattr(argument.parameter.completer, "names", ())
     return argument.get_choices() or offered

@@ -1,6 +1,6 @@
-"""Find what other distributions add to the command line, by their entry points.
+"""Load the commands and kinds of folders that other distributions register as entry points.
 
-Two groups: `hessblocks.commands` holds commands, each a function like those in `cli/commands`, and
+The group `hessblocks.commands` holds commands, each a function as in `cli/commands`. The group
 `hessblocks.folders` holds kinds of folders, each a `FolderKind`.
 """
 
@@ -21,35 +21,34 @@ if TYPE_CHECKING:
 
 COMMANDS, FOLDERS = "hessblocks.commands", "hessblocks.folders"
 ELSEWHERE = {"reproduce": "hessblocks-studies"}
-"""Command → the distribution that brings it, for whoever types it without."""
+"""Command → distribution to install, if a user types the command without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderKind:
-    """Folders that one command writes, as `hessblocks report` and `check` need to know them."""
+    """Functions of `hessblocks report` and `check` for the folders that one command writes."""
 
     holds: Callable[[Path], bool]
-    """Whether a folder is of this kind."""
+    """Tells whether a folder is of this kind."""
     write_page: Callable[[Path], tuple[Path, list[str]]]
-    """Writes its page; returns the page's path and a line for each thing that is missing."""
+    """Writes the page of a folder; returns its path and one line for each missing part."""
     check: Callable[[Path], Sequence[Finding]]
-    """Looks at its files, a finding each; writes nothing."""
+    """Checks the files of a folder and returns one finding per file; writes nothing."""
 
 
 def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None], str]]:
     """Load the commands of other distributions.
 
     Args:
-        asked: the command that is to run; any other word where they are only listed.
+        asked: name of the command to run; any other word if commands are only listed.
 
     Yields:
-        Name, function and distribution; one that cannot be loaded is left out with a warning,
-        unless it was asked for.
+        Name, function and distribution of each command. A command that cannot be loaded is left
+        out with a warning, unless it is `asked`.
 
     Raises:
-        ArgumentError: the command that was asked for belongs to a distribution that is not
-            installed.
-        RunError: it cannot be loaded.
+        ArgumentError: the distribution of the command `asked` is not installed.
+        RunError: the command `asked` cannot be loaded.
     """
     if lacking := lacking_for(asked):
         raise ArgumentError(f"{asked}: {lacking}")
@@ -63,7 +62,7 @@ def other_commands(asked: str) -> Iterator[tuple[str, Callable[..., None], str]]
 
 
 def lacking_for(command: str) -> str:
-    """Say what to install for a command of another distribution; empty if nothing is missing."""
+    """Write what to install for a command of another distribution; empty if it is installed."""
     name = ELSEWHERE.get(command)
     if name is None or command in {entry.name for entry in _entries(COMMANDS)}:
         return ""
@@ -71,20 +70,20 @@ def lacking_for(command: str) -> str:
 
 
 def folder_kinds() -> list[FolderKind]:
-    """Load the kinds of folders that other distributions know.
+    """Load the kinds of folders that other distributions register.
 
     Returns:
-        Those of all distributions, in no order.
+        Kinds of all distributions, in no particular order.
 
     Raises:
-        RunError: one cannot be loaded.
+        RunError: a kind cannot be loaded.
     """
     return [_loaded(entry) for entry in _entries(FOLDERS)]
 
 
 @cache
 def _entries(group: str) -> tuple[EntryPoint, ...]:
-    """Read the entry points of a group, which takes some 30 ms."""
+    """Read the entry points of a group, which takes about 30 ms."""
     return tuple(entry_points(group=group))
 
 

@@ -1,4 +1,4 @@
-"""End a command by SIGINT, SIGTERM or SIGHUP: clean-up, one sentence, status 128 + number."""
+"""End a command at SIGINT, SIGTERM or SIGHUP: clean up, print one sentence, exit 128 + number."""
 
 import os
 import signal
@@ -13,18 +13,18 @@ SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
 ONE_EVENT = 1.0
-"""Seconds after a signal in which others belong to it: torchrun passes on the terminal's."""
+"""Seconds in which further signals count as the same one: torchrun repeats the terminal's."""
 
 
 @contextmanager
 def interruptible(more: str = "") -> Iterator[None]:
-    """Keep standard output for the results; on an interruption, say that the command can go on.
+    """Keep standard output for results; if interrupted, say that the same command can resume.
 
     Args:
-        more: what the sentence says besides.
+        more: end of the sentence.
 
     Raises:
-        KeyboardInterrupt: with the sentence.
+        KeyboardInterrupt: the command was interrupted; the message is the sentence.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -36,10 +36,10 @@ def interruptible(more: str = "") -> Iterator[None]:
 
 @contextmanager
 def signals_interrupt() -> Iterator[list[int]]:
-    """Let each of `SIGNALS` raise KeyboardInterrupt; yields the numbers of those that came.
+    """Make each of `SIGNALS` raise KeyboardInterrupt; yield the numbers of received signals.
 
-    One that is ignored (nohup) stays so. Of several processes (torchrun) only the first, which
-    writes, cleans up: the others may wait for it where Python cannot act on a signal.
+    An ignored signal (nohup) stays ignored. Among several processes (torchrun) only the first
+    handles signals and cleans up: the others may wait for it in code where Python handles none.
     """
     came: list[int] = []
     until = 0.0

@@ -1,8 +1,8 @@
-"""Turn the settings that a command takes into options of cyclopts.
+"""Turn the settings dataclasses of a command into options of cyclopts.
 
-`taking` hands the dataclasses in a command's signature to cyclopts: each class becomes a panel of
-the help, each field an option with the field's type, default and docstring. `_parameter` adds what
-these leave open.
+`taking` passes the dataclasses in a command's signature to cyclopts. Each class becomes a panel of
+the help. Each field becomes an option with the field's type, default and docstring. `_parameter`
+adds completions, converters, choices and the panel.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from hessblocks.conventions import PARTS
 
 NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
-"""Names of `hessblocks.blocks.PRESETS`, repeated here since importing these loads torch."""
+"""Names of `hessblocks.blocks.PRESETS`, repeated here since importing that module loads torch."""
 KNOWN = {
     "preset": PRESETS,
     "presets": PRESETS,
@@ -28,28 +28,28 @@ KNOWN = {
     "parts": PARTS,
     "curvature_groups": settings.ROLES,
 }
-"""Completions by field or parameter; other values may be valid too."""
+"""Field or parameter → shell completions; other values may be valid too."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """Shell completion by names, after a comma too."""
+    """Shell completion of names, also after a comma."""
 
     names: tuple[str, ...]
 
     def __call__(self, context: Any) -> Iterator[str]:
-        """Complete the last word of a list with commas."""
+        """Yield completions of the last word of a list with commas."""
         before, comma, _ = context.incomplete.rpartition(",")
         return (f"{before}{comma}{name}" for name in self.names)
 
 
 def completer(name: str) -> Names | None:
-    """Return the shell completion of a field or parameter; None where its values are free."""
+    """Return the shell completion of a field or parameter; None if it has none."""
     return Names(KNOWN[name]) if name in KNOWN else None
 
 
 def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
-    """Read words with commas: the last option that is typed, or all entries of a list in a file."""
+    """Read words with commas: from the last typed option, or from all entries of a TOML list."""
     counted = tokens[-1:] if tokens[-1].source == "cli" else tokens
     return tuple(word for token in counted for word in settings.words(token.value))
 
@@ -60,7 +60,7 @@ def whole(_: Any, tokens: Sequence[Token]) -> int:
 
 
 def within(help_text: str, *ranges: settings.Range) -> Parameter:
-    """Describe an integer option that is no field of settings."""
+    """Make the parameter of an integer option that is not a field of settings."""
 
     def check(_: Any, value: int) -> None:
         for mark in ranges:
@@ -71,7 +71,7 @@ def within(help_text: str, *ranges: settings.Range) -> Parameter:
 
 
 def several(name: str) -> Parameter:
-    """Describe a tuple option that is typed as words with commas."""
+    """Make the parameter of a tuple option that is typed as words with commas."""
     return Parameter(
         converter=listed,
         n_tokens=1,
@@ -82,22 +82,22 @@ def several(name: str) -> Parameter:
 
 
 PRESETS_HELP = (
-    "Names of blocks, with commas; `hessblocks presets` lists them. Slots of one alone stand in "
-    "brackets: sas[mlp.gated=true]. A block of your own is FILE.json, with what "
-    "BlockConfig.to_dict gives."
+    "Names of blocks, with commas; `hessblocks presets` lists them. Brackets set fields of one "
+    "block: sas[mlp.gated=true]. FILE.json is a block of your own, the output of "
+    "BlockConfig.to_dict()."
 )
-RESUMES = "Run folder; a run that was stopped there goes on where it stopped."
+RESUMES = "Run folder; a run that was stopped there is resumed."
 SAVED = (
     "A folder that save_pretrained wrote, a GGUF file, or a name in the local Hugging Face cache"
 )
-Text = Annotated[Path, Parameter(help="File or folder of text that the model is meant for.")]
+Text = Annotated[Path, Parameter(help="File or folder of text that is typical for the model.")]
 Out = Annotated[Path, Parameter(help=RESUMES)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
 Seed = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
 Tracker = Annotated[
     str,
     Parameter(
-        help="Tracker that losses go to as well: tensorboard, wandb, trackio or none.",
+        help="Experiment tracker for the losses: tensorboard, wandb, trackio or none.",
         completer=completer("report_to"),
     ),
 ]
@@ -108,15 +108,15 @@ class Screen:
     """Configuration file and output."""
 
     config: Path | None = None
-    """TOML file with values of options, such as batch-size = 16; options typed go first."""
+    """TOML file of options, such as batch-size = 16; typed options override it."""
     json: bool = False
-    """Print one JSON object and nothing else on standard output."""
+    """Print only one JSON object on standard output."""
     traceback: bool = False
     """Show the Python traceback of an error."""
 
 
 def taking(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command so that cyclopts reads its settings from options."""
+    """Decorate a command: cyclopts then reads its settings from options."""
     signature = inspect.signature(command, eval_str=True)
     read = [
         _panel(one, place) if is_dataclass(one.annotation) else one
@@ -135,7 +135,7 @@ def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
 
 
 def _described(record: Any, place: float) -> Any:
-    """Make a stand-in for a settings class: annotated for cyclopts, it builds the settings."""
+    """Make a subclass of a settings class with annotations for cyclopts; it builds the settings."""
     fields = {}
     for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
@@ -150,35 +150,35 @@ def _described(record: Any, place: float) -> Any:
         return settings.make(record, given)
 
     def unused(self: Any, **_: Any) -> None:
-        """Hide the settings' `__init__`, whose annotations cyclopts cannot resolve from here."""
+        """Replace the settings' `__init__`, whose annotations cyclopts cannot resolve here."""
 
     body = {"__new__": from_options, "__init__": unused, "__annotations__": fields}
     return _Described(record.__name__, (record,), body)
 
 
 class _Described(type):
-    """Metaclass of the stand-ins: instances of the settings count as theirs."""
+    """Metaclass of these subclasses; instances of the settings count as their instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        """Accept instances of the settings: pydantic, if imported, checks them for cyclopts."""
+        """Accept instances of the settings, since pydantic, if imported, checks them."""
         return isinstance(instance, cls.__mro__[1])
 
 
 def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Parameter:
-    """Make a field's `Parameter`: what its type, default and docstring leave open."""
+    """Make a field's `Parameter`: name, panel, choices, converter and completion."""
     if kind.mark(settings.NoOption):
         return Parameter(parse=False)
     repeated, choices = kind.mark(settings.Repeated), kind.mark(settings.OneOf)
     default = getattr(record, name)
-    told = several(name) if kind.several else Parameter(completer=completer(name))
+    parameter = several(name) if kind.several else Parameter(completer=completer(name))
     if kind.type in (int, int | None):
-        told = Parameter(converter=whole)
+        parameter = Parameter(converter=whole)
     elif own := kind.mark(settings.ByOptimiser):
-        told = Parameter(show_default=lambda _: own.text)
+        parameter = Parameter(show_default=lambda _: own.text)
     if default is False or default == ():
-        told = Parameter.combine(told, Parameter(show_default=False))
+        parameter = Parameter.combine(parameter, Parameter(show_default=False))
     return Parameter.combine(
-        told,
+        parameter,
         Parameter(
             name=settings.option(repeated.name if repeated else settings.prefix(record) + name),
             group=_group(record, name, place),
@@ -188,7 +188,7 @@ def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Par
 
 
 def _group(record: Any, name: str, place: float) -> Group:
-    """Make the panel of a field, titled by the docstring of the class that declares it."""
+    """Make the panel of a field; its title is the first docstring line of the declaring class."""
     bases = record.__mro__[-2::-1]
     number = next(i for i, base in enumerate(bases) if name in inspect.get_annotations(base))
     title = str(bases[number].__doc__).partition("\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Text corpora and their tokenisers."""
+"""Text corpora and tokenisers."""
 
 from hessblocks.data.bigrams import BIGRAMS, BigramTable
 from hessblocks.data.cache import CacheWarning, Entry, cache_root, cached

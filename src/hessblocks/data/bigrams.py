@@ -1,4 +1,4 @@
-"""Bigram table: the loss that a model must beat before its block means anything.
+"""Bigram table: a baseline loss that a useful model must beat.
 
 Letters: B sequences, T tokens.
 """
@@ -14,13 +14,13 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError
 
 _ROWS = 2**22
-"""Entries of the dense rows, and tokens, that are held at once."""
+"""Most entries of dense rows, and most tokens, in memory at once."""
 BIGRAMS = "bigram table"
-"""What the table is called beside blocks."""
+"""Name of the table in lists of blocks."""
 
 
 class BigramTable:
-    """Probabilities of a token after another, interpolated with those of the token alone.
+    """Probabilities of a token given the one before, interpolated with unigram probabilities.
 
     P(b | a) = (c(a, b) + d(a) P(b)) / (c(a) + d(a)), where c counts in the text, d(a) is the number
     of different tokens that follow a, and P(b) = (c(b) + 1) / (N + V). Nothing is tuned.
@@ -29,21 +29,21 @@ class BigramTable:
     """
 
     def __init__(self, tokens: np.ndarray[Any, Any], vocabulary: int) -> None:
-        """Count.
+        """Count the tokens and pairs of a text.
 
         Args:
-            tokens: a text.
-            vocabulary: number of different tokens there may be.
+            tokens: token ids of the text.
+            vocabulary: size V of the vocabulary.
 
         Raises:
-            ArgumentError: a token that is none of them.
+            ArgumentError: a token id is not below `vocabulary`.
         """
         self._vocabulary = vocabulary
         for start in range(0, len(tokens), _ROWS):
             self._check(tokens[start : start + _ROWS])
         shape = (vocabulary, vocabulary)
         counts, self._pairs = np.zeros(vocabulary), sparse.csr_array(shape)
-        for start in range(0, len(tokens), _ROWS):  # a long text is never held whole
+        for start in range(0, len(tokens), _ROWS):  # a long text is read in pieces
             text = tokens[start : start + _ROWS + 1].astype(np.int64)
             ones = np.ones(len(text) - 1)
             self._pairs += sparse.csr_array((ones, (text[:-1], text[1:])), shape=shape)
@@ -54,7 +54,7 @@ class BigramTable:
         self._alone = (counts + 1.0) / (len(tokens) + vocabulary)
 
     def loss(self, tokens: Int[Tensor, "B T"]) -> float:
-        """Mean loss of each token but the first, given the one before it.
+        """Compute the mean loss of each token but the first, given the token before it.
 
         Args:
             tokens: held-out sequences.
@@ -70,14 +70,14 @@ class BigramTable:
         return float(-np.log(self._after(before, token)).mean())
 
     def masked_loss(self, tokens: Int[Tensor, "B T"], masked: Bool[Tensor, "B T"]) -> float:
-        """Mean loss of the masked tokens, given both neighbours as far as they are seen.
+        """Compute the mean loss of the masked tokens, given both neighbours.
 
-        The token b between a and c has P(b | a) P(c | b), divided by the sum over all b; a
-        neighbour that is masked or outside is left out.
+        The probability of b between a and c is P(b | a) P(c | b), normalised over all b. The factor
+        of a neighbour that is masked or outside the sequence is left out.
 
         Args:
             tokens: held-out sequences.
-            masked: which of their tokens are to be predicted.
+            masked: True at the tokens to predict.
 
         Returns:
             Nats per masked token.
@@ -107,7 +107,7 @@ class BigramTable:
             raise ArgumentError(f"tokens: expected numbers from 0 to {self._vocabulary - 1}")
 
     def _after(self, before: Any, token: Any) -> Any:
-        """P(token | before), elementwise."""
+        """Compute P(token | before), elementwise."""
         known = np.asarray(self._pairs[before, token]).ravel()
         kinds = self._kinds[before]
         total = self._begun[before] + kinds
@@ -118,7 +118,7 @@ class BigramTable:
         )
 
     def _between(self, left: Any, right: Any, truth: Any) -> Any:
-        """−log P(truth | left, right); −1 stands for a neighbour that is not seen."""
+        """Compute −log P(truth | left, right); −1 means that a neighbour is masked or outside."""
         every = np.log(self._alone)[None].repeat(len(truth), axis=0)
         here = left >= 0
         kinds, begun = self._kinds[left[here]][:, None], self._begun[left[here]][:, None]

@@ -19,7 +19,7 @@ from hessblocks.errors import RunError
 
 MANIFEST = "manifest.json"
 Build = Callable[[Path], Mapping[str, Any]]
-"""Fills a folder and describes its contents, as JSON values."""
+"""Function that fills a folder and returns a description of its contents, as JSON values."""
 
 
 class CacheWarning(UserWarning):
@@ -28,16 +28,16 @@ class CacheWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Verified folder of the cache."""
+    """Cache entry: a folder whose files are verified."""
 
     folder: Path
-    """Folder of its files."""
+    """Folder of the files."""
     manifest: Mapping[str, Any]
-    """Key that it was built from (`key`), its `files` with size and SHA-256, and its `contents`."""
+    """`key` of the build, `files` with size and SHA-256, and description of the `contents`."""
 
 
 def cache_root() -> Path:
-    """Find the cache: `HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder."""
+    """Return the cache folder: `HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder."""
     if own := os.environ.get("HESSBLOCKS_CACHE"):
         return Path(own)
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -49,18 +49,18 @@ def cache_root() -> Path:
 
 
 def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
-    """Open a cache entry; build it when it is missing, damaged, or made from another key.
+    """Open a cache entry; build it if it is missing, damaged, or made from another key.
 
-    Of several processes that ask at once, one builds and the others wait for it.
+    If several processes ask at once, one builds the entry and the others wait.
 
     Args:
         name: name of the folder in the cache.
-        key: everything the contents depend on, as JSON values.
-        build: fills a folder and returns a description of the contents, as JSON values. It finds
-            there what an interrupted build (KeyboardInterrupt, a kill) of the same key has left.
+        key: everything that the contents depend on, as JSON values.
+        build: fills a folder and returns a description of the contents, as JSON values. The folder
+            may contain files of an interrupted build (KeyboardInterrupt, a kill) of the same key.
 
     Returns:
-        The entry, every file verified.
+        The entry, with all files verified.
 
     Raises:
         RunError: the cache cannot be written.
@@ -102,7 +102,7 @@ def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
 
 @contextmanager
 def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield a folder that outlives an interruption, and is found again by the same key."""
+    """Yield a folder that remains after an interruption, and is reused for the same key."""
     stem = f".{folder.name}.begun-"
     begun = folder.with_name(stem + hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest())
     for other in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
@@ -111,14 +111,14 @@ def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
     storage.remove_partials(begun)
     try:
         yield begun
-    except Exception:  # which an interruption is not
+    except Exception:  # an interruption is no Exception
         shutil.rmtree(begun, ignore_errors=True)
         raise
     begun.rmdir()
 
 
 def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
-    """The entry, or why it cannot be used."""
+    """Return the verified entry, or the reason why it cannot be used."""
     try:
         manifest = storage.read_object(folder / MANIFEST)
         stale = [name for name in key if manifest["key"].get(name) != key[name]]

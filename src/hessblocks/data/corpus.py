@@ -1,4 +1,4 @@
-"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and cut it into equal windows."""
+"""Tokenise a corpus by byte-pair encoding (BPE) learnt from it, and cut it into windows."""
 
 import hashlib
 import itertools
@@ -23,23 +23,23 @@ from hessblocks.errors import ArgumentError
 from hessblocks.storage import atomic_path, write_text
 
 END_OF_TEXT = "<|endoftext|>"
-"""Ends each document; token 0."""
+"""Special token at the end of each document; its id is 0."""
 MASK, PADDING = "<|mask|>", "<|padding|>"
 SPECIAL = {"causal-lm": (END_OF_TEXT,), "masked-lm": (END_OF_TEXT, MASK, PADDING)}
-"""Task → special tokens, the first ones of its vocabulary."""
+"""Task → special tokens, the first entries of its vocabulary."""
 SMALLEST_VOCABULARY = 257
-"""256 bytes and the end of text."""
+"""Smallest size of a vocabulary: 256 bytes and the end of text."""
 LEARNING_CHARACTERS = 64_000_000
-"""Characters, about, that the encoding is learnt from at most; spread evenly over the text."""
+"""About how many characters the encoding is learnt from at most; evenly spread over the text."""
 _BATCH = 1 << 21
-"""Characters that are encoded at once; each takes about 100 bytes while it is."""
+"""Characters encoded at once; each takes about 100 bytes meanwhile."""
 
 
 def check_vocabulary(size: int) -> None:
     """Refuse a vocabulary that cannot hold every byte.
 
     Raises:
-        ArgumentError: fewer than `SMALLEST_VOCABULARY` entries.
+        ArgumentError: `size` is below `SMALLEST_VOCABULARY`.
     """
     if size < SMALLEST_VOCABULARY:
         raise ArgumentError(
@@ -51,15 +51,15 @@ def check_vocabulary(size: int) -> None:
 def learn_encoding(
     texts: Iterable[str], vocabulary: int, special: Sequence[str] = (END_OF_TEXT,)
 ) -> Any:
-    """Learn byte-level BPE in which each merge was seen at least twice.
+    """Learn byte-level BPE; each merge occurs at least twice in the texts.
 
     Args:
-        texts: what to learn from.
-        vocabulary: entries at most; a short text supports fewer.
-        special: special tokens, the first ones of the vocabulary.
+        texts: texts to learn from.
+        vocabulary: largest size of the vocabulary; a short text supports fewer entries.
+        special: special tokens, the first entries of the vocabulary.
 
     Returns:
-        A `tokenizers.Tokenizer`; the same for the same text, whatever the number of threads.
+        A `tokenizers.Tokenizer`, which does not depend on the number of threads.
     """
     encoding = Tokenizer(models.BPE())
     encoding.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -72,23 +72,23 @@ def learn_encoding(
         show_progress=False,
     )
     whole = [[part for text in texts for part in slices_of(text)]]
-    # one batch, so that the trainer calls no Python later; popped, so that its memory is freed then
+    # one batch: the trainer then needs no Python; popped, so that its memory is freed afterwards
     batches = (whole.pop() for _ in range(1))
     _run_interruptibly(lambda: encoding.train_from_iterator(batches, trainer))
     return encoding
 
 
 def _run_interruptibly(run: Callable[[], object]) -> None:
-    """Run in a thread: the trainer ignores signals, so that Ctrl-C could not stop it."""
+    """Run in a thread, since the tokeniser's trainer ignores signals such as Ctrl-C."""
     pool = ThreadPool(1)
     try:
         pool.apply_async(run).get()
     finally:
-        pool.terminate()  # does not wait: a thread of a pool ends with the process
+        pool.terminate()  # does not wait; the thread ends with the process
 
 
 def token_type(vocabulary: int) -> np.dtype[Any]:
-    """Choose the smallest unsigned type that holds every token."""
+    """Choose the smallest unsigned integer type for all token ids."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 
@@ -98,17 +98,17 @@ def write_corpus(
     vocabulary: int,
     special: Sequence[str] = (END_OF_TEXT,),
 ) -> dict[str, Any]:
-    """Learn the encoding from the training split and write every split.
+    """Learn the encoding from the training split and write the tokens of every split.
 
     Args:
-        folder: gets tokenizer.json and a file `<split>.bin` for each split. What an interrupted
-            call with the same texts left there is kept.
-        texts: documents of each split, train among them.
-        vocabulary: entries at most.
-        special: as `learn_encoding` takes it.
+        folder: folder for tokenizer.json and a file `<split>.bin` for each split. Files that an
+            interrupted call with the same texts left are reused.
+        texts: split → documents; `train` is one of the splits.
+        vocabulary: largest size of the vocabulary.
+        special: special tokens, as in `learn_encoding`.
 
     Returns:
-        Size of the vocabulary, and documents, characters and tokens of each split.
+        Size of the vocabulary, and numbers of documents, characters and tokens of each split.
     """
     folder, train = Path(folder), texts["train"]
     if not (learnt := folder / "tokenizer.json").exists():
@@ -136,8 +136,8 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
 
     Args:
         texts: documents.
-        encoding: as `learn_encoding` returns it.
-        path: file to write. Its parts are written beside it and stay; existing ones are reused.
+        encoding: tokeniser from `learn_encoding`.
+        path: file to write. Its parts are written beside it and remain; existing ones are reused.
 
     Returns:
         Number of tokens in the file.
@@ -149,7 +149,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
     for number, batch in enumerate(_batches(texts)):
         parts.append(path.with_suffix(f".{number}.part"))
         if not parts[-1].exists():
-            # END_OF_TEXT is a piece already, so none is to be added
+            # END_OF_TEXT is a piece of the text already, so that none is added
             found = encoding.encode_batch_fast(batch, add_special_tokens=False)
             with atomic_path(parts[-1]) as temporary, temporary.open("wb") as file:
                 for tokens in found:
@@ -161,7 +161,7 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
 
 
 def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
-    """Yield lists of pieces, about `_BATCH` characters each; END_OF_TEXT ends each document."""
+    """Yield lists of pieces of about `_BATCH` characters; each document ends with END_OF_TEXT."""
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
     seen = itertools.accumulate(map(len, counted))
@@ -173,7 +173,7 @@ Example = dict[str, Int[Tensor, "... tokens"]]
 
 
 class Windows(Dataset[Example]):
-    """Dataset of non-overlapping windows of `context` tokens, without the rest at the end."""
+    """Dataset of non-overlapping windows of `context` tokens; a shorter rest is dropped."""
 
     def __init__(self, tokens: np.ndarray[Any, Any], context: int) -> None:
         self.tokens = tokens
@@ -196,11 +196,11 @@ class Windows(Dataset[Example]):
         Args:
             count: number of windows.
             seed: seed of the draw.
-            option: option or argument that set `count`, for the error.
+            option: option or argument that sets `count`, for the error.
             text: name of the text, for the error.
 
         Returns:
-            The tokens of each window.
+            Token ids of each window.
 
         Raises:
             ArgumentError: there are fewer windows.
@@ -221,9 +221,9 @@ class Corpus:
     name: str
     """Short name, such as `python-code`."""
     tokenizer: Any
-    """The `tokenizers.Tokenizer` that was learnt from the training split."""
+    """`tokenizers.Tokenizer` learnt from the training split."""
     splits: Mapping[str, np.ndarray[Any, Any]]
-    """Tokens of each split (train, validation, perhaps test-domain), memory-mapped."""
+    """Split (train, validation, perhaps test-domain) → token ids, memory-mapped."""
     description: Mapping[str, Any]
     """Versions, files and tokens of each split."""
     fingerprint: str
@@ -240,13 +240,13 @@ class Corpus:
 
         Args:
             split: train, validation or test-domain.
-            context: tokens of a window, at least 2.
+            context: tokens per window, at least 2.
 
         Returns:
-            A dataset of {"input_ids", "labels"}, each (context,), equal to each other.
+            A dataset of {"input_ids", "labels"}, both of shape (context,) and equal.
 
         Raises:
-            ArgumentError: no such split, or it is shorter than one window.
+            ArgumentError: there is no such split, or it is shorter than one window.
         """
         if split not in self.splits:
             raise ArgumentError(f"split: {split!r} is unknown; known: {', '.join(self.splits)}.")
@@ -281,13 +281,13 @@ class Corpus:
 
 
 def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -> Corpus:
-    """Open the corpus of a cache entry; build it where it is missing.
+    """Open the corpus of a cache entry; build it if it is missing.
 
     Args:
         name: name of the corpus.
         place: path of the entry in the cache, without the size of the vocabulary.
-        key: all that the tokens depend on besides the version of tokenizers; has `vocabulary`.
-        build: writes the files of `write_corpus`, and returns what that returns.
+        key: all that the tokens depend on, with `vocabulary`; the version of tokenizers is added.
+        build: writes the files of `write_corpus`, and returns its description.
 
     Returns:
         The corpus, from verified files.

@@ -1,6 +1,6 @@
-"""Load corpora that need no network: Python code of this machine, or text of the user's.
+"""Load corpora without a network: Python code of this machine, or text of the user.
 
-A source is a list of documents (files) per split, and a fingerprint of their contents. It is
+A source has lists of documents (files) by split, and a fingerprint of their contents. It is
 tokenised once, then cached.
 """
 
@@ -27,12 +27,12 @@ from hessblocks.escape import printable
 from hessblocks.storage import sha256
 
 DATA_VERSION = 1
-"""Raised whenever the same files would give other tokens."""
+"""Version of the tokenisation; increase it when the same files give other tokens."""
 DEFAULT_VOCABULARY = 4096
 
 
 class CorpusWarning(UserWarning):
-    """Warning that a corpus is not quite what was asked for."""
+    """Warning that a corpus differs from the requested one."""
 
 
 def load_corpus(
@@ -40,16 +40,16 @@ def load_corpus(
     vocabulary: int = DEFAULT_VOCABULARY,
     task: str = "causal-lm",
 ) -> Corpus:
-    """Load Python code of the standard library, or text of the user's; built once, then cached.
+    """Load Python code of the standard library, or text of the user; built once, then cached.
 
     Args:
-        path: file or folder of UTF-8 text; None means the standard library.
-        vocabulary: entries of the vocabulary to learn; a text that supports fewer gets a smaller
-            one, with a warning.
-        task: causal-lm, or masked-lm, whose vocabulary has a token for what is masked.
+        path: file or folder of UTF-8 text; None: the standard library.
+        vocabulary: size of the vocabulary to learn; a short text gets a smaller one, with a
+            warning.
+        task: causal-lm, or masked-lm, whose vocabulary has a mask token.
 
     Returns:
-        The corpus, its files verified.
+        The corpus, with all files verified.
 
     Raises:
         ArgumentError: `vocabulary` is too small, or `path` is missing, unreadable, or without text.
@@ -63,7 +63,7 @@ def load_corpus(
         source = standard_library()
         entry = f"{source.name}-{sys.implementation.cache_tag}"
         return load_source(source, entry, vocabulary, task)
-    if path == "":  # which would be the current folder
+    if path == "":  # this would mean the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
@@ -72,16 +72,16 @@ def load_corpus(
 
 
 def load_source(source: Source, entry: str, vocabulary: int, task: str = "causal-lm") -> Corpus:
-    """Open the cache entry of some files, or build it; warn where the corpus is another.
+    """Open the cache entry of a source, or build it; warn if the corpus differs from the request.
 
     Args:
         source: files to learn from, by split.
         entry: name of the cache entry.
-        vocabulary: entries of the vocabulary to learn.
-        task: as `load_corpus` takes it.
+        vocabulary: size of the vocabulary to learn.
+        task: as in `load_corpus`.
 
     Returns:
-        The corpus, its files verified.
+        The corpus, with all files verified.
 
     Raises:
         ArgumentError: there is no text.
@@ -118,7 +118,7 @@ def _warn(message: str) -> None:
 def _build(
     source: Source, vocabulary: int, special: Sequence[str], folder: Path
 ) -> Mapping[str, Any]:
-    """Learn the encoding from the training split, write every split, and say what was made."""
+    """Learn the encoding from the training split, write every split, and describe the corpus."""
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
     found = {split: len(texts[split]) for split in texts}
     if source.by_tail:
@@ -145,7 +145,7 @@ def _build(
 VALIDATION_SHARE = 0.1
 """Share of the files, or of each file's end, that is held out."""
 FEW_FILES = 20
-"""Below this many files the split is within each file, not by file."""
+"""With fewer files, each file is split, instead of the list of files."""
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "pydoc_data"})
 
@@ -157,25 +157,25 @@ class Source:
     name: str
     """Short name, shown to the user."""
     root: Path
-    """Folder that the relative paths start from."""
+    """Folder that the paths are relative to."""
     paths: Sequence[str]
-    """Relative paths that the fingerprint is of, in its order."""
+    """Relative paths of the files in the fingerprint, in order."""
     splits: dict[str, tuple[str, ...]]
-    """Relative paths (with /) of each split's files; no validation files means `by_tail`."""
+    """Split → relative paths (with /) of its files; without validation files, see `by_tail`."""
     fingerprint: str
     """SHA-256 of the relative paths and contents."""
     links: int | None = None
-    """Files of a folder of the user's that are links, which are not followed; None for others."""
+    """Number of links in a folder of the user, which are not followed; None for other sources."""
 
     @property
     def by_tail(self) -> bool:
-        """True where the end of each file is the validation split, for want of files."""
+        """True if the end of each file is the validation split, since there are few files."""
         return "validation" not in self.splits
 
     def read(self, split: str) -> Iterator[tuple[str, TextFile]]:
-        """Open each file of a split, with its path; files that are not text are left out.
+        """Open each file of a split; yield its path and text, and skip files that are not text.
 
-        A file that is blank, holds a zero byte, or is not UTF-8, is not text.
+        A file is not text if it is blank, contains a zero byte, or is not UTF-8.
 
         Raises:
             ArgumentError: a file cannot be read, or the only one is not text.
@@ -194,7 +194,7 @@ class Source:
 
 
 def standard_library() -> Source:
-    """List the standard library's source, its tests a domain of their own.
+    """List the source files of the standard library; its tests are a separate split.
 
     Generated files are left out: `_sysconfigdata*` (paths of this machine) and `pydoc_data`
     (prose).
@@ -203,7 +203,7 @@ def standard_library() -> Source:
         Splits train and validation, by file, and test-domain: a tenth of the tests.
 
     Raises:
-        RunError: the interpreter comes without source files.
+        RunError: the interpreter has no source files.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = [
@@ -220,19 +220,19 @@ def standard_library() -> Source:
 
 
 def user_files(path: Path) -> Source:
-    """List a file, or the files of a folder but for hidden ones and links.
+    """List a file, or the files of a folder.
 
-    Links and hidden files are left out, and all that a hidden folder holds.
+    Links, hidden files and the contents of hidden folders are left out.
 
     Args:
         path: file or folder.
 
     Returns:
-        Splits train and validation by file; train alone, to be split within each file, where there
-        are few files.
+        Splits train and validation by file; if there are few files, only train, and each file is
+        split.
 
     Raises:
-        ArgumentError: there is nothing at `path`, it cannot be read, or holds no file.
+        ArgumentError: there is nothing at `path`, it cannot be read, or it contains no file.
     """
     try:
         if not path.is_file() and not path.is_dir():
@@ -242,7 +242,7 @@ def user_files(path: Path) -> Source:
         if not paths:
             only = "no files but links, which are not followed" if found else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
-        if root != path and not begins_as_text(path):  # before all of it is hashed
+        if root != path and not begins_as_text(path):  # before the whole file is hashed
             raise _no_text(printable(path.resolve().name))
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
         links = len(found) - len(paths)
@@ -278,7 +278,7 @@ def python_files(root: AnyPath) -> list[str]:
 
 
 def is_test(path: str) -> bool:
-    """Tell whether a relative path lies in a folder of tests."""
+    """Tell whether a relative path is in a folder of tests."""
     return not TEST_FOLDERS.isdisjoint(path.split("/"))
 
 
@@ -296,7 +296,7 @@ def _files(root: Path) -> Iterator[str]:
 
 
 def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
-    """The tenth of the files whose paths have the smallest SHA-256."""
+    """Select the tenth of the files whose paths have the smallest SHA-256."""
 
     def place(relative: str) -> bytes:
         return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).digest()
@@ -314,8 +314,8 @@ def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:
     """Hash files by relative path and contents (SHA-256); about a second per gigabyte.
 
     Args:
-        root: folder that the paths start from.
-        paths: relative, in their order.
+        root: folder that the paths are relative to.
+        paths: relative paths, in order.
 
     Returns:
         Hexadecimal digits.

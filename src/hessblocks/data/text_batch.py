@@ -1,4 +1,4 @@
-"""Draw windows of a text in the tokens of a model that is already trained."""
+"""Draw windows of a text with the tokeniser of a pretrained model."""
 
 import os
 from collections.abc import Iterable
@@ -16,32 +16,32 @@ from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
 MOST_CHARACTERS = 4_000_000
-"""About so many characters are read of a longer text, in pieces of a million, evenly spread."""
+"""About how many characters of a longer text are read, in evenly spread pieces of a million."""
 
 
 def text_batch(
     tokenizer: Any, text: AnyPath, *, tokens: int = 128, sequences: int = 8, seed: int = 0
 ) -> dict[str, Int[Tensor, "sequences tokens"]]:
-    """Draw a batch of windows from a text, in the tokens of a pretrained model.
+    """Draw a batch of windows from a text, with the tokeniser of a pretrained model.
 
     Args:
-        tokenizer: tokenizer of transformers, as `hb.load` gives it with its model.
-        text: a file or folder where there is one of that name, else the text itself.
-        tokens: tokens of each window, at least 2.
-        sequences: windows, drawn without replacement.
+        tokenizer: tokeniser of transformers, as `hb.load` returns it with a model.
+        text: path of a file or folder; if there is none of this name, the text itself.
+        tokens: tokens per window, at least 2.
+        sequences: number of windows, drawn without replacement.
         seed: seed of the draw.
 
     Returns:
-        {"input_ids": (sequences, tokens)}, which `hb.Problem` takes.
+        {"input_ids": (sequences, tokens)}, a batch for `hb.Problem`.
 
     Raises:
-        ArgumentError: no tokeniser, a file that cannot be read, or a text of fewer windows.
+        ArgumentError: there is no tokeniser, a file cannot be read, or there are fewer windows.
 
     Cost: encodes at most four million characters.
 
     Examples:
         >>> import transformers, hessblocks as hb
-        >>> tokenizer = transformers.ByT5Tokenizer()  # or that of hb.load
+        >>> tokenizer = transformers.ByT5Tokenizer()  # or the one of hb.load
         >>> batch = hb.text_batch(tokenizer, "To be, or not to be. " * 20, tokens=16, sequences=4)
         >>> batch["input_ids"].shape
         torch.Size([4, 16])
@@ -52,22 +52,22 @@ def text_batch(
         if value < least:
             raise ArgumentError(f"{name}: expected at least {least}, got {value}")
     ids = encoded(tokenizer, documents_of(text))
-    said = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
+    name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
     windows = Windows(ids, tokens)
-    return {"input_ids": windows.drawn(sequences, seed, "sequences", said)}
+    return {"input_ids": windows.drawn(sequences, seed, "sequences", name)}
 
 
 def documents_of(text: AnyPath) -> list[Text]:
-    """Read the documents of a file or folder, or take a text as one document.
+    """Read the documents of a file or folder, or use a text as one document.
 
     Args:
         text: see `text_batch`.
 
     Returns:
-        Files that are text, in order.
+        Documents, in order; files that are not text are left out.
 
     Raises:
-        ArgumentError: a path with nothing to read.
+        ArgumentError: there is no text at the path.
     """
     if isinstance(text, str) and not os.path.exists(text):
         return [text]
@@ -76,11 +76,11 @@ def documents_of(text: AnyPath) -> list[Text]:
 
 
 def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
-    """Encode documents, each ended by the tokeniser's end of text where it has one.
+    """Encode documents; each ends with the tokeniser's end-of-text token, if it has one.
 
     Args:
-        tokenizer: tokenizer of transformers.
-        documents: documents, of which at most about `MOST_CHARACTERS` are read, spread evenly.
+        tokenizer: tokeniser of transformers.
+        documents: documents; about `MOST_CHARACTERS` characters at most are read, spread evenly.
 
     Returns:
         Token ids.

@@ -1,4 +1,4 @@
-"""Read long texts in blocks, so that none is held whole, and cut them into pieces at line ends."""
+"""Read long texts in blocks, to save memory, and cut them into pieces at line ends."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class TextFile:
     """Characters `start` to `stop` of a file of UTF-8 text."""
 
     path: Path
-    """The file."""
+    """Path of the file."""
     start: int = 0
-    """First character, counted without a byte order mark."""
+    """Index of the first character; a byte order mark is not counted."""
     stop: int
-    """Number of the character after the last one."""
+    """Index after the last character."""
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def blocks(self) -> Iterator[str]:
-        """Read about a million characters at a time; together they are the text."""
+        """Yield the text in blocks of about a million characters."""
         at = 0
         for block in _blocks_of_file(self.path):
             yield block[max(0, self.start - at) : max(0, self.stop - at)]
             at += len(block)
 
     def cut(self, at: int) -> tuple[TextFile, TextFile]:
-        """Cut a whole file in two, at the last line end before `at` where one is near."""
+        """Cut a whole file in two, at the last line end shortly before `at`, or else at `at`."""
         seen = line = 0
         for block in TextFile(path=self.path, stop=at).blocks():
             if end := block.rfind("\n") + 1:
@@ -52,10 +52,10 @@ def text_file(path: Path) -> TextFile | None:
     """Open a file as UTF-8 text.
 
     Returns:
-        The whole file; None where it is blank.
+        The whole file; None if it is blank.
 
     Raises:
-        UnicodeError: it holds a zero byte, or is not UTF-8.
+        UnicodeError: the file contains a zero byte, or is not UTF-8.
     """
     length, blank = 0, True
     for block in _blocks_of_file(path):
@@ -75,26 +75,26 @@ def begins_as_text(path: Path) -> bool:
 
 
 def _blocks_of_file(path: Path) -> Iterator[str]:
-    # with this newline, line ends are left as they are
+    # newline="\n" leaves all line ends unchanged
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         while block := file.read(_BLOCK):
             yield block
 
 
 def blocks_of(text: Text) -> Iterator[str]:
-    """Cut a text into blocks of a million characters at most."""
+    """Cut a text into blocks of at most a million characters."""
     if isinstance(text, TextFile):
         return text.blocks()
     return (text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
 
 
 def pieces_of(text: Text) -> Iterator[str]:
-    """Cut the text into pieces of about a million characters, at line ends where possible."""
+    """Cut the text into pieces of about a million characters, at line ends if possible."""
     rest = ""
     for block in blocks_of(text):
         rest += block
         while len(rest) > _BLOCK:
-            # rfind gives −1 where there is no line end, and `+ 1` makes that false
+            # rfind returns −1 without a line end, and −1 + 1 is false
             cut = rest.rfind("\n", 0, _BLOCK) + 1 or _BLOCK
             yield rest[:cut]
             rest = rest[cut:]
@@ -102,10 +102,10 @@ def pieces_of(text: Text) -> Iterator[str]:
 
 
 def slices_of(piece: str) -> Iterator[str]:
-    """Cut a piece where byte-level BPE cuts it too, so that its tokens stay the same.
+    """Cut a piece at boundaries of byte-level BPE, so that its tokens do not change.
 
-    The last white space before a word begins a token, whatever stands before it. Short texts take
-    far less memory while they are encoded.
+    The last white space before a word always begins a token. Short texts need far less memory
+    during encoding.
     """
     start = 0
     while found := _WORD.search(piece, start + _SLICE):
@@ -115,15 +115,15 @@ def slices_of(piece: str) -> Iterator[str]:
 
 
 def thinned(texts: Iterable[Text], characters: int, most: int) -> Iterator[str]:
-    """Take every k-th piece of the texts, k such that about `most` characters remain.
+    """Yield every k-th piece of the texts, with k such that about `most` characters remain.
 
     Args:
         texts: documents.
-        characters: how long they are together.
-        most: how many remain.
+        characters: total number of characters.
+        most: number of characters that remain.
 
     Returns:
-        The pieces that remain, in order.
+        The remaining pieces, in order.
     """
     step = max(1, -(-characters // most))
     pieces = (piece for text in texts for piece in pieces_of(text))

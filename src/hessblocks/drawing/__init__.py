@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib, for files and for pages. Importing this loads matplotlib."""
+"""Draw figures with matplotlib, for files and pages. Importing this loads matplotlib."""
 
 from hessblocks.drawing.heatmap import draw_heatmap, draw_layers, short_name
 from hessblocks.drawing.pictures import page_picture, write_picture

@@ -1,6 +1,6 @@
 """Draw a curvature map: group × group norms as colours, from plain numbers.
 
-A map in memory (`CurvatureMap.plot`) and the report of a stored one are drawn alike by it.
+It draws both maps in memory (`CurvatureMap.plot`) and stored maps in reports.
 """
 
 import itertools
@@ -16,9 +16,9 @@ from matplotlib.patches import Patch
 from hessblocks.figures import PART_WORDS, plain_math
 
 ZERO = "#D9D9D9"
-"""Colour of a block that is exactly zero: none of the scale's."""
+"""Colour of a block that is exactly zero, not in the colour scale."""
 UNTOLD = "#B9A3C9"
-"""Colour of a block whose norm is not told from zero: none of the scale's either."""
+"""Colour of a block whose norm does not differ significantly from zero, not in the scale."""
 DECADES = 12
 """Most decades of the colour scale, counted from the largest norm; smaller norms look alike."""
 CELL = 0.24
@@ -26,9 +26,9 @@ CELL = 0.24
 LARGEST = 12.0
 """Width and height of a map, in inches; blocks of many groups are smaller."""
 LABELS = 60
-"""Names that fit beside a map; where there are more groups, layers are named in their place."""
+"""Most group names beside a map; with more groups, layers are named instead."""
 MARGINS = (3.4, 2.2)
-"""Room of names and colour scale besides the map, in inches."""
+"""Space for names and colour scale beside the map, in inches."""
 
 
 def draw_heatmap(
@@ -44,10 +44,10 @@ def draw_heatmap(
     Args:
         names: names of the groups, in the order of rows and columns.
         layers: layers of the groups; None outside the layers.
-        values: norms, row by row; NaN where a block was not measured, below zero where it is not
-            told from zero.
+        values: norms, row by row; NaN: not measured; below zero: not significantly different from
+            zero.
         part: outer, functional or full.
-        ax: axes to draw on; None for a figure of the map alone.
+        ax: axes to draw on; None: a new figure.
 
     Returns:
         The matplotlib figure that was drawn on.
@@ -84,10 +84,10 @@ def _colour(axis: Axes, norms: np.ndarray, label: str, shrink: float = 1.0) -> N
 
 
 def _mark_zeros(axis: Axes, norms: np.ndarray) -> bool:
-    """Colour blocks that are zero or cannot be told from it; a note below the title explains it.
+    """Colour blocks that are zero or not significantly different from it; add a note below.
 
     Returns:
-        Whether there are any.
+        Whether there are such blocks.
     """
     patches = []
     for marked, colour, words in (
@@ -134,12 +134,12 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
 
 
 def short_name(name: str) -> str:
-    """Write a group's name with the number of its layer in front."""
+    """Return a short name of a group that begins with the number of its layer."""
     return re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name))
 
 
 def _apart(places: Sequence[int], least: float) -> list[int]:
-    """Leave out names that would overlap the one before."""
+    """Select places at least `least` apart, so that their names do not overlap."""
     kept = [places[0]]
     for place in places[1:]:
         if place - kept[-1] >= least:
@@ -155,14 +155,14 @@ def draw_layers(
     part: str,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw norms as layers × roles on a logarithmic colour scale; a note names the groups outside.
+    """Draw norms as layers × roles on a logarithmic colour scale; a note lists other groups.
 
     Args:
         names: names of the groups, such as layers.3.attention.query.
         layers: layers of the groups; None outside the layers.
-        values: norms, one per group; not above zero where one is zero or not told from it.
+        values: norms, one per group; zero or below: not significantly different from zero.
         part: outer, functional or full.
-        ax: axes to draw on; None for a figure of its own.
+        ax: axes to draw on; None: a new figure.
 
     Returns:
         The matplotlib figure that was drawn on.
@@ -191,5 +191,5 @@ def draw_layers(
 
 
 def role_in_layer(name: str) -> str:
-    """Name a group without the number of its layer."""
+    """Return the name of a group without the number of its layer."""
     return re.sub(r"^.*?\.\d+\.", "", name)

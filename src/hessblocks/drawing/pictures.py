@@ -1,4 +1,4 @@
-"""Write figures as png and svg, the same bytes for the same numbers."""
+"""Write figures as PNG and SVG; equal figures give equal bytes."""
 
 import re
 from io import BytesIO
@@ -18,17 +18,17 @@ from hessblocks.figures import MATPLOTLIB, RESOLUTION
 from hessblocks.storage import atomic_path
 
 COLOURS = 255
-"""Colours of a png: enough for a colour scale, and a file a third as large."""
+"""Number of colours of a PNG: enough for a colour scale, and the file is a third as large."""
 OF_MAPS, OF_LINES = Image.Quantize.MEDIANCUT, Image.Quantize.FASTOCTREE
-"""How they are chosen: finest where many pixels are, or alike everywhere for small marks."""
+"""Choice of these colours: by number of pixels for maps, evenly for small marks of lines."""
 WHITE = 252
-"""Parts of a colour from here on are those of white paper, which the page goes on with."""
+"""Colour components from this value on count as white background."""
 MARGIN = 0.1
-"""Inches of paper around a picture on a page."""
+"""White margin around a picture on a page, in inches."""
 SHEET = rb'width="[^"]+" height="[^"]+" viewBox="[^"]+"'
-"""Size of a svg."""
+"""Pattern of the size of an SVG."""
 UNDATED = {"Date": None, "Creator": None}
-"""Metadata of a svg: nothing that differs from one day to the next."""
+"""Metadata of an SVG: no date and no version, so that files are reproducible."""
 
 
 def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
@@ -36,11 +36,11 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
 
     Args:
         figure: figure of matplotlib.
-        folder: made when missing.
-        name: without suffix.
+        folder: folder of the files; it is created if it is missing.
+        name: file name without suffix.
 
     Returns:
-        The path of the png; that of the svg differs in its suffix.
+        Path of the PNG; the SVG has the same path with the suffix .svg.
 
     Raises:
         RunError: a file cannot be written.
@@ -64,7 +64,7 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
 
 
 def _hold_empty_labels(figure: Figure) -> None:
-    """Give labels without text a fixed place, which matplotlib would search in each pass."""
+    """Fix the position of empty labels; matplotlib would otherwise compute it in each pass."""
     for axis in figure.axes:
         for one in (axis.xaxis, axis.yaxis):
             if not one.get_label_text():
@@ -72,22 +72,22 @@ def _hold_empty_labels(figure: Figure) -> None:
 
 
 def _settle(figure: Figure) -> None:
-    """Fix the places that were found, so that the svg need not find them again."""
+    """Fix the computed layout, so that the SVG does not compute it again."""
     figure.set_layout_engine("none")
-    if not any(axis.images for axis in figure.axes):  # those have places of their own
-        for axis in figure.axes:  # the solver's last digits are not the same every time
+    if not any(axis.images for axis in figure.axes):  # maps have a fixed layout
+        for axis in figure.axes:  # the last digits of the layout solver vary
             x, y, width, height = axis.get_position(original=True).bounds
             place = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
             axis.set_position(place)
 
 
 def page_picture(figure: Figure) -> bytes:
-    """Draw a figure of matplotlib as SVG for a page, which has title and caption in words."""
+    """Draw a figure of matplotlib as SVG for a page, where title and caption are HTML text."""
     for text in figure.texts:
         text.set_visible(text.get_gid() not in OF_FILES)
     svg = BytesIO()
     with mpl.rc_context(dict(MATPLOTLIB)):
-        figure.set_dpi(RESOLUTION)  # a svg leaves its own
+        figure.set_dpi(RESOLUTION)  # writing an SVG changes it
         _hold_empty_labels(figure)
         renderer = FigureCanvasAgg(figure).get_renderer()
         if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):

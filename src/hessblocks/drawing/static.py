@@ -1,4 +1,4 @@
-"""Draw a figure with matplotlib: panels, and below them legend and caption."""
+"""Draw a figure with matplotlib: panels, with legend and caption below."""
 
 import itertools
 import math
@@ -22,27 +22,27 @@ from matplotlib.transforms import Bbox
 from hessblocks import figures
 
 NARROW = 4.0
-"""Width of a panel, in inches, below which its axis has few numbers."""
+"""Panels narrower than this, in inches, have few tick labels."""
 NARROWEST = 6.5
 """Smallest width of a figure, in inches."""
 MOST_COLUMNS = 2
-"""Panels side by side; a figure may ask for more, whose letters are small on a page."""
+"""Default number of panels side by side; with more, letters are small on a page."""
 LETTERS = 13
-"""Letters of the caption on an inch; of a title three quarters."""
+"""Letters per inch of the caption; a title has three quarters as many."""
 X_LETTERS = 11
-"""Letters of an axis label on an inch."""
+"""Letters per inch of an axis label."""
 LINE = 0.2
 """Height of a line of the caption, in inches."""
 LEGEND_INCHES = 2.2
 """Width of an entry of the legend, in inches."""
 ALONE = figures.MARKS["parallel"]
-"""Mark of bars that stand alone: black would be heavy."""
+"""Mark of a single series of bars, since black would be too dark."""
 MARKERS = 7
-"""Markers along a curve of more than `MANY` points."""
+"""Number of markers on a curve of more than `MANY` points."""
 MANY = 60
-"""Most points of a curve that all have markers, and most loose points that are drawn large."""
+"""Most points of a curve with a marker at each, and most unconnected points with large markers."""
 NUMBERS = 7
-"""Ticks that fit on a panel where they count something."""
+"""Most numbered ticks of a panel."""
 LETTER = 0.085
 """Width of a letter beside a tick or above a bar, in inches."""
 NAMES_AT = tuple(
@@ -53,30 +53,30 @@ NAMES_AT = tuple(
     )
     for side in (1, -1)
 )
-"""Where the name of a point may stand beside it, in points, the best first."""
+"""Offsets of a name from its data point, in points (1/72 inch), the best first."""
 FAR = 15.0
-"""Points between a name and its point from which on a thin line joins them."""
+"""Distance from a name to its data point, in points, from which on a thin line joins them."""
 APART = 11.5
-"""Points between names at the ends of lines."""
+"""Least distance of names at the ends of lines, in points."""
 GREY = "#666666"
 SIZE = (6.4, 4.0)
-"""Size of a panel that stands alone, in inches."""
+"""Size of a single panel, in inches."""
 OF_FILES = ("title", "caption")
-"""Texts, by their identifier, that a picture has as a file and lacks on a page."""
+"""Identifiers of texts that a picture has in a file but not on a page."""
 Looks = Mapping[str, figures.Mark]
 
 
 @mpl.rc_context(dict(figures.MATPLOTLIB))
 def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool = True) -> Drawn:
-    """Draw the figure for `write_picture`; each name has its mark in all panels.
+    """Draw a figure for `write_picture`; each name has the same mark in all panels.
 
     Args:
-        figure: what is drawn.
+        figure: figure as data.
         narrowest: smallest width, in inches; less for a phone.
-        legend: whether names that do not stand beside lines and points stand below.
+        legend: whether to draw a legend below, for names that are not beside lines or points.
 
     Returns:
-        The figure.
+        The figure of matplotlib.
     """
     panels, looks = figure.panels, figures.marks(figure.names)
     columns = min(figure.columns or MOST_COLUMNS, len(panels))
@@ -109,7 +109,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     if any(panel.named for panel in figure.plots):
-        drawn.draw_without_rendering()  # settles the places beside which names stand
+        drawn.draw_without_rendering()  # fixes the layout before names are placed
     for axis, panel in zip(axes.flat, panels, strict=False):
         if isinstance(panel, figures.Panel) and panel.named:
             _name_series(axis, panel)
@@ -125,11 +125,11 @@ def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
     """Draw one panel, without the title and the caption of a study's figure.
 
     Args:
-        panel: what is drawn.
-        ax: where; None for a figure of its own.
+        panel: panel as data.
+        ax: axes to draw on; None: a new figure.
 
     Returns:
-        The figure.
+        The figure of matplotlib.
     """
     looks = figures.marks(series.name for series in panel.shown if not series.guide)
     with mpl.rc_context(dict(figures.MATPLOTLIB)):
@@ -144,7 +144,7 @@ def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
 
 
 def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
-    """Draw a sample of each entry; none for a single one, which the title names."""
+    """Draw a sample of each legend entry; none for a single entry, which the title names."""
     entries = figure.legend
     if len(entries) < 2 and not any(panel.by_tick for panel in figure.plots):
         return []
@@ -164,7 +164,7 @@ def _draw_panel(
     axis: Axes, panel: figures.Panel | figures.Heatmap, looks: Looks, width: float
 ) -> None:
     title = textwrap.fill(panel.title, int(width * LETTERS * 0.7))
-    axis.set_title(title, loc="left", fontsize=10.5, y=1)  # a place that need not be found
+    axis.set_title(title, loc="left", fontsize=10.5, y=1)  # a fixed position
     if isinstance(panel, figures.Heatmap):
         _draw_map(axis, panel)
         return
@@ -180,7 +180,7 @@ def _draw_panel(
     set_scale(axis, "y", panel.y_scale, panel.limits)
     alone = len(axis.get_shared_y_axes().get_siblings(axis)) == 1
     if panel.y_scale == "log" and alone and not panel.limits:
-        # a bar that all but reaches zero would take most of the axis
+        # an error bar that almost reaches zero would take up most of the axis
         lowest = min((y for series in panel.shown for y in series.y if y > 0), default=0.0)
         if axis.get_ylim()[0] < lowest / 10:
             axis.set_ylim(bottom=lowest / 10)
@@ -197,7 +197,7 @@ def _draw_panel(
 
 
 def _few_ticks(axis: Axes, values: Collection[float]) -> None:
-    """Put numbers at the values of a logarithmic axis, where they are few, or at 1, 2 and 5."""
+    """Label a logarithmic axis at its values if they are few, else at 1, 2 and 5."""
     low, high = axis.get_xlim()
     if high < 30 * low:
         few = FixedLocator(sorted(values)) if len(values) <= NUMBERS - 2 else None
@@ -210,13 +210,13 @@ def _few_ticks(axis: Axes, values: Collection[float]) -> None:
 def set_scale(
     axis: Axes, which: str, scale: figures.Scaling, limits: tuple[float, float] | None = None
 ) -> None:
-    """Scale the x or the y axis, between its limits where it has them; small ticks have no numbers.
+    """Scale the x or y axis, within limits if given; minor ticks have no numbers.
 
     Args:
-        axis: whose.
+        axis: axes of matplotlib.
         which: x or y.
-        scale: as of a panel.
-        limits: both ends, as `log_axis` gives them for symlog.
+        scale: scaling of the axis.
+        limits: both ends of the axis; for symlog as `log_axis` computes them.
     """
     place = {"linthresh": -3 * limits[0]} if scale == "symlog" and limits else {}
     getattr(axis, f"set_{which}scale")(scale, **place)
@@ -226,7 +226,7 @@ def set_scale(
 
 
 def _cut(names: Sequence[str], most: int) -> list[str]:
-    """Cut long names at their end, else inside, else nowhere: where they stay apart."""
+    """Shorten long names at their end, else in the middle, else not at all, so that they differ."""
     half = most // 2
     for head, tail in ((most - 1, 0), (half - 1, half)):
         found = [n if len(n) <= most else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
@@ -236,9 +236,9 @@ def _cut(names: Sequence[str], most: int) -> list[str]:
 
 
 def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
-    """Name the ticks, slanted where they need room; of numbers only a few.
+    """Label the ticks, slanted if space is short; of numbers only a few.
 
-    Lines stand between categories of many points.
+    Categories with many points are separated by lines.
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     most = int(width / 2 / LETTER)
@@ -256,7 +256,7 @@ def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
 
 
 def _line(series: figures.Series, look: figures.Mark) -> dict[str, Any]:
-    """Choose the look of a row of points; published ones are hollow and not joined."""
+    """Choose the style of a series; published numbers are hollow and not joined."""
     loose = series.published or not series.line
     dashes = (0, look.dashes) if look.dashes else "solid"
     size = 7.0 if series.published else 3.5 if series.line else 6.0
@@ -275,12 +275,12 @@ def _line(series: figures.Series, look: figures.Mark) -> dict[str, Any]:
 def _draw_series(
     axis: Axes, panel: figures.Panel, series: figures.Series, order: int, looks: Looks
 ) -> None:
-    """Draw one row of points, joined or not, with bars or with a band."""
+    """Draw one series, joined or not, with error bars or a band."""
     look, alone = looks[series.name], len(looks) == 1
     style = _line(series, look)
     if len(series.x) > MANY and style["linestyle"] != "none":
         gap = len(series.x) // MARKERS
-        # staggered, so that curves that coincide all show theirs
+        # staggered, so that coinciding curves all show their markers
         style["markevery"] = (order * gap // 5 % gap, gap)
         style["marker"] = "" if alone else style["marker"]
     if panel.band and any(series.error):
@@ -300,14 +300,14 @@ def _name_series(axis: Axes, panel: figures.Panel) -> None:
     ends = {one.name: axis.transData.transform((one.x[-1], one.y[-1])) for one in shown}
     hidden = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in ends.values()]
     points = 72 / axis.figure.dpi
-    lowest: dict[float, float] = {}  # of the names at an end of lines, from the top
-    left = Counter(series.x[-1] for series in shown)  # which want room above the axis
+    lowest: dict[float, float] = {}  # abscissa → height of the lowest name there so far
+    left = Counter(series.x[-1] for series in shown)  # names that still need space above the axis
     beside: Any = {"textcoords": "offset points"}
     joined = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
     for series in sorted(shown, key=lambda one: -one.y[-1]):
         end, text = (series.x[-1], series.y[-1]), figures.plain_math(series.name)
         name = axis.annotate(text, end, xytext=(9, 0), va="center", fontsize=9.5, **beside)
-        name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # of lines below
+        name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # hides lines below
         if series.line:
             height, left[end[0]] = points * float(ends[series.name][1]), left[end[0]] - 1
             low = points * axis.bbox.y0 + APART * (left[end[0]] + 0.5)
@@ -323,7 +323,7 @@ def _name_series(axis: Axes, panel: figures.Panel) -> None:
 
 
 def _hides(name: Annotation, where: tuple[float, float], hidden: list[Bbox], axis: Axes) -> int:
-    """Put a name somewhere; count what it hides there, thrice where it leaves the axes."""
+    """Place a name, and count the objects that it hides; leaving the axes counts three times."""
     name.set(position=where, ha="left" if where[0] > 0 else "right")
     box = name.get_window_extent()
     inside = axis.bbox.x0 < box.x0 and box.x1 < axis.bbox.x1 and box.y0 > axis.bbox.y0
@@ -338,7 +338,7 @@ def _draw_guide(axis: Axes, series: figures.Series) -> None:
 
 
 def _bar(panel: figures.Panel, series: figures.Series) -> dict[str, Any]:
-    """Choose the look of bars; of a pair the first is hatched, so that no colour is needed."""
+    """Choose the style of bars; the first of a pair is hatched, to differ without colour."""
     hatched = len(panel.shown) == 2 and series is panel.shown[0]
     return {"fill": not hatched and not series.published, "hatch": "////" if hatched else None}
 
@@ -364,12 +364,12 @@ def _draw_bars(
     )
     room = axis.bbox.width / axis.figure.dpi / len(panel.ticks) / together
     longest = max((len(text) for one in panel.shown for text in one.numbers), default=0)
-    if series.numbers and room > LETTER * longest:  # those of all series or of none
+    if series.numbers and room > LETTER * longest:  # for all series or none
         axis.bar_label(bars, series.numbers, padding=0.6, fontsize=10)
 
 
 def _lengths(series: figures.Series) -> list[list[float]] | None:
-    """Measure error bars, down and up; one without a length is left out, cap and all."""
+    """Return lengths of error bars, down and up; bars of length 0 get no cap."""
     if not series.error:
         return None
     sides = (series.below or series.error, series.error)
@@ -377,9 +377,9 @@ def _lengths(series: figures.Series) -> list[list[float]] | None:
 
 
 def _draw_map(axis: Axes, panel: figures.Heatmap) -> None:
-    """Draw a matrix as colours, lines between blocks."""
+    """Draw a matrix as colours, with lines between blocks."""
     values = np.asarray(panel.values)
-    low = float(np.nanquantile(values, 0.02))  # blank where there is no value
+    low = float(np.nanquantile(values, 0.02))  # NaN is left blank
     image = axis.imshow(values, cmap="cividis", vmin=low, interpolation="nearest")
     axis.figure.colorbar(image, ax=axis, label=panel.label, shrink=0.85)
     axis.grid(visible=False)

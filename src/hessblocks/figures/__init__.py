@@ -1,4 +1,4 @@
-"""Figures as data: panels, series, scales, the look of each name and the words beside them."""
+"""Figures as data: panels, series, scales, the style of each name, and texts."""
 
 from hessblocks.figures.figure import Figure, Heatmap, Panel, Scaling, Series, log_axis, read_figure
 from hessblocks.figures.style import MARKS, MATPLOTLIB, PHONE, RESOLUTION, Mark, marks

@@ -1,6 +1,6 @@
-"""Figure as data: what shall be shown, before anybody draws it for a file or for a page.
+"""Figure as data: its content, without drawing; used for files and for pages.
 
-Titles, labels and captions may hold $mathematics$. Names of series and of ticks are plain text.
+Titles, labels and captions may contain $mathematics$. Names of series and ticks are plain text.
 """
 
 import math
@@ -15,21 +15,21 @@ from hessblocks.figures.style import PHONE
 from hessblocks.storage import read_object
 
 Scaling = Literal["linear", "log", "symlog"]
-"""Scaling of an axis; symlog has a place for zero below its first decade."""
+"""Scaling of an axis; symlog shows zero below its first decade."""
 Shares = Literal["none", "labels", "x", "both"]
-"""What the panels of a figure have in common."""
+"""Labels or axes that the panels of a figure share."""
 OF_PAGES = ("note", "across", "below", "numbers", "band", "by_tick", "rows", "columns")
-"""Fields of series, panels and maps that figure.json does not hold."""
+"""Fields of series, panels and maps that are not in figure.json."""
 NAMED_ROW = 0.16
 """Least height of a named row of a map, in inches; its other names take up to `UNDER`."""
 UNDER = 2.4
 LEAST_ROWS = 8
-"""Rows for whose height there is a scale of colours that can be read."""
+"""Fewest rows of height for a legible colour scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Series: one row of points."""
+    """Series: points with a common name and style."""
 
     name: str
     """Name in the legend; series of one name share a colour in all panels."""
@@ -38,24 +38,24 @@ class Series:
     y: tuple[float, ...]
     """Ordinates."""
     error: tuple[float, ...] = ()
-    """Half length of each error bar; 0 where it is not known, empty where none is."""
+    """Half length of each error bar; 0: not known; empty: no error bars."""
     below: tuple[float, ...] = ()
-    """Length of each error bar downwards, where `error` is that upwards; empty where both agree."""
+    """Lower length of each error bar, if it differs from the upper length `error`; else empty."""
     across: tuple[float, ...] = ()
-    """Half length of each error bar of the abscissa."""
+    """Half length of each horizontal error bar."""
     numbers: tuple[str, ...] = ()
-    """Text above each bar where there is room; empty for none."""
+    """Text above each bar, if it fits; empty for none."""
     published: bool = False
-    """Whether these are the paper's numbers, drawn hollow."""
+    """Whether the numbers are from the paper; they are drawn hollow."""
     line: bool = True
     """Whether the points are joined."""
     note: str = ""
-    """Text of the legend in place of the name."""
+    """Text in the legend instead of the name."""
     guide: bool = False
-    """Whether it is a slope to compare with: thin, no points, a name at its end, no legend."""
+    """Whether it is a reference line: thin, without points and legend, with a name at its end."""
 
     def __post_init__(self) -> None:
-        """Leave out error bars that are nan, as those of a single seed are."""
+        """Leave out error bars that are NaN, as for a single seed."""
         unknown = [math.isnan(error) for error in self.error]
         if any(unknown):
             known = tuple(0.0 if math.isnan(error) else error for error in self.error)
@@ -78,39 +78,39 @@ class Panel:
     y_label: str
     """Label in words, with symbol and unit."""
     series: tuple[Series, ...]
-    """Series that are drawn."""
+    """Series of the panel."""
     x_scale: Scaling = "linear"
     """Scale of the abscissa."""
     y_scale: Scaling = "linear"
     """Scale of the ordinate."""
     kind: Literal["lines", "bars"] = "lines"
-    """Points and lines, or bars side by side at the places of `ticks`."""
+    """Points and lines, or bars side by side at the positions of `ticks`."""
     ticks: tuple[str, ...] = ()
-    """Names of the abscissas 0, 1, …; empty where they are numbers."""
+    """Names of the abscissas 0, 1, …; empty if abscissas are numbers."""
     limits: tuple[float, float] | None = None
-    """Both ends of the ordinate; values beyond are cut off."""
+    """Both ends of the ordinate; values beyond them are cut off."""
     band: bool = False
     """Whether errors are drawn as a band around the line."""
     named: bool = False
-    """Whether the name of a series stands at its last point, and not in the legend."""
+    """Whether the name of a series is written at its last point, not in the legend."""
     by_tick: bool = False
-    """Whether bars have the colours of their ticks."""
+    """Whether bars are coloured by their ticks."""
 
     @property
     def shown(self) -> tuple[Series, ...]:
-        """Series with any point."""
+        """Series that have points."""
         return tuple(series for series in self.series if series.x)
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
-    """Choose `y_scale` and `limits` of a panel: whole decades, with a place for zero.
+    """Choose `y_scale` and `limits` of a panel: whole decades, and space for zero if needed.
 
     Args:
-        values: what the axis must show, finite and at least 0.
+        values: values that the axis must show, finite and at least 0.
 
     Returns:
-        At least one decade, from 1 to 10 where no value is positive; symlog where one is 0, which
-        then goes a third of the first decade below zero.
+        At least one decade, from 1 to 10 if no value is positive. If a value is 0, the scale is
+        symlog, and the axis begins a third of the first decade below zero.
 
     Examples:
         >>> log_axis([0.02, 30.0])["y_scale"], log_axis([0.0, 0.02])["limits"][0]
@@ -133,21 +133,21 @@ class Heatmap:
     title: str
     """Title above the panel."""
     values: tuple[tuple[float, ...], ...]
-    """Row by row, the first on top."""
+    """Values, row by row; the first row is on top."""
     label: str
-    """Label of the colours."""
+    """Label of the colour scale."""
     edges: tuple[int, ...] = ()
     """Rows and columns before which a new block begins."""
     names: tuple[str, ...] = ()
     """Names of the blocks, one more than edges."""
     rows: tuple[str, ...] = ()
-    """Names of single rows, in the place of blocks."""
+    """Names of single rows, instead of blocks."""
     columns: tuple[str, ...] = ()
     """Names of single columns."""
 
     @property
     def turned(self) -> "Heatmap":
-        """The map with its columns as rows."""
+        """Transposed map, with columns as rows."""
         values = tuple(zip(*self.values, strict=True))
         return replace(self, values=values, rows=self.columns, columns=self.rows)
 
@@ -159,28 +159,28 @@ class Figure:
     title: str
     """Title above all panels."""
     caption: str
-    """Content, number of seeds, meaning of the bars, source of published numbers."""
+    """Caption: content, number of seeds, meaning of the error bars, source of published numbers."""
     panels: tuple[Panel | Heatmap, ...]
-    """Left to right, row by row."""
+    """Panels, left to right, row by row."""
     name: str = ""
     """File name without suffix, and anchor on a page."""
     columns: int = 0
-    """Panels side by side where there is room; 0 leaves it to who draws."""
+    """Panels side by side, if there is space; 0: chosen at drawing."""
     size: tuple[float, float] = (4.6, 3.6)
     """Width and height of a panel, in inches."""
     shares: Shares = "none"
-    """Shared by all panels: labels, which then stand at the figure's edges, and axes."""
+    """Shared by all panels: axes, or labels, which are then at the figure's edges."""
     marked: tuple[str, ...] = ()
-    """All names that get a mark, in their order; those of the series where empty."""
+    """Names that get a mark, in order; empty: the names of the series."""
 
     @property
     def plots(self) -> tuple[Panel, ...]:
-        """Panels with series."""
+        """Panels that contain series, not maps."""
         return tuple(panel for panel in self.panels if isinstance(panel, Panel))
 
     @property
     def legend(self) -> dict[str, Series]:
-        """Legend: each entry's text and the first series it stands for, published ones last."""
+        """Legend: text of each entry → its first series; published numbers are last."""
         panels = [panel for panel in self.plots if not panel.named]
         every = [one for panel in panels for one in panel.shown if not one.guide]
         every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
@@ -191,12 +191,12 @@ class Figure:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that have a mark of their own."""
+        """Names that each have a mark."""
         every = (one.name for panel in self.plots for one in panel.series if not one.guide)
         return self.marked or tuple(dict.fromkeys(every))
 
     def for_phone(self) -> "Figure":
-        """Put the panels one below the other; maps whose rows have names have these below."""
+        """Stack the panels vertically; transpose maps with named rows, so that names are below."""
         panels = [
             one.turned if isinstance(one, Heatmap) and one.columns else one for one in self.panels
         ]
@@ -206,13 +206,13 @@ class Figure:
         return replace(self, panels=tuple(panels), columns=1, size=size, shares=shares)
 
     def to_dict(self) -> dict[str, Any]:
-        """Describe the figure as plain data, as figure.json holds it."""
+        """Convert the figure to plain data, as in figure.json."""
         panels = [asdict(panel, dict_factory=_stored) for panel in self.panels]
         return {"title": self.title, "caption": self.caption, "panels": panels}
 
 
 def _stored(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keep the fields of figure.json; as in older files, what is not asked for stays unsaid."""
+    """Select the fields for figure.json; as in older files, unused fields are left out."""
     silent = (("guide", False), ("limits", None), ("named", False))
     return {
         name: value for name, value in pairs if name not in OF_PAGES and (name, value) not in silent
@@ -223,7 +223,7 @@ def read_figure(path: AnyPath) -> Figure:
     """Read the figure that a study wrote as figure.json.
 
     Returns:
-        The figure, as the study made it.
+        The figure of the study.
 
     Raises:
         RunError: the file is missing or damaged.

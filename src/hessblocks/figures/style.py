@@ -1,8 +1,8 @@
-"""Style of all figures: a preset, control or reference has one colour, marker and line.
+"""Style of all figures: a preset, control or reference has one colour, marker and line style.
 
-The colours are those of Okabe and Ito, told apart with every common colour blindness; only their
-yellow, too faint on white, is exchanged. The others are from Paul Tol's muted scheme. Marker and
-line style differ too, so that the figures can be read in grey.
+The first colours are those of Okabe and Ito, which differ with every common colour blindness; only
+their yellow, too faint on white, is replaced. Further colours are from Paul Tol's muted scheme.
+Marker and line style differ too, so that figures can be read in grey.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Mark of one name: how it is drawn, in the words of matplotlib."""
+    """Mark of one name: colour, marker and dashes for matplotlib."""
 
     colour: str
-    """Hexadecimal sRGB."""
+    """Colour, hexadecimal sRGB."""
     marker: str
-    """matplotlib's letter."""
+    """Marker, by matplotlib's letter."""
     dashes: tuple[float, ...]
-    """Lengths on and off, in points; empty for a solid line."""
+    """Lengths of dashes and gaps, in points; empty for a solid line."""
 
 
 MARKS: Mapping[str, Mark] = MappingProxyType(
@@ -35,7 +35,7 @@ MARKS: Mapping[str, Mark] = MappingProxyType(
         "post-ln": Mark(colour="#7F7F7F", marker="p", dashes=(1, 2)),
         "op": Mark(colour="#882255", marker="h", dashes=(12, 3, 2, 3)),
         "modern": Mark(colour="#332288", marker="*", dashes=(6, 2, 2, 2, 2, 2)),
-        # dark beside black, and so the last that other names are given
+        # too similar to black, so that other names get it last
         "pre-ln-zero": Mark(colour="#661100", marker="<", dashes=(3, 2)),
     }
 )
@@ -47,7 +47,7 @@ BESIDE: Mapping[str, Mark] = MappingProxyType(
         "parallel, zero queries": Mark(colour="#117733", marker="d", dashes=(1, 1)),
     }
 )
-"""The controls and the references that stand beside presets in most figures."""
+"""Marks of controls and references that most figures show beside presets."""
 PHONE = 3.8
 """Width of a figure on a phone, in inches: 365 pixels."""
 RESOLUTION = 150
@@ -77,14 +77,14 @@ MATPLOTLIB: Mapping[Any, Any] = MappingProxyType(
 
 
 def marks(names: Iterable[str]) -> dict[str, Mark]:
-    """Choose a mark for each name: its own where it has one, else one that no block has.
+    """Choose a mark for each name: its fixed mark, or else one that no block has.
 
     Args:
-        names: names of presets or of others, in the order of the legend.
+        names: names of presets and others, in the order of the legend.
 
     Returns:
-        Name → mark, all different up to 182. A figure without blocks uses their marks; beside
-        blocks, colours of the one come with markers and dashes of another.
+        Name → mark, all different for up to 182 names. Figures without blocks use the marks of
+        blocks; in other figures, further names combine a colour with other markers and dashes.
     """
     names = list(names)
     own = {**MARKS, **BESIDE}

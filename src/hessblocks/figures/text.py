@@ -1,4 +1,4 @@
-"""Texts of figures: numbers in words, and $mathematics$ for matplotlib and for the page."""
+"""Texts of figures: formatted numbers, and $mathematics$ for matplotlib and for pages."""
 
 import math
 import re
@@ -7,10 +7,10 @@ from html import escape
 from hessblocks.escape import printable
 
 LARGE = 1e7
-"""Numbers from here on are written with a power of ten."""
+"""Numbers from this value on are written with a power of ten."""
 
 NEGLIGIBLE = 1e-6
-"""A standard error below this share of its value is rounding and not shown."""
+"""A standard error below this share of its value is round-off and not shown."""
 
 PART_WORDS = {
     "outer": "outer product $H_o$",
@@ -23,25 +23,25 @@ SIGNS = {
     r"\alpha": "α", r"\beta": "β", r"\gamma": "γ", r"\tau": "τ", r"\|": "‖", r"\max": "max",
     r"\min": "min", r"\,": " ", "=": " = ", "+": " + ",
 }  # fmt: skip
-"""Characters of a page for the commands of our formulas."""
+"""TeX commands of our formulas → characters on a page."""
 
 SYMBOL = re.compile(r"(\\[a-z]+|\\?.)(?:_(?:\\mathrm)?(?:\{(\w+)\}|(\w)))?")
-"""A letter or command, with an index where it has one."""
+"""Pattern of a letter or command, with an optional index."""
 
 
 def plain_math(text: str) -> str:
-    """Escape text so that nobody sees mathematics and control characters are visible."""
+    """Escape text, so that $ does not start mathematics and control characters are visible."""
     return printable(text).replace("$", r"\$")
 
 
 def page_text(text: str) -> str:
-    """Turn text with $mathematics$ into HTML: letters in italics, indices below the line.
+    """Convert text with $mathematics$ to HTML: letters in italics, indices as subscripts.
 
     Args:
-        text: as matplotlib takes it; of mathematics letters, `SIGNS` and indices.
+        text: text for matplotlib, whose mathematics has only letters, `SIGNS` and indices.
 
     Returns:
-        Safe markup; everything outside of dollars is escaped.
+        Safe markup; all text outside of dollars is escaped.
     """
     pieces = re.split(r"(?<!\\)\$", text)
     return "".join(
@@ -60,9 +60,9 @@ def _formula(formula: str) -> str:
 
 
 def number(value: float) -> str:
-    """Format three significant digits, with commas from a thousand on: 0.0123, 12.3, 12,300."""
+    """Format three significant digits, with commas from 1,000 on: 0.0123, 12.3, 12,300."""
     if value == 0 or abs(value) < 1e-3 or abs(value) >= LARGE:
         return f"{value:.3g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    # rounded first: three digits of 12,345 are 12,300
+    # rounded first: 12,345 becomes 12,300
     return f"{float(f'{value:.3g}'):,.{digits}f}"

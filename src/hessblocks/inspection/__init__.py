@@ -1,4 +1,4 @@
-"""Curvature and signal of any saved, fresh or given model: what the commands do; results again."""
+"""Python functions of the commands: compare, measure curvature or signal, and read results."""
 
 from hessblocks.inspection.comparing import compare
 from hessblocks.inspection.measure import measure_curvature, measure_signal

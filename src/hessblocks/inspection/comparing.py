@@ -36,23 +36,23 @@ def compare(
     Args:
         blocks: names of presets and variants, or name → block or preset:
             {"base": "pre-ln-zero", "mine": BlockConfig(...)}.
-        out: run folder, new or of the same comparison, which then goes on.
-        data: file or folder of text; None for Python's standard library.
-        vocab_size: entries of the vocabulary learnt from it.
-        seeds: each block is trained once with each.
-        match: steps, tokens, time or flops: what each block gets as much of as the first.
+        out: run folder, new or of the same comparison, which is then resumed.
+        data: file or folder of text; None: Python's standard library.
+        vocab_size: size of the vocabulary learnt from the data.
+        seeds: random seeds; each block is trained once with each seed.
+        match: budget that is equal for all blocks, set by the first: steps, tokens, time or flops.
         device: auto, cpu or cuda.
-        progress: told what is going on.
-        finish: given the folder when all is done, such as `hessblocks.report.write_report`.
-        **fields: of `ModelSettings` (without width that of the blocks given), `TunedSettings`
-            (tune=True, steps=1000) and `ObservationSettings`.
+        progress: shows stages and steps.
+        finish: called with the folder at the end, such as `hessblocks.report.write_report`.
+        **fields: fields of `ModelSettings`, `TunedSettings` (tune=True, steps=1000) and
+            `ObservationSettings`. `width` is by default that of the given blocks.
 
     Returns:
-        What the folder then holds.
+        The contents of the folder.
 
     Raises:
-        ArgumentError: an unknown name or field, blocks of several widths, two of one name, a rate
-            beside tune=True, too little data, or another run in `out`.
+        ArgumentError: a name or field is unknown, blocks differ in width or share a name, a rate
+            is given with tune=True, there is too little data, or `out` contains another run.
         RunError: `out` cannot be written.
 
     Examples:

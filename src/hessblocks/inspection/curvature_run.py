@@ -1,4 +1,4 @@
-"""Measure a model's curvature group by group, and record each group in the run folder once."""
+"""Measure a model's curvature group by group, and store each group in the run folder."""
 
 import math
 import warnings
@@ -27,25 +27,25 @@ OPERATORS = {
 }
 ATTENTION = ("query", "key", "value", "projection")
 EXACT_WORK = 10**12
-"""Above so many multiplications after the last attention, probes replace its closed form."""
+"""Most multiplications after the last attention for its closed form; above, probes are used."""
 EXACT_KEY = 10**11
-"""The same for the keys of a head with norms or rotary positions."""
+"""The same limit for the keys of a head with norms or rotary positions."""
 SAME_LOSS = 1e-3
-"""Up to this relative difference, two losses count as those of the same model and data."""
+"""Largest relative difference between losses of the same model and data."""
 SPECTRUM_POINTS = 256
-"""Points at which the density of a spectrum is computed."""
+"""Number of points of a spectral density."""
 WHOLE = ""
-"""Name under which all groups together are recorded."""
+"""Name of the record of all groups together."""
 
 
 @dataclass(frozen=True)
 class CurvatureRun:
-    """Measurement of a model's curvature in a folder; `complete` does what is left."""
+    """Measurement of a model's curvature in a folder; `complete` measures the missing groups."""
 
     name: str
     """Name of the model in results.csv."""
     subjects: Subjects
-    """Model, batch and loss, and the groups."""
+    """Model, batch, loss and groups."""
     settings: CurvatureInspection
     """Quantities to measure."""
     spending: Spending
@@ -53,10 +53,10 @@ class CurvatureRun:
     folder: Path
     """Prepared run folder."""
     end: float = math.inf
-    """When the page is due, as `perf_counter` counts."""
+    """Time at which measurements must end, in seconds of `perf_counter`."""
 
     def complete(self, progress: Progress) -> None:
-        """Measure the groups that are not recorded yet, and write the tables after each one.
+        """Measure the groups that are not stored yet, and write the tables after each group.
 
         Raises:
             RunError: a loss or a product is not finite, or a file is damaged or cannot be written.
@@ -84,7 +84,7 @@ class CurvatureRun:
 
     @property
     def problem(self) -> curvature.Problem:
-        """Model, batch and loss, with the whole memory limit."""
+        """Problem (model, batch and loss) with the whole memory limit."""
         return self.subjects.problem
 
     @property
@@ -94,11 +94,11 @@ class CurvatureRun:
 
     @property
     def _has_whole(self) -> bool:
-        """Tell whether eigenvalues or spectra of all groups together are measured."""
+        """True if eigenvalues or spectra of all groups together are measured."""
         return WHOLE in self.subjects.units and bool(self.spending.products or self.spending.steps)
 
     def _check(self, record: Mapping[str, Any], loss: float) -> None:
-        """Refuse a record of another model, which its digests have not shown."""
+        """Refuse a record of another model, by its loss; the digests did not differ."""
         if not math.isclose(record["loss"], loss, rel_tol=SAME_LOSS):
             raise RunError(
                 f"--out: {self.folder} holds curvature of a model with the loss "
@@ -141,7 +141,7 @@ class CurvatureRun:
         return record
 
     def _exact_norms(self, group: curvature.ParameterGroup) -> dict[Part, linalg.Estimate] | None:
-        """Compute norms in closed form; None if it has no block of exactly this group's entries."""
+        """Compute norms in closed form; None if no closed block has exactly the group's entries."""
         if group.role not in ATTENTION or group.layer != self._last_layer:
             return None
         if self.settings.level != "role" or self.settings.loss != "causal-lm" or not self._exact:
@@ -160,7 +160,7 @@ class CurvatureRun:
 
     @cached_property
     def _sampled(self) -> tuple[Tensor, linalg.PairNorms]:
-        """Inner products of samples (groups, batches, samples, samples), and norms from them."""
+        """Gram matrices of samples (groups, batches, samples, samples), and norms from them."""
         plan = curvature.plan_samples(
             self.problem, self.groups, self.spending.samples, self.spending.batches
         )
@@ -171,14 +171,14 @@ class CurvatureRun:
 
     @cached_property
     def _last_layer(self) -> int:
-        """Number of the model's last layer."""
+        """Index of the model's last layer."""
         config: Any = getattr(self.problem.model, "config", None)
         depth: Any = getattr(config, "depth", None) or getattr(config, "num_hidden_layers", 0)
         return int(depth) - 1
 
     @cached_property
     def _exact(self) -> AttentionHessian | None:
-        """Closed form of the last attention; None if it does not apply or costs too much."""
+        """Closed form of the last attention's Hessian; None if not applicable or too expensive."""
         model, batch = self.problem.model, self.problem.batches[0]
         vocabulary, width = model.get_input_embeddings().weight.shape  # type: ignore[operator]
         pass_of_token = width * (vocabulary + 8 * width)  # the output layer and an MLP
@@ -190,10 +190,10 @@ class CurvatureRun:
             return None
 
     def _spectral(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
-        """Compute the largest eigenvalues of H, and spectra of parts, as far as asked for."""
+        """Compute the requested spectra of parts and largest eigenvalues of H."""
         group = self.subjects.units[name]
         found: dict[str, Any] = {}
-        self.problem.held = None  # frees its graph: those of two problems would not fit together
+        self.problem.held = None  # frees its graph: graphs of two problems would not fit
         if self.spending.steps:
             found["spectra"] = {part: self._spectrum(group, part) for part in parts}
         if self.spending.products:
@@ -222,7 +222,7 @@ class CurvatureRun:
             seconds = curvature.product_seconds(self.subjects.products, group)
             fewest = self.settings.eigenvalues or 1
             count, products = in_time(self.spending, self.end, seconds, fewest=fewest)
-        with warnings.catch_warnings():  # the residuals say which have not converged
+        with warnings.catch_warnings():  # the residuals show which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
             found = linalg.extreme_eigenvalues(
                 curvature.Hessian(self.subjects.products, group),

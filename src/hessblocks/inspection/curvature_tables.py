@@ -1,4 +1,4 @@
-"""Write the tables of a curvature run, from what is recorded of each group."""
+"""Write the tables of a curvature run from the records of its groups."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.linalg import Estimate
 
 Record = Mapping[str, Any]
-"""All that was measured of one group, as JSON values."""
+"""Measurements of one group, as JSON values."""
 
 
 def write_tables(
@@ -22,12 +22,12 @@ def write_tables(
     loss: float,
     **run: Any,
 ) -> None:
-    """Write the rows of the groups so far; once all are measured, the map and the summary.
+    """Write rows of all measured groups; map and summary follow once every group is measured.
 
     Args:
-        folder: gets results.csv, map.csv and spectra.csv.
+        folder: folder for results.csv, map.csv and spectra.csv.
         groups: all groups of the run.
-        records: records of the groups that are measured, and of all as one under the name ''.
+        records: records of the measured groups; the name '' means all groups together.
         loss: mean loss, nats per token.
         **run: `preset` and `seed` of every row.
 
@@ -112,5 +112,5 @@ def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
 
 
 def _ordered(found: Mapping[Any, Any]) -> list[Part]:
-    """Sort parts in the order of `PARTS`, also if they were read back from a file."""
+    """List the parts in the order of `PARTS`, which a file may not keep."""
     return [part for part in PARTS if part in found]

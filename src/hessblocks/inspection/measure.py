@@ -24,7 +24,7 @@ from hessblocks.training import claimed, resolve_device
 
 SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method")
 MEASURED = ("level", "loss", "seed")
-"""Settings that config.json keeps under `curvature`, besides what is spent."""
+"""Settings in config.json under `curvature`, besides the spending."""
 Finish = Callable[[Path], object]
 Settings = TypeVar("Settings", bound=InspectionSettings)
 
@@ -41,36 +41,36 @@ def measure_curvature(
 ) -> storage.CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    By default all parts are measured by probes if that takes at most 5 minutes, else norms and map
-    of H_o by sampled gradients. The largest eigenvalues of H of all groups together follow if time
-    is left. Each group is recorded in the run folder as soon as it is measured, so that the same
-    call continues where it stopped.
+    By default all parts are measured by probes if this takes at most 5 minutes, else norms and map
+    of H_o by sampled gradients. If time is left, the largest eigenvalues of H of all groups
+    together follow. Each group is stored in the run folder once it is measured, so that the same
+    call resumes where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
             Hugging Face cache, or `preset:NAME` for a block at initialisation.
         data: `python-code`, a file or folder of text, `random`, or {"input_ids": (sequences,
             tokens)}.
-        out: run folder, new or of the same measurement, in which `{model}` stands for the model's
-            name. None uses a temporary folder, which is removed.
-        device: cpu, cuda or auto, which leaves a model that is given as an object where it is.
-        progress: shows what is going on.
+        out: run folder, new or of the same measurement; `{model}` is replaced by the model's name.
+            None: a temporary folder, which is removed.
+        device: cpu, cuda or auto; auto does not move a model that is given as an object.
+        progress: shows stages and costs.
         finish: called with the folder at the end, while it is still locked for this process.
         **fields: fields of `hessblocks.settings.CurvatureInspection`, such as `probes=32,
             parts=["full"]`.
 
     Returns:
-        All results in the folder, those of earlier calls too.
+        All results in the folder, with those of earlier calls.
 
     Raises:
-        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
-            fit, another run in `out`, or `finish` without `out`.
-        RunError: damaged files, a loss that is not finite, or `out` cannot be written.
+        ArgumentError: a field is unknown, sizes are given without a preset, model or data do not
+            fit, `out` contains another run, or `finish` is given without `out`.
+        RunError: a file is damaged, the loss is not finite, or `out` cannot be written.
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. `progress` shows the estimated time before it starts,
-        from products that are timed. `budget` bounds the minutes, `memory_limit` the gigabytes.
+        gradients for all groups together. `progress` first shows the estimated time, from timed
+        products. `budget` limits the minutes, `memory_limit` the gigabytes.
 
     Examples:
         >>> import hessblocks as hb
@@ -104,7 +104,7 @@ def measure_curvature(
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
     end = end_of(settings, len(selected))
-    # refuses a limit or a budget that is too low before the folder is made
+    # before the folder is made: this refuses a memory limit or budget that is too low
     spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
@@ -134,8 +134,8 @@ def _subjects(
     groups: Mapping[str, curvature.ParameterGroup],
     device: str,
 ) -> Subjects:
-    """Make two problems of one model: norms use all of the memory limit, single products half."""
-    own = settings.memory_limit  # by default the whole process, model and all, stays within half
+    """Make two problems of one model: norms use the whole memory limit, single products half."""
+    own = settings.memory_limit  # the default, 45 %, keeps the process with model within half
     limit = int(1e9 * min(own, 1e9)) if own else 9 * free_memory(device) // 20
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
     whole = {"": curvature.merge("all groups", list(groups.values()))}
@@ -158,16 +158,16 @@ def measure_signal(
     finish: Finish | None = None,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """Measure how signal passes through the layers of one or several models.
+    """Measure signal propagation through the layers of one or several models.
 
     Args:
-        models: as `measure_curvature` takes one; `preset:NAME-plain` is a block with plain softmax
-            attention.
-        data: as `measure_curvature` takes it, the same for every model.
-        out: folder for config.json, environment.json and results.csv; what an earlier call wrote
-            there is replaced. None writes nothing.
-        device: as `measure_curvature` takes it.
-        progress: shows what is going on.
+        models: models, each as in `measure_curvature`; `preset:NAME-plain` is a block with plain
+            softmax attention.
+        data: as in `measure_curvature`, the same for every model.
+        out: folder for config.json, environment.json and results.csv; results of an earlier call
+            are replaced. None: write nothing.
+        device: as in `measure_curvature`.
+        progress: shows stages.
         finish: called with the folder at the end, while it is still locked for this process.
         **fields: fields of `hessblocks.settings.SignalInspection`, such as `depth=64,
             jacobian_steps=0`.
@@ -177,12 +177,12 @@ def measure_signal(
         value, method.
 
     Raises:
-        ArgumentError: an unknown field, sizes where there is no preset, a model or data that do not
-            fit, a model twice, or something else in `out`.
-        RunError: damaged files, or `out` cannot be written.
+        ArgumentError: a field is unknown, sizes are given without a preset, model or data do not
+            fit, a model is given twice, or `out` contains other files.
+        RunError: a file is damaged, or `out` cannot be written.
 
     Cost:
-        One pass forward and back, and `jacobian_steps` products with each layer's Jacobian.
+        One forward and one backward pass, and `jacobian_steps` products with each layer's Jacobian.
 
     Examples:
         >>> import hessblocks as hb
@@ -238,7 +238,7 @@ def measure_signal(
 def _settings(
     kind: type[Settings], data: str | Path | opening.Batch, fields: Mapping[str, Any]
 ) -> tuple[Settings, opening.Batch | None]:
-    """Make the settings, with the sizes of a given batch; return the batch, None for named data."""
+    """Make the settings, with the shape of a given batch; return the batch too, or None."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
     ids = data.get("input_ids")
@@ -251,7 +251,7 @@ def _settings(
 
 
 def _described(settings: InspectionSettings, batch: opening.Batch | None) -> dict[str, Any]:
-    """Describe the tokens in config.json."""
+    """Describe the tokens for config.json."""
     given = {"fingerprint": _fingerprint(batch)} if batch else {}
     shape = {"sequences": settings.sequences, "tokens": settings.tokens}
     return {"name": settings.data, **shape, **given}
@@ -273,12 +273,12 @@ def _device(source: opening.Source, device: str) -> str:
 
 
 def placed(device: str, model: nn.Module) -> nn.Module:
-    """Move a model to a type of device; one on any device of that type stays where it is."""
+    """Move a model to a type of device, unless it is on a device of this type already."""
     return model if next(model.parameters()).device.type == device else model.to(device)
 
 
 def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[str]:
-    """Make names distinct: equal ones become the given sources, numbered if these are equal too."""
+    """Make names distinct: replace equal ones by their sources, and number equal sources."""
     count = Counter(names)
     longer = [
         _source_name(source) if count[name] > 1 else name
@@ -291,10 +291,10 @@ def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[s
 
 
 def _check_folder(out: Path) -> None:
-    """Refuse a folder with something other than an earlier run of `hessblocks signal`.
+    """Refuse a folder with other contents than a run of `hessblocks signal`.
 
     Raises:
-        ArgumentError: names the folder, or a link in it.
+        ArgumentError: the folder has other contents, or a link.
     """
     storage.refuse_links(out)
     try:

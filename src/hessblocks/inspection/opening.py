@@ -1,4 +1,4 @@
-"""Open a preset, a saved folder, a cached hub model or a model object, and draw its tokens."""
+"""Open a preset, saved folder, cached hub model or model object, and draw a batch of tokens."""
 
 import warnings
 from collections import Counter
@@ -26,29 +26,29 @@ PREFIX = "preset:"
 MASKED = 0.15
 """Share of the tokens that a masked language model predicts."""
 OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "start", "vocab_size")
-"""Settings that a model which is given or saved has no use for."""
+"""Settings that apply only to presets."""
 PLAIN = "-plain"
-"""Ends the name of a preset whose shaped attention is replaced by plain softmax attention."""
+"""Suffix of a preset's name: its shaped attention is replaced by plain softmax attention."""
 Source = str | Path | nn.Module
 Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
-"""Such as {"input_ids": (sequences, tokens)}."""
+"""Batch of tokens, such as {"input_ids": (sequences, tokens)}."""
 
 
 def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
-    """Refuse sizes of presets where there is no preset.
+    """Refuse sizes of presets if there is no preset.
 
     Raises:
-        ArgumentError: a size other than the default, and only models that have their own.
+        ArgumentError: a size is not the default, and all models have their own sizes.
     """
     if any(isinstance(source, str) and source.startswith(PREFIX) for source in sources):
         return
     for name in OF_PRESETS:
         if getattr(settings, name) != getattr(type(settings)(), name):
             own = "blocks" if name in ("position", "slots") else "sizes"
-            said = {"slots": "set"}.get(name, name.replace("_", "-"))
+            flag = {"slots": "set"}.get(name, name.replace("_", "-"))
             raise ArgumentError(
-                f"--{said}: a saved model has {own} of its own; leave the option out, or give "
+                f"--{flag}: a saved model has {own} of its own; leave the option out, or give "
                 f"{PREFIX}NAME."
             )
 
@@ -60,32 +60,32 @@ def opened(
     task: str = "causal-lm",
     beside: Sequence[Source] = (),
 ) -> tuple[Subject, Tokens]:
-    """Open a model, and draw tokens that it knows.
+    """Open a model, and draw a batch of tokens from its vocabulary.
 
     Args:
         source: `preset:NAME`, a folder, a name in the local Hugging Face cache, or a model.
-        settings: which tokens, the sizes of presets, and the seed.
-        batch: the tokens, where they are given instead.
+        settings: settings of the tokens, sizes of presets, and seed.
+        batch: tokens to use instead of drawn ones.
         task: task of a saved model, as `hb.load` takes it.
-        beside: models that have the same settings; sizes may be meant for a preset among them.
+        beside: other models with the same settings; the sizes may be for a preset among them.
 
     Returns:
-        The model, and its batch, each entry (sequences, tokens).
+        The model, and its batch with entries of shape (sequences, tokens).
 
     Raises:
-        ArgumentError: an unknown preset, sizes that do not fit or that no preset uses, a context
-            shorter than the sample, or too little text.
-        RunError: damaged files.
+        ArgumentError: a preset is unknown, sizes do not fit or no preset uses them, the context is
+            shorter than the windows, or there is too little text.
+        RunError: a file is damaged.
     """
     if isinstance(source, str) and source.startswith(PREFIX):
         return _fresh(source.removeprefix(PREFIX), settings, batch)
-    if isinstance(source, nn.Module):  # text cannot become its tokens
+    if isinstance(source, nn.Module):  # has no tokeniser for text
         subject = Subject(name=type(source).__name__, model=source)
     else:
         if batch is None:
             check_place(settings.data)  # before the weights are read
         subject = saved_model(str(source), task)
-    _check_sizes_are_used([source, *beside], settings)  # before its text is read, which takes long
+    _check_sizes_are_used([source, *beside], settings)  # before the slow reading of text
     if subject.context is not None and settings.tokens > subject.context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {subject.context} of "
@@ -95,7 +95,7 @@ def opened(
 
 
 def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
-    """Make a preset at initialisation, with the vocabulary of its text."""
+    """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
     (name,), own = _read([name])
     made = [block(one, own, **sizes) for one in pattern_names(name)]
@@ -121,7 +121,7 @@ def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tupl
 
 
 def _corpus(settings: InspectionSettings, vocabulary: int) -> data.Corpus:
-    """Load the text that is asked for, with an encoding of its own."""
+    """Load the text of the settings, with an encoding learnt from it."""
     return data.load_corpus(None if settings.data == PYTHON_CODE else settings.data, vocabulary)
 
 
@@ -135,14 +135,14 @@ def _random_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
 def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     """Draw windows of text in the model's own encoding, or random tokens.
 
-    Of a model that hessblocks trained the windows are held-out ones, of others of the whole text.
+    A model that hessblocks trained gets windows of held-out text, other models of the whole text.
 
     Returns:
         {"input_ids": (sequences, tokens)}.
 
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
-            there are fewer windows than asked for.
+            the text has too few windows.
     """
     if settings.data == RANDOM:
         return _random_batch(subject, settings)
@@ -164,7 +164,7 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
 
 
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
-    """Read a name and the documents of a text: all, or what was held out from a model of ours."""
+    """Return name and documents of a text: all documents, or for our models the held-out ones."""
     if subject.ours:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "--vocab-size", data.CorpusWarning)
@@ -177,7 +177,7 @@ def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, lis
 
 
 def _held_out(corpus: data.Corpus) -> Iterator[str]:
-    """Decode the held-out documents to text again."""
+    """Decode the tokens of the held-out documents to text."""
     ids = np.asarray(corpus.splits["validation"])
     ends = np.flatnonzero(ids == corpus.tokenizer.token_to_id(data.END_OF_TEXT))
     for piece in np.split(ids, ends + 1):
@@ -186,7 +186,7 @@ def _held_out(corpus: data.Corpus) -> Iterator[str]:
 
 
 def masked(batch: Batch, subject: Subject, seed: int) -> Tokens:
-    """Mask 15 % of the tokens, and label these alone.
+    """Mask 15 % of the tokens; only masked tokens have labels.
 
     Returns:
         `input_ids` and `labels`, each (sequences, tokens).
@@ -210,25 +210,25 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
     """Draw windows without replacement, the same for the same seed.
 
     Args:
-        ids: tokens.
+        ids: token ids of the text.
         name: name of the text, for the error.
-        settings: how many windows of how many tokens, and the seed.
+        settings: number and length of the windows, and the seed.
 
     Returns:
         {"input_ids": (sequences, tokens)}.
 
     Raises:
-        ArgumentError: fewer windows than asked for.
+        ArgumentError: the text has too few windows.
     """
     windows = data.Windows(ids, settings.tokens)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 
 def check_sources(sources: Sequence[Source]) -> None:
-    """Refuse nothing, something twice, or an unknown preset, before anything is loaded.
+    """Refuse an empty list, duplicates or an unknown preset, before anything is loaded.
 
     Raises:
-        ArgumentError: says which.
+        ArgumentError: there is no model, a model is given twice, or a preset is unknown.
     """
     if not sources:
         raise ArgumentError(
@@ -244,30 +244,30 @@ def check_sources(sources: Sequence[Source]) -> None:
 
 
 def _read(words: Sequence[str]) -> tuple[Sequence[str], dict[str, BlockConfig]]:
-    """Read names of blocks, and the blocks of those that are files."""
+    """Read names of blocks, and the blocks of names that are files."""
     names, blocks = read_blocks(words, "MODEL", [*PRESETS, *plain_names()])
     return names, {name: BlockConfig.from_dict(parse_json(text)) for name, text in blocks}
 
 
 def plain_names() -> list[str]:
-    """List the presets with shaped attention, each with `-plain` at its end."""
+    """List the presets with shaped attention, with the suffix `-plain`."""
     return [name + PLAIN for name in PRESETS if preset(name).attention.shaping is not None]
 
 
 def block(name: str, given: Mapping[str, BlockConfig] | None = None, **sizes: Any) -> BlockConfig:
-    """Make the block of a preset, or the same with plain softmax attention (`skipless-plain`).
+    """Make the block of a preset, or its variant with plain softmax attention (`skipless-plain`).
 
     Args:
-        name: name of a preset, perhaps with `-plain`: A in the place of αI + βA − γC, and queries
-            drawn like the keys, since zero queries are the start of shaped attention.
-        given: blocks that a name may mean too.
+        name: name of a preset, or preset with `-plain`: attention is A instead of αI + βA − γC, and
+            queries are initialised like keys, since only shaped attention needs zero queries.
+        given: further blocks by name.
         **sizes: fields of `BlockConfig`.
 
     Returns:
         The block's configuration.
 
     Raises:
-        ArgumentError: an unknown name, or sizes that do not fit.
+        ArgumentError: the name is unknown, or sizes do not fit.
     """
     base, bracket, slots = name.partition("[")
     check_name("MODEL", base, [*PRESETS, *plain_names(), *(given or {})])

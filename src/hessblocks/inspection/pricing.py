@@ -1,4 +1,4 @@
-"""Price changes of a saved model's weights in a folder, as `hessblocks price` does."""
+"""Forecast the cost of weight changes of a saved model, as `hessblocks price` does."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from hessblocks.settings import PricingSettings, make
 from hessblocks.training import claimed, resolve_device
 
 SHOWN = 60
-"""Changes in summary.json and on the page, the dearest first; bill.csv has them all."""
+"""Most changes in summary.json and on the page, the most expensive first; bill.csv has all."""
 HELD = 8
-"""Gradients that `hb.price` holds together at most."""
+"""Most gradients that `hb.price` holds at once."""
 TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
 """Columns of together.csv."""
 
@@ -44,29 +44,29 @@ def measure_price(
     finish: Finish | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Forecast what rounding, pruning or merging of each weight matrix costs, and check it.
+    """Forecast the cost of rounding, pruning or merging each weight matrix, and check it.
 
     Args:
         source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
             Face cache.
         data: file or folder of text.
-        out: run folder, new or of the same call, whose `allocate` may differ; runs/price-MODEL by
-            default.
+        out: run folder, new or of the same call, except that `allocate` may differ; by default
+            runs/price-MODEL.
         device: cpu, cuda or auto.
-        progress: shows what is going on, and what it costs before it starts.
-        finish: given the folder when all is done.
+        progress: shows the estimated cost first, then stages.
+        finish: called with the folder at the end.
         **given: fields of `hessblocks.settings.PricingSettings`, such as `round=(3, 4),
             allocate=3.5`.
 
     Returns:
-        What summary.json then holds.
+        The content of summary.json, and the folder as `out`.
 
     Raises:
-        ArgumentError: settings, a model or a text that do not fit, or another run in `out`.
-        RunError: damaged files, numbers that are not finite, or `out` cannot be written.
+        ArgumentError: settings, model or text do not fit, or `out` contains another run.
+        RunError: a file is damaged, a number is not finite, or `out` cannot be written.
 
     Cost:
-        That of `hb.price` and `Bill.check`. Sampled numbers are kept: the same call goes on.
+        The cost of `hb.price` and `Bill.check`. Samples are stored, so that the same call resumes.
     """
     progress, settings = progress or Progress(), make(PricingSettings, given)
     if not (settings.round or settings.prune or settings.merge):
@@ -109,7 +109,7 @@ def measure_price(
 def _batches(
     subject: Subject, tokenizer: Any, texts: Sequence[Any], settings: PricingSettings
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Draw windows for the forecasts, and others for the check."""
+    """Draw windows for the forecasts, and other windows for the check."""
     name, context = subject.name, subject.context
     if tokenizer is None:
         raise ArgumentError(f"MODEL: {name} has no tokenizer beside it; save it into the folder.")
@@ -155,7 +155,7 @@ def _bill(
     of: str,
     progress: Progress,
 ) -> Bill:
-    """Take the samples of an earlier call, or draw and keep them."""
+    """Read the samples of an earlier call, or draw and store them."""
     path = folder / "draws.safetensors"
     if path.exists():
         kept = _read(path, of)
@@ -172,7 +172,7 @@ def _bill(
 
 
 def _tag(of: str, tensors: dict[str, Tensor]) -> str:
-    """Name the run and the tensors themselves, of which safetensors has no checksum."""
+    """Make a tag: identity of the run, and SHA-256 of the tensors, which safetensors lacks."""
     return f"{of} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"
 
 
@@ -193,7 +193,7 @@ def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSett
     start = time.perf_counter()
     problem.value(twice=False)
     forward, first = time.perf_counter() - start, next(iter(changes.values()))
-    first.relative_size(problem.parameters)  # the first takes longer
+    first.relative_size(problem.parameters)  # warm-up: the first call takes longer
     start = time.perf_counter()
     first.relative_size(problem.parameters)
     making = sum(c.size for c in changes.values()) / first.size * (time.perf_counter() - start)
@@ -214,7 +214,7 @@ def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSett
 def _summary(
     bill: Bill, other: Any, settings: PricingSettings, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Add up, allocate and check, and write the tables."""
+    """Sum prices, allocate bits, check forecasts, and write the tables."""
     sets: dict[str, tuple[str, ...]] = {}
     for one in bill.values():
         sets[f"all, {one.how}"] = (*sets.get(f"all, {one.how}", ()), one.name)
@@ -226,7 +226,7 @@ def _summary(
         lines = "".join(f"{line}\n" for line in allocation.tensor_types())
         storage.write_text(folder / "tensor-types.txt", lines)
         sets["allocation"] = allocation.names
-        # what could be had for the bits that were asked for, not for those that were reached
+        # the uniform width within the requested bits, not within the mean that was reached
         width = max(bits for bits in settings.round if bits <= settings.allocate)
         found |= {"asked": settings.allocate, "bits": allocation.total.bits, "uniform": width}
         found["shares"] = allocation.to_rows()
@@ -241,7 +241,7 @@ def _summary(
         check.save(folder / "check.csv")
         found["check"] = str(check)
         drawn = check.plot()
-        drawn.set_size_inches(4.2, 3.8)  # read on a phone too
+        drawn.set_size_inches(4.2, 3.8)  # readable on a phone too
         for kind in ("svg", "png"):
             with storage.atomic_path(folder / "figures" / f"check.{kind}") as temporary:
                 drawn.savefig(temporary, dpi=150)
@@ -252,7 +252,7 @@ def _summary(
 
 
 def _together(bill: Bill, names: Sequence[str], other: Any) -> dict[str, Any]:
-    """Measure changes together, each made once instead of once per pass."""
+    """Measure changes together; each change is computed once, not once per pass."""
     parameters = bill.problem.parameters
     made = {
         name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))

@@ -1,4 +1,4 @@
-"""Read results again that were saved."""
+"""Read saved results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLASSES: tuple[type[Tabular], ...] = (
     *(curvature.DerivativeCheck, curvature.Price, curvature.BillCheck),
 )
 KINDS = {kind.__name__: kind for kind in _CLASSES}
-"""Classes of results, by the name that their files have for them."""
+"""Name in the file → class of the result."""
 
 
 def read(path: AnyPath) -> Tabular:
@@ -25,11 +25,11 @@ def read(path: AnyPath) -> Tabular:
         path: a .json or .safetensors file, or a folder.
 
     Returns:
-        An equal object of the same class, its tensors on the CPU; `Rows` of what needs a model or
-        a training: bills, allocations, callbacks.
+        An equal object of the same class, with its tensors on the CPU. Bills, allocations and
+        callbacks need a model or a training; they are read as `Rows`.
 
     Raises:
-        ArgumentError: another ending, or a folder of something else.
+        ArgumentError: the path has another ending, or the folder is of another command.
         RunError: the file cannot be read, is damaged, or is not a result; nothing in it is
             executed.
 

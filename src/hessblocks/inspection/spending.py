@@ -1,4 +1,4 @@
-"""Choose what is measured and what it costs: as asked, by a budget, or as an unfinished run did."""
+"""Choose quantities, probes and samples to measure: by options, time budget, or an earlier run."""
 
 import json
 import math
@@ -20,61 +20,61 @@ from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import read_object
 
 MINUTES, MOST_MINUTES = 5.0, 6.0
-"""Budget where nothing else is asked, and what a machine that slows down meanwhile may take."""
+"""Default budget, and the time limit if the machine becomes slower meanwhile."""
 EIGENVALUES = 3
-"""Largest eigenvalues that are found where nothing else is asked."""
+"""Default number of largest eigenvalues."""
 PRODUCTS = 40
-"""Products spent on an eigenvalue at most."""
+"""Most products per eigenvalue."""
 FEWEST_PRODUCTS = 8
-"""Products for an eigenvalue below which its residual is worth nothing."""
+"""Fewest products per eigenvalue; with fewer, the residual is too large to be useful."""
 STEPS = (12, 40)
-"""Lanczos steps of a spectrum, fewest and most; each holds a vector."""
+"""Fewest and most Lanczos steps of a spectrum; each step stores one vector."""
 SPECTRUM_PROBES = (2, 10)
-"""Random vectors of a spectrum, fewest and most."""
+"""Fewest and most random vectors of a spectrum."""
 SHARE = 1 / 3
-"""Share of a budget that a spectrum may take, and that is kept for eigenvalues."""
+"""Largest share of a budget for a spectrum, and share that is reserved for eigenvalues."""
 MOST = 2 / 3
-"""Share of a budget that the fewest products for eigenvalues may take."""
+"""Largest share of a budget for the fewest products of eigenvalues."""
 FEWEST = 2
-"""Probes whose samples are the fewest, taken where the budget is not the user's own."""
+"""Fewest probes, for the number of samples, if the budget is the default one."""
 STEP = 1.4
-"""Products that a step of a search or a spectrum costs, with Gram-Schmidt over its basis (measured
-at 135M parameters and 7 vectors)."""
+"""Cost of a Lanczos step in products, with Gram-Schmidt over the basis (measured at 135M parameters
+and 7 vectors)."""
 FAR = 4
-"""Times the budget at which an estimate from one product is enough to take samples instead."""
+"""If the estimated time exceeds FAR budgets, samples are taken without a closer estimate."""
 PAGE = (2.0, 0.03)
-"""Seconds that a page takes: always, and for each group."""
+"""Seconds to write a page: fixed part, and part per group."""
 ASKED = ("parts", "map", "probes", "method", "budget", "eigenvalues", "spectrum", "each_group")
-"""Settings that decide what is chosen."""
+"""Settings that the choice depends on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """Work that a measurement of curvature does."""
+    """Choice of quantities and of the numbers of probes, samples and products for them."""
 
     parts: tuple[Part, ...]
-    """Parts whose norms are measured."""
+    """Parts of the Hessian whose norms are measured."""
     map: bool
-    """Whether the blocks between groups are measured too."""
+    """Whether the norms of blocks between groups are measured too."""
     probes: int
     """Random vectors per group."""
     samples: int = 0
-    """Gradients for all groups that take their place; 0 where they do not."""
+    """Sampled gradients for all groups, instead of probes; 0: use probes."""
     batches: int = 0
-    """That samples are drawn in, so that a run that goes on draws the same."""
+    """Number of batches of the samples, stored so that a resumed run draws the same samples."""
     eigenvalues: int = 0
-    """Largest eigenvalues of H."""
+    """Number of largest eigenvalues of H."""
     products: int = 0
-    """Products for these at most, a unit."""
+    """Most products for the eigenvalues of a unit."""
     steps: int = 0
-    """Lanczos steps of a spectrum, a unit and part."""
+    """Lanczos steps per spectrum (of a unit and part) and random vector."""
     spectrum_probes: int = 0
-    """Random vectors of a spectrum."""
+    """Random vectors per spectrum."""
     budget: float | None = None
-    """Minutes that were given."""
+    """Time budget of the user, in minutes."""
 
     def said(self, settings: CurvatureInspection) -> dict[str, Any]:
-        """Describe the spending in config.json, without what is not used."""
+        """Describe the choice for config.json, without unused numbers; add differing settings."""
         chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
         asked = {name: getattr(settings, name) for name in ASKED}
         other = {name: value for name, value in asked.items() if value != chosen.get(name)}
@@ -83,32 +83,32 @@ class Spending:
 
 @dataclass(frozen=True, kw_only=True)
 class Subjects:
-    """Problem and groups to measure."""
+    """Problems and groups to measure."""
 
     problem: curvature.Problem
-    """For norms and maps; holds the whole memory limit."""
+    """Problem for norms and maps, with the whole memory limit."""
     products: curvature.Problem
-    """For spectra and eigenvalues, with half the limit; their vectors have the other half."""
+    """Problem for spectra and eigenvalues, with half the limit; vectors take the other half."""
     groups: Mapping[str, curvature.ParameterGroup]
-    """By name."""
+    """Name → parameter group."""
     units: Mapping[str, curvature.ParameterGroup]
-    """Groups whose eigenvalues are asked for: each one, or all together under the name ''."""
+    """Groups for eigenvalues and spectra: each group, or all together under the name ''."""
     limit: int
-    """Bytes for vectors of eigenvalues and spectra."""
+    """Memory for vectors of eigenvalues and spectra, in bytes."""
 
     @property
     def largest(self) -> curvature.ParameterGroup:
-        """Find the dearest unit."""
+        """Unit with most parameters."""
         return max(self.units.values(), key=lambda unit: unit.size)
 
     def vectors(self) -> int:
-        """Count the vectors of the largest unit that fit."""
+        """Count the vectors of the largest unit that fit the memory."""
         like = next(iter(self.products.parameters.values()))
         return self.limit // (self.largest.size * max(4, like.element_size()))
 
 
-class _Purse:
-    """The time that is left, and what spectra and eigenvalues take of it."""
+class _TimeBudget:
+    """Time budget: the remaining time, and its division into norms, spectra and eigenvalues."""
 
     def __init__(self, settings: CurvatureInspection, of: Subjects) -> None:
         self.settings, self.of = settings, of
@@ -116,7 +116,7 @@ class _Purse:
         self.page = _page(len(of.groups))
         self.end = time.perf_counter() + 60 * (settings.budget or MINUTES) - self.page
         self.product = 0.0
-        self.spectra = 0.0  # of a budget, kept for them
+        self.spectra = 0.0  # seconds reserved for spectra
         asked = settings.spectrum or settings.eigenvalues
         if asked or settings.eigenvalues is None:
             try:
@@ -124,17 +124,17 @@ class _Purse:
             except HessblocksError:  # too little memory, or no second derivative
                 if asked:
                     raise
-            of.products.held = None  # norms come first, and need the memory
+            of.products.held = None  # frees memory for the norms, which come first
         self.step = STEP * self.product
 
     def left(self) -> float:
-        """Compute the seconds until the budget is spent."""
+        """Compute the remaining seconds of the budget."""
         return self.end - time.perf_counter()
 
     def for_norms(self) -> float:
-        """Compute the seconds for norms and map, beside spectra and eigenvalues."""
+        """Compute the seconds for norms and map, without those for spectra and eigenvalues."""
         left = self.left() - self.spectra
-        # one more, since estimating what norms cost takes time too
+        # one product more, since estimating the cost of norms takes time too
         each = (FEWEST_PRODUCTS + 1) * self.units * self.step
         count = self.settings.eigenvalues
         if count is None:
@@ -144,7 +144,7 @@ class _Purse:
         return max(left - kept, 1e-9)
 
     def spectrum(self, parts: tuple[Part, ...]) -> dict[str, int]:
-        """Choose steps and probes of spectra, by memory and budget."""
+        """Choose Lanczos steps and probes of spectra by memory and budget."""
         if not self.settings.spectrum:
             return {}
         steps = min(STEPS[1], self.of.vectors())
@@ -167,9 +167,9 @@ class _Purse:
         return {"steps": steps, "spectrum_probes": probes}
 
     def with_eigenvalues(self, spending: Spending, cost: curvature.Cost) -> Spending:
-        """Add the largest eigenvalues: as many as asked, by default where they fit."""
+        """Add the largest eigenvalues: the requested number, or by default as many as fit."""
         asked = self.settings.eigenvalues
-        fitting = self.of.vectors() - 3  # a search holds three vectors more
+        fitting = self.of.vectors() - 3  # a search needs three more vectors
         smallest = min(unit.size for unit in self.of.units.values())
         count = min(EIGENVALUES, fitting, smallest) if asked is None else asked
         if count < 1 or not self.product:
@@ -197,7 +197,7 @@ class _Purse:
         )
 
     def said(self, spending: Spending, cost: curvature.Cost) -> str:
-        """Say what is measured besides norms and map, and what everything takes."""
+        """Describe eigenvalues and spectra, and the total time and memory."""
         eigen = spending.products * self.units
         spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
         counts = {f"{spending.eigenvalues} eigenvalues of H": eigen, "spectrum": spectra}
@@ -209,10 +209,10 @@ class _Purse:
 
 
 def end_of(settings: CurvatureInspection, groups: int) -> float:
-    """Compute the time, as `perf_counter` counts it, at which a page of so many groups is due.
+    """Compute the time at which measurements must end, before the page of `groups` groups.
 
     Returns:
-        Infinity where eigenvalues were asked for without a budget.
+        Seconds of `perf_counter`; infinity if eigenvalues were requested without a budget.
     """
     if settings.budget is None and settings.eigenvalues is not None:
         return math.inf
@@ -224,16 +224,16 @@ def _page(groups: int) -> float:
 
 
 def in_time(spending: Spending, end: float, seconds: float, *, fewest: int = 1) -> tuple[int, int]:
-    """Count eigenvalues and products that still fit where the machine has slowed down since.
+    """Reduce eigenvalues and products if the machine has become slower since they were chosen.
 
     Args:
-        spending: what was chosen by the time that a product took then.
-        end: when the page is due.
-        seconds: of a product now.
-        fewest: eigenvalues that are found in any case.
+        spending: choice by the earlier time of a product.
+        end: time at which measurements must end, in seconds of `perf_counter`.
+        seconds: present time of a product.
+        fewest: fewest eigenvalues to compute in any case.
 
     Returns:
-        Eigenvalues and products, no more than were chosen.
+        Numbers of eigenvalues and products, at most those of `spending`.
     """
     left = (end - time.perf_counter()) / (STEP * seconds)
     most = spending.products if left >= spending.products else int(left)
@@ -244,21 +244,21 @@ def in_time(spending: Spending, end: float, seconds: float, *, fewest: int = 1) 
 def chosen(
     of: Subjects, settings: CurvatureInspection, folder: Path, progress: Progress
 ) -> Spending:
-    """Choose what a run spends, and tell `progress` what it will cost in all.
+    """Choose quantities and numbers of probes and products, and show their total cost.
 
     Args:
         of: model, batch, loss and groups.
-        settings: what was asked for.
-        folder: folder of the run; where an earlier call was asked for the same, its choice stands.
+        settings: settings of the command.
+        folder: folder of the run; the choice of an earlier call with the same settings is reused.
         progress: shows the cost.
 
     Returns:
-        Probes or samples, and the work for spectra and eigenvalues.
+        Numbers of probes or samples, and of products for spectra and eigenvalues.
 
     Raises:
-        ArgumentError: a memory limit or a budget that is too small.
+        ArgumentError: the memory limit or the budget is too small.
 
-    Cost: a product or two.
+    Cost: one or two products.
     """
     if before := _before(folder, settings):
         return before
@@ -268,11 +268,11 @@ def chosen(
             f"--eigenvalues: {settings.eigenvalues} are more than the {smallest} parameters; ask "
             "for fewer."
         )
-    purse = _Purse(settings, of)
+    purse = _TimeBudget(settings, of)
     cost, spending, more = _norms(of, settings, purse)
     spending = purse.with_eigenvalues(spending, cost)
-    said = f"{'map' if spending.map else 'norms'}: {cost}"
-    progress.note(said + purse.said(spending, cost))
+    text = f"{'map' if spending.map else 'norms'}: {cost}"
+    progress.note(text + purse.said(spending, cost))
     if more is not None and more < math.inf:
         progress.note(
             "more: H and its two parts by probes with --budget "
@@ -283,14 +283,14 @@ def chosen(
 
 
 def _norms(
-    of: Subjects, settings: CurvatureInspection, purse: _Purse
+    of: Subjects, settings: CurvatureInspection, purse: _TimeBudget
 ) -> tuple[curvature.Cost, Spending, float | None]:
-    """Choose norms and map: as asked, else of all parts where they fit, else samples of H_o.
+    """Choose norms and map: the requested ones, else all parts if they fit, else samples of H_o.
 
-    The norms of all parts alone are chosen where their map does not fit.
+    If the map of all parts does not fit, their norms alone are chosen.
 
     Returns:
-        The cost, the choice, and the seconds of all parts where samples were taken instead.
+        The cost, the choice, and the seconds of all parts if samples are chosen instead.
     """
 
     def priced(
@@ -328,7 +328,7 @@ def _norms(
     given = settings.budget is not None
     if not settings.chooses or not curvature.root_is_known(of.problem):
         return *priced(settings.parts, settings.map, given), None
-    # a column of all three parts costs about as much as a product of H of all groups
+    # a column of the map, all three parts, costs about as much as a product with the whole H
     needed = purse.product * sum(min(settings.probes, one.size) for one in of.groups.values())
     if needed <= FAR * purse.left():
         with suppress(ArgumentError):  # second derivatives may not fit the memory
@@ -343,7 +343,7 @@ def _norms(
     if given or (found[0].seconds or 0.0) > purse.for_norms():
         try:
             found = priced(("outer",), True, True, "sampled")
-        except ArgumentError:  # too little time for an error bar
+        except ArgumentError:  # too little time for a standard error
             if given:
                 raise
             found = priced(("outer",), True, False, "sampled", FEWEST)
@@ -351,10 +351,10 @@ def _norms(
 
 
 def free_memory(device: str) -> int:
-    """Read the bytes that are free on a device."""
+    """Return the free memory of a device in bytes."""
     if device == "cuda":
         return torch.cuda.mem_get_info()[0]
-    with suppress(OSError):  # on Linux alone
+    with suppress(OSError):  # only Linux has this file
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         (free,) = (line.split()[1] for line in lines if line.startswith("MemAvailable"))
         return min(1024 * int(free), main_memory())
@@ -362,7 +362,7 @@ def free_memory(device: str) -> int:
 
 
 def _before(folder: Path, settings: CurvatureInspection) -> Spending | None:
-    """Find the choice of an earlier call with the same settings."""
+    """Read the choice of an earlier call with the same settings; None if there is none."""
     path = folder / "config.json"
     found = read_object(path).get("curvature") if path.is_file() else None
     if not isinstance(found, dict) or not isinstance(found.get("asked"), dict):

@@ -1,4 +1,4 @@
-"""Load a language model with what is needed to feed it."""
+"""Load a language model together with its tokeniser."""
 
 import hashlib
 import json
@@ -14,40 +14,40 @@ WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
     "output_attentions", "output_hidden_states", "return_dict",
 }  # fmt: skip
-"""Entries of a configuration that do not change the model's numbers."""
+"""Entries of a configuration that do not affect the model's results."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Ends what Python says of an object that has no words of its own; another in every process."""
+"""Memory address in the default `repr` of an object, which differs between processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model with what is needed to feed it."""
+    """Model with its name and tokeniser."""
 
     name: str
     """Short name, for tables and titles."""
     model: nn.Module
-    """A language model in evaluation mode and float32."""
+    """Language model in evaluation mode and float32."""
     tokenizer: Any = None
-    """Tokenizer of transformers, or None."""
+    """Tokeniser of transformers; None if there is none."""
 
     @property
     def vocabulary(self) -> int:
-        """Count the token ids that the model knows."""
+        """Number of token ids of the model."""
         size: int = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         return size
 
     @property
     def context(self) -> int | None:
-        """Read the longest sequence, where the model has one."""
+        """Longest sequence in tokens; None if the model has no limit."""
         return context_of(self.model)
 
     @property
     def ours(self) -> bool:
-        """Tell whether hessblocks built the model, so that it may have been trained on the text."""
+        """True if hessblocks built the model, so that it may have been trained on the text."""
         return getattr(getattr(self.model, "config", None), "model_type", "") == "hessblocks"
 
     def configuration(self) -> str:
-        """Digest all but the weights: configuration, and each module's description (SHA-256)."""
+        """Compute the SHA-256 of the configuration and of the `repr` of all modules."""
         config: Any = getattr(self.model, "config", None)
         values = config.to_dict() if hasattr(config, "to_dict") else config
         if isinstance(values, dict):
@@ -56,7 +56,7 @@ class Subject:
         return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
     def said(self) -> dict[str, str]:
-        """Digest weights and configuration: if both are equal, so is the curvature."""
+        """Return digests of weights and configuration; models with equal digests are equal."""
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 
 
@@ -65,14 +65,14 @@ def saved_model(source: str, task: str) -> Subject:
 
     Args:
         source: a folder, a run folder of `hessblocks train`, a GGUF file, or a hub name.
-        task: whose head it must have, as `hb.load` takes it.
+        task: task that the model must have a head for, as `hb.load` takes it.
 
     Returns:
-        The model in evaluation mode and float32, with the tokeniser beside it.
+        The model in evaluation mode and float32, with its tokeniser.
 
     Raises:
-        ArgumentError: no such folder, or a model without the head for the task.
-        RunError: a hub name that is not in the local cache, damaged files, or weights that are not
+        ArgumentError: there is no such folder, or the model has no head for the task.
+        RunError: the hub name is not in the local cache, a file is damaged, or a weight is not
             finite.
     """
     model, saved = load_saved(source, task)

@@ -1,4 +1,4 @@
-"""Figures, tables and the HTML page of finished or started runs, from their files alone."""
+"""Figures, tables and HTML pages of finished or started runs, from their files alone."""
 
 from hessblocks.figures import number
 from hessblocks.report.captions import ratio_text, short_names

@@ -1,4 +1,4 @@
-"""Write numbers with their errors, names of groups, and the sentences that captions share."""
+"""Format numbers with their errors, names of groups, and common sentences of captions."""
 
 import math
 import re
@@ -11,12 +11,12 @@ from hessblocks.statistics import Average, Heterogeneity
 
 
 def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
-    """Say how many seeds there are, and what the error mark is.
+    """Write the number of seeds, and the meaning of error bars.
 
     Args:
-        seeds: that have any value.
-        mark: what shows the error ("the bar").
-        single: what to say instead where there is one seed.
+        seeds: seeds that have any value.
+        mark: name of the error bar ("the bar").
+        single: text for a single seed.
 
     Returns:
         One sentence.
@@ -28,7 +28,7 @@ def seeds_and_error(seeds: Sequence[int], mark: str, single: str) -> str:
 
 
 def short_names(groups: Iterable[str]) -> str:
-    """Group names, the layers of the same group gathered: `attention.key of layers 0–3, 5`."""
+    """Join names of groups, with layers of equal ones merged: `attention.key of layers 0–3, 5`."""
     layers: dict[str, list[int]] = defaultdict(list)
     for group in groups:
         if found := re.fullmatch(r"layers\.([0-9]+)\.(.+)", group):
@@ -42,8 +42,8 @@ def short_names(groups: Iterable[str]) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Write whole numbers in order, three or more successive ones as first–last."""
-    places = enumerate(sorted(numbers))  # of successive numbers, number and place differ alike
+    """Write whole numbers in order, with three or more consecutive ones as first–last."""
+    places = enumerate(sorted(numbers))  # number − place is constant in consecutive numbers
     runs = [[n for _, n in run] for _, run in groupby(places, lambda pair: pair[1] - pair[0])]
     return ", ".join(
         f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
@@ -51,17 +51,17 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def ratio_text(ratio: Heterogeneity[Average]) -> str:
-    """Write largest over smallest norm, with its interval or its standard error over seeds."""
+    """Format largest over smallest norm, with its interval or standard error over seeds."""
     if ratio.low is None or ratio.high is None:
         return with_error(ratio.ratio)
     return with_interval(ratio.ratio.value, ratio.low, ratio.high)
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Write an estimate ≥ 1 with its interval, 8.2 [7.1, 9.9] or 15,600 [14,700, 16,600].
+    """Format an estimate ≥ 1 with its interval: 8.2 [7.1, 9.9] or 15,600 [14,700, 16,600].
 
     Returns:
-        The estimate, alone where it is exact.
+        The text; without an interval if the estimate is exact.
     """
     if high - low < NEGLIGIBLE * value:
         return number(value)
@@ -73,7 +73,7 @@ def with_interval(value: float, low: float, high: float) -> str:
 
 
 def with_error(mean: Average) -> str:
-    """Write a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
+    """Format a mean with its standard error: 5.07 ± 0.02, 631 ± 71, 10,000 ± 1,100."""
     if not mean.standard_error or mean.standard_error < NEGLIGIBLE * abs(mean.value):
         return number(mean.value)
     if mean.standard_error >= LARGE:

@@ -1,4 +1,4 @@
-"""Compare the blocks of a run folder: means over seeds, computed once for all that shows them."""
+"""Compare the blocks of a run folder: means over seeds, for page, terminal and JSON alike."""
 
 import math
 from collections import defaultdict
@@ -14,9 +14,9 @@ from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation, ResultRow
 
 MOMENTS = dict(zip(("before", "after"), STAGES, strict=True))
-"""Field of a row → stage of the measurements that it holds."""
+"""Field of a row → stage of its measurements."""
 UNITS = {"tokens": "training tokens", "time": "training time (s)", "flops": "training operations"}
-"""Matched quantity, in words."""
+"""Matched quantity → its name with unit."""
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",
     "stable_rank": "Stable rank (of the token matrix)",
@@ -27,26 +27,26 @@ SIGNAL = {
     "second_moment": "Second moment (tr M₂)",
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
-"""Quantity of the signal → axis label; these curves are of the last layer."""
+"""Quantity of the signal in the last layer → axis label."""
 ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
-"""Abscissa of a curve → field of a line; the fifth, `flops`, is computed from the steps."""
+"""Abscissa of a curve → field of a JSON line; a fifth, `flops`, is computed from the steps."""
 Line = Metric | Observation
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """Row of one block; None stands for what is not measured yet."""
+    """Row of one block; None means not measured yet."""
 
     preset: str
     """Name of the block."""
     seeds: tuple[int, ...]
     """Seeds with any value."""
     parameters: int | None
-    """Trainable numbers."""
+    """Number of trainable parameters."""
     tokens_per_second: Average | None
-    """Training speed."""
+    """Training speed, tokens per second."""
     peak_memory: Average | None
-    """Bytes."""
+    """Peak memory of an update, in bytes."""
     initial_loss: Average | None
     """Validation loss before training, nats per token."""
     final_loss: Average | None
@@ -71,37 +71,37 @@ class ComparisonRow:
     tokens: int | None = None
     """Training tokens so far."""
     budget: tuple[str, ...] = ()
-    """Steps, and the amount used of what was matched, as text; empty where steps are matched."""
+    """Steps, and the used amount of the matched quantity, as text; empty if steps are matched."""
 
     @property
     def tokens_a_parameter(self) -> float | None:
-        """Training tokens over parameters; None where either is unknown."""
+        """Training tokens per parameter; None if either is unknown."""
         return self.tokens / self.parameters if self.tokens and self.parameters else None
 
     @property
     def ratios(self) -> dict[str, Heterogeneity[Average]]:
-        """Heterogeneity at each of `MOMENTS` at which it is measured."""
+        """Moment (before, after) → heterogeneity, if it is measured."""
         return {moment: one for moment in MOMENTS if (one := getattr(self, moment)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One preset along training: the mean of each seed's values, then over seeds."""
+    """Curve of one preset along training: means of each seed's values, averaged over seeds."""
 
     preset: str
     """Name of the block."""
     quantity: str
-    """`loss`, or that of the observations."""
+    """`loss`, or a quantity of the observations."""
     role: str = ""
-    """Kind of the parameter groups of a norm."""
+    """Role of the parameter groups of a norm."""
     part: str = ""
-    """Part of the Hessian of a norm; of a loss `train` or `validation`."""
+    """Part of the Hessian for a norm; `train` or `validation` for a loss."""
     layer: int | None = None
     """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
-    """Abscissas: steps, tokens, seconds, loss, flops; NaN where one was not recorded."""
+    """Abscissas by name: steps, tokens, seconds, loss, flops; NaN if not recorded."""
     means: tuple[Average, ...]
-    """Ordinates; of one seed the errors are those of its estimates, taken as independent."""
+    """Ordinates; for one seed, the errors are those of its estimates, taken as independent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,15 +109,15 @@ class Comparison:
     """Comparison of the blocks in a run folder, averaged over seeds."""
 
     results: FolderResults
-    """Results that it was computed from, with the settings and what is missing."""
+    """Results of the folder, with settings and a list of missing results."""
     match: str
     """Matched quantity: steps, tokens, time or flops."""
     rows: tuple[ComparisonRow, ...]
-    """One per block, in the order in which they were asked for."""
+    """Rows, one per block, in the order of the settings."""
     norms: tuple[ResultRow, ...]
-    """Mean norm over seeds for each block, stage, group and part; NaN where none is finite."""
+    """Mean norm over seeds for each block, stage, group and part; NaN if no value is finite."""
     curves: tuple[Curve, ...]
-    """Losses, and what was observed along training."""
+    """Losses, and quantities measured along training."""
 
     @property
     def presets(self) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def rate_words(self) -> str:
-        """How the rates of several blocks were chosen; empty of one block."""
+        """Description of how the rates of several blocks were chosen; empty for one block."""
         if len(self.rows) < 2:
             return ""
         if self.results.tried:
@@ -143,24 +143,24 @@ class Comparison:
 
     @property
     def sample(self) -> str:
-        """On how many tokens, and with how many probes, curvature was measured."""
+        """Numbers of tokens and probes of the curvature before and after training, as text."""
         return _sample(self.results.settings.section("curvature"))
 
     @property
     def sample_along(self) -> str:
-        """The same of what was observed along training."""
+        """Numbers of tokens and probes of the curvature along training, as text."""
         settings = self.results.settings
         own = settings.section("observation").get("sample")
         return _sample(settings.section("curvature") if own is None else own)
 
     @property
     def finite_norms(self) -> list[ResultRow]:
-        """The norms that are finite by layer, those outside of layers first."""
+        """Finite norms, sorted by layer; groups outside of layers come first."""
         return _by_layer(self.norms)
 
     @property
     def zero_groups(self) -> str:
-        """Groups whose norm is exactly zero, with block and stage; empty if there are none."""
+        """Groups whose norm is exactly zero, with block and stage, as text; empty if none."""
         places: dict[str, list[str]] = defaultdict(list)
         for row in self.rows:
             for moment, ratio in row.ratios.items():
@@ -194,10 +194,10 @@ def _sample(curvature: Mapping[str, Any]) -> str:
 
 
 def compare_results(results: FolderResults | Comparison) -> Comparison:
-    """Average what a run folder holds over its seeds.
+    """Average the results of a run folder over its seeds.
 
     Args:
-        results: a run folder, or its comparison, which is returned as it is.
+        results: results of a run folder; a `Comparison` is returned unchanged.
 
     Returns:
         Rows, norms and curves of all blocks.
@@ -222,7 +222,7 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
 
 
 def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow, ...]:
-    """List one row per block, in the order in which they were asked for."""
+    """Make one row per block, in the order of the settings."""
     return compare_results(results).rows
 
 
@@ -272,7 +272,7 @@ def _text(value: float | None, shown: Callable[[float], str]) -> str:
 
 
 def average_rows(rows: Iterable[ResultRow]) -> Average | None:
-    """Average rows that differ by seed only."""
+    """Average rows that differ only by seed."""
     finite = [row for row in rows if math.isfinite(row.value)]
     return average([row.value for row in finite], finite[0].standard_error if finite else None)
 
@@ -288,20 +288,20 @@ def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
 
 
 def _by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
-    """Sort the finite norms, those outside of layers first."""
+    """Sort the finite norms by layer; groups outside of layers come first."""
     finite = [norm for norm in norms if math.isfinite(norm.value)]
     return sorted(finite, key=lambda norm: (norm.layer is not None, norm.layer or 0))
 
 
 def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
-    """Compute largest over smallest group norm of the full Hessian of one block at one moment.
+    """Compute largest over smallest group norm of the full Hessian, for one block and stage.
 
-    Each seed has one ratio, without its zero norms; a seed with a norm that is not finite has none.
-    One seed has the 95 % interval of its estimates, several have the standard error of the mean.
+    Each seed has one ratio, without zero norms; a seed with a norm that is not finite has none. The
+    error is the 95 % interval of the estimates for one seed, the standard error for several seeds.
 
     Returns:
-        The mean ratio, and the groups that are largest and smallest in the mean over seeds; None
-        where no positive finite norm was measured.
+        The mean ratio, and the groups with the largest and smallest mean norm over seeds; None if
+        no positive finite norm was measured.
     """
     seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
     for row in rows:
@@ -325,7 +325,7 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
 def _lines(
     metrics: Iterable[Metric], observations: Iterable[Observation], stops: Mapping[str, float]
 ) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
-    """Collect lines by (quantity, role, part) and preset; those of losses end before `stops`."""
+    """Group lines by (quantity, role, part) and preset; losses end before the step in `stops`."""
     found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
 
     def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
@@ -345,7 +345,7 @@ def _lines(
 
 
 def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
-    """Average the lines of each step into a point; values that are not finite are left out."""
+    """Average the lines of each step to one point; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:

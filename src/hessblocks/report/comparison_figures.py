@@ -1,4 +1,4 @@
-"""Figures of a comparison: curvature of each parameter group, and what happens along training."""
+"""Figures of a comparison: curvature of each parameter group, and quantities along training."""
 
 import math
 from collections import defaultdict
@@ -31,19 +31,19 @@ PARTS = {
     "full": "Full Hessian $H$",
 }
 SLOT = 0.86
-"""Share of the distance between two roles that their points take up."""
+"""Share of the distance between two roles that points fill."""
 FILL = 0.8
 """Share of a preset's slot over which its layers are spread."""
 BAR_ROOM = 2.0
-"""Room for the number above a bar, as a factor."""
+"""Factor of the axis limit that leaves space for the number above a bar."""
 CURVATURE = r"Frobenius norm $\|H\|_F$ (nats per token)"
 RATIO = r"Heterogeneity $\max\|H\|_F\,/\,\min\|H\|_F$ (no unit)"
 MOST_POINTS = 300
-"""A longer curve is averaged over windows of successive points."""
+"""Most points of a curve; a longer one is averaged over windows of consecutive points."""
 HEADROOM = 1.1
-"""The axis goes up to this multiple of the largest initial loss,"""
+"""The loss axis ends at most at this multiple of the largest initial loss,"""
 SETTLED = 0.2
-"""and to twice the height of the curves from this share of the steps on, so they stay apart."""
+"""and at most at twice the height of the curves after this share of the steps."""
 MARGIN = 0.04
 """Empty share of the axis at each end."""
 LOSS = "Loss $L$ (nats per token)"
@@ -54,7 +54,7 @@ AXES = {
     "flops": ("operations", "Training operations $c$ (floating-point operations)"),
     "loss": ("loss", LOSS),
 }
-"""Abscissas along training: words and label."""
+"""Abscissa along training → its name and axis label."""
 NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 GAINS = ("alpha", "beta", "gamma")
@@ -66,11 +66,11 @@ OF_GAINS = (
 )
 ELSEWHERE = "All layers and the gradient norms are in observations.jsonl."
 Titled = Mapping[str, Sequence[Curve]]
-"""Title → its curves."""
+"""Title of a panel → its curves."""
 
 
 def all_figures(found: Comparison) -> tuple[Figure, ...]:
-    """Yield the figures for which there are values, in the order of the page."""
+    """Make the figures that have values, in the order of the page."""
     figures = (
         heterogeneity_figure(found),
         curvature_figure(found),
@@ -90,7 +90,7 @@ def curvature_figure(found: Comparison) -> Figure | None:
         found: the comparison.
 
     Returns:
-        The figure's content; None where no curvature was measured yet.
+        The figure as data; None if no curvature is measured yet.
     """
     present = dict.fromkeys(norm.role for norm in found.norms)
     roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
@@ -154,7 +154,7 @@ def heterogeneity_figure(found: Comparison) -> Figure | None:
         found: the comparison.
 
     Returns:
-        The figure's content; None where no curvature was measured yet.
+        The figure as data; None if no curvature is measured yet.
     """
     places = {
         moment: {x: row.ratios[moment] for x, row in enumerate(found.rows) if moment in row.ratios}
@@ -211,10 +211,10 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
 
     Args:
         found: the comparison.
-        against: steps, tokens, seconds or flops.
+        against: abscissa: steps, tokens, seconds or flops.
 
     Returns:
-        The figure's content; None where no loss was written yet, or nothing of the axis.
+        The figure as data; None if no loss is recorded yet, or the abscissa was not recorded.
     """
     losses = [c for c in found.curves if c.quantity == "loss" and c.part in SPLITS and c.means]
     if all(math.isnan(x) for one in losses for x in one.x[against]):
@@ -250,14 +250,14 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
 
 
 def _axis(found: Comparison, against: str) -> tuple[str, str]:
-    """Name an abscissa in words and with its unit; an old run does not say by which clock."""
+    """Return name and label of an abscissa; an old run does not record which clock it used."""
     words, label = AXES[against]
     on_cpu = found.results.settings.values.get("device") == "cpu"
     return words, label.replace("(seconds)", "(processor seconds)") if on_cpu else label
 
 
 def _thinned(curve: Series, window: int) -> Series:
-    """Average over windows; an error is the root mean square of those in its window."""
+    """Average a curve over windows; an error is the root mean square of those in its window."""
     if window == 1 or len(curve.x) <= MOST_POINTS:
         return curve
     cuts = [slice(start, start + window) for start in range(0, len(curve.x), window)]
@@ -272,7 +272,7 @@ def _thinned(curve: Series, window: int) -> Series:
 
 
 def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
-    """Choose the ends of the loss axis; a diverging curve leaves it, and others stay visible."""
+    """Choose the limits of the loss axis; a diverging curve is cut, so that others are visible."""
     finite = [row for row in metrics if math.isfinite(row.loss)]
     first: dict[tuple[str, int, str], float] = {}
     for row in sorted(finite, key=lambda row: row.step):
@@ -287,7 +287,7 @@ def _limits(metrics: Iterable[Metric]) -> tuple[float, float]:
 
 
 def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str]:
-    """Say which values are not drawn as they were measured."""
+    """Yield remarks on values that are averaged or cut off."""
     if window > 1:
         yield f"Curves longer than {MOST_POINTS} points are averaged over {window} points."
     if any(top < row.loss < math.inf for row in metrics):
@@ -295,14 +295,14 @@ def _remarks(window: int, top: float, metrics: Iterable[Metric]) -> Iterator[str
 
 
 def _note(row: ComparisonRow) -> str:
-    """Name the preset in the legend, with the step at which its curve ends."""
+    """Write the legend of a preset, with the step at which its curve ends."""
     if not row.diverged:
         return row.preset
     return f"{row.preset} (diverged{f' at step {row.end:,}' if math.isfinite(row.end) else ''})"
 
 
 def _ending(row: ComparisonRow) -> str:
-    """Say which seeds diverged, and which quantity first; empty if none did."""
+    """Write which seeds diverged, and the first quantity that did; empty if none diverged."""
     causes = {seed: f": {cause}" for seed, cause in row.causes.items()}
     seeds = ", ".join(f"{seed}{causes.get(seed, '')}" for seed in row.diverged)
     return f"{row.preset} diverged (seed {seeds}); its curve ends there." if seeds else ""
@@ -358,7 +358,7 @@ def _norms(curves: Iterable[Curve]) -> Titled:
 def _figure(
     found: Comparison, name: str, titled: Titled, y: str, about: str, against: str = ""
 ) -> Figure | None:
-    """Plot values over steps, each panel with its own ordinate, or curvature over an abscissa."""
+    """Plot values over steps, or curvature over an abscissa; each panel has its own ordinate."""
     axis = against or "steps"
     series = {title: [_series(one, axis) for one in own] for title, own in titled.items()}
     values = [y for own in series.values() for one in own for y in one.y]
@@ -382,7 +382,7 @@ def _figure(
 
 
 def _panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Panel, ...]:
-    """Make one panel per title; all else is equal."""
+    """Make one panel per title, with common settings."""
     return tuple(Panel(title=name, series=tuple(own), **common) for name, own in series.items())
 
 
@@ -392,6 +392,6 @@ def _series(curve: Curve, against: str) -> Series:
 
 
 def _averaged(name: str, x: Iterable[float], means: Sequence[Average | ResultRow]) -> Series:
-    """Make a series of means and their standard errors, 0 where there is none."""
+    """Make a series of means and standard errors; a missing error is 0."""
     errors = tuple(mean.standard_error or 0.0 for mean in means)
     return Series(name=name, x=tuple(x), y=tuple(mean.value for mean in means), error=errors)

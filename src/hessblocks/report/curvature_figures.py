@@ -1,4 +1,4 @@
-"""Figures of a curvature run: norms group by group, maps, spectra."""
+"""Figures of a curvature run: norms of all groups, maps, spectra."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,21 +14,21 @@ from hessblocks.storage import CurvatureResults, SpectrumRow
 LOOKS = {"outer": ("#0072B2", "s"), "functional": ("#E69F00", "^"), "full": ("#000000", "o")}
 """Colour and marker of each part."""
 ROWS = {False: (0.24, 9), True: (0.13, 7)}
-"""Height of a group in the figure of norms, in inches, and size of its name: few groups, many."""
+"""Whether there are many groups → height of a group in inches, and font size of its name."""
 LEGEND_INCHES = 2.2
-"""Width of an entry of the legend."""
+"""Width of a legend entry, in inches."""
 MANY = 60
-"""Groups above which they stand closer."""
+"""More groups than this are drawn closer together."""
 FLOOR = 1e-4
 """Smallest density shown, as a share of the largest."""
 
 
 @mpl.rc_context(dict(MATPLOTLIB))
 def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
-    """Write figures/<name>.png and .svg of whatever was measured.
+    """Write figures/<name>.png and .svg of all that was measured.
 
     Returns:
-        Name (`norms`, `map-<part>`, `spectra-<part>`) → the figure, to stand inside a page.
+        Name (`norms`, `map-<part>`, `spectra-<part>`) → pictures to embed in a page.
 
     Raises:
         RunError: a file cannot be written.
@@ -51,7 +51,7 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
 
 
 def norms_figure(results: CurvatureResults, width: float) -> Drawn:
-    """Draw a line per group, a marker per part, with standard errors, on a logarithmic axis."""
+    """Draw one line per group, one marker per part, with standard errors, on a logarithmic axis."""
     names = list(results.norms)
     scale = log_axis(norm.value for norms in results.norms.values() for norm in norms.values())
     row, size = ROWS[len(names) > MANY]

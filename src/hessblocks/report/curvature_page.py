@@ -13,7 +13,7 @@ from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, Ratio, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
-"""Numbers behind the page, linked where they are."""
+"""Files with the numbers of the page, which links them if they exist."""
 WHOLE = "all groups as one"
 WORDS = {part: Markup(page_text(words)) for part, words in PART_WORDS.items()}
 
@@ -22,13 +22,13 @@ def write_curvature_report(folder: AnyPath) -> Path:
     """Write figures/*.png, figures/*.svg and report.html of a curvature run, from its files alone.
 
     Args:
-        folder: that `hessblocks curvature` wrote, finished or not.
+        folder: folder of `hessblocks curvature`, finished or not.
 
     Returns:
         The path of report.html.
 
     Raises:
-        ArgumentError: another kind of folder.
+        ArgumentError: the folder is of another kind.
         RunError: a file is damaged or cannot be written.
     """
     from hessblocks.report.curvature_figures import write_curvature_figures
@@ -71,7 +71,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 
 def _spent(results: CurvatureResults) -> str:
-    """Say what the norms were estimated from."""
+    """Describe the probes or samples that norms were estimated from."""
     asked = results.config["curvature"]
     if "samples" in asked:
         return f"{asked['samples']} sampled gradients for all groups"
@@ -79,14 +79,14 @@ def _spent(results: CurvatureResults) -> str:
 
 
 def norm_text(norm: Norm) -> str:
-    """Format value and standard error; `(exact)` where there is none."""
+    """Format value and standard error; `(exact)` if there is none."""
     if norm.method == "exact" or norm.value == 0:
         return f"{norm.value:.4g}" + (" (exact)" if norm.method == "exact" else "")
     return with_error(Average(value=norm.value, standard_error=norm.standard_error, seeds=1))
 
 
 def heterogeneity_text(ratio: Ratio) -> str:
-    """Format heterogeneity with its interval; alone where it is exact."""
+    """Format heterogeneity with its interval; without one if it is exact."""
     if ratio.low == ratio.high:
         return norm_text(ratio)
     return f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"

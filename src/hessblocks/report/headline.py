@@ -1,4 +1,4 @@
-"""Sentences at the head of a comparison: losses and evenness of curvature, from the numbers."""
+"""Write the first sentences of a comparison: losses, and heterogeneity of curvature."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,43 +11,43 @@ from hessblocks.storage import FolderResults
 
 BASELINE = "pre-ln"
 SURE = 2.0
-"""Joint standard errors beyond which two values count as different."""
+"""Two values differ if they are more joint standard errors apart than this."""
 LEAST = 0.0005
 """Smallest difference reported without an error, in nats per token: half of the third decimal."""
 SEVERAL = 4
-"""Most blocks whose ratios are all named; of more, the baseline, the least and the largest are."""
+"""Most blocks with all ratios listed; of more blocks, baseline, smallest and largest are listed."""
 
 
 def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
-    """Say which loss each block reached, and whose curvature is more even, before and after.
+    """Write which loss each block reached, and whose curvature is more even, before and after.
 
     The baseline is pre-ln, or the first measured block if pre-ln has no results. Two values differ
     if they are more than two joint standard errors apart. These are errors over seeds; with one
-    seed, of the curvature estimates. Speed is not compared: blocks timed one after another also
-    differ by what else the machine did.
+    seed, errors of the curvature estimates. Speed is not compared: blocks are timed one after
+    another, while the load of the machine varies.
 
     Args:
         results: results of a run folder, or their comparison.
 
     Returns:
-        Sentences; a single one if nothing is measured yet.
+        Sentences; a single sentence if nothing is measured yet.
     """
     found = compare_results(results)
     rows = found.rows
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
-    told = (
+    sentences = (
         *_losses(rows, base, of_steps=found.match == "steps"),
         *_above_bigrams(rows, found.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
         *_diverged(rows),
     )
-    return told or ("Nothing is measured yet.",)
+    return sentences or ("Nothing is measured yet.",)
 
 
 def difference(first: Average, second: Average) -> int:
-    """Compute the sign of first − second, 0 if it is within two joint standard errors."""
+    """Compute the sign of first − second; 0 if they are within two joint standard errors."""
     gap = first.value - second.value
     if abs(gap) <= SURE * _joint(first, second):
         return 0
@@ -65,15 +65,15 @@ def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow, *, of_steps: boo
     first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
     own = losses.pop(first.preset)
     after = f"After {first.steps:,} steps" if of_steps and first.steps is not None else "At the end"
-    told = [f"{name} {_gap(each, own)}" for name, each in losses.items()]
-    alone = told and all(each.standard_error is None for each in (own, *losses.values()))
-    others = f"; {', '.join(told)}{' (one seed)' if alone else ''}" if told else ""
+    gaps = [f"{name} {_gap(each, own)}" for name, each in losses.items()]
+    alone = gaps and all(each.standard_error is None for each in (own, *losses.values()))
+    others = f"; {', '.join(gaps)}{' (one seed)' if alone else ''}" if gaps else ""
     loss = f"the held-out loss of {first.preset} is {with_error(own)} nats per token"
     yield f"{after} {loss}{others}."
 
 
 def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
-    """Name the blocks whose loss ends above `table`, that of a bigram table on the same text."""
+    """List the blocks whose final loss is above `table`, the loss of a bigram table."""
     lost = [
         row.preset
         for row in rows
@@ -103,11 +103,11 @@ def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -
     if base.preset not in ratios:
         return
     when, measure = moment.capitalize(), "largest over smallest group norm of the Hessian"
-    told = _told(base.preset, ratios)
+    clauses = _clauses(base.preset, ratios)
     if len(ratios) == 1:
-        yield f"{when} training, the {measure} is {told}."
+        yield f"{when} training, the {measure} is {clauses}."
     else:
-        yield f"{when} training, {_compared(base.preset, ratios)} ({measure}: {told})."
+        yield f"{when} training, {_compared(base.preset, ratios)} ({measure}: {clauses})."
 
 
 def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
@@ -122,11 +122,11 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
         (0, f"not told apart from that of {base}"),
     )
     found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in clauses]
-    told = [f"of {_listed(names)} is {words}" for words, names in found if names]
-    return f"the curvature {'; that '.join(told)}"
+    clauses = [f"of {_listed(names)} is {words}" for words, names in found if names]
+    return f"the curvature {'; that '.join(clauses)}"
 
 
-def _told(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
     names = list(ratios)
     if len(names) > SEVERAL:
         ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))

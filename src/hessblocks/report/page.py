@@ -1,4 +1,4 @@
-"""Write the report: figures, and one HTML file that needs nothing else and no network."""
+"""Write the report: figures, and one self-contained HTML file."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from hessblocks.statistics import Average
 from hessblocks.storage import Settings, load_results
 
 FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json", "tuning.json")
-"""Numbers behind the page, linked where they are."""
+"""Files with the numbers of the page, which links them if they exist."""
 OWN_DATA = "PATH"
-"""Stands for the user's data in a command: config.json does not keep its place."""
+"""Placeholder for the user's data in a command: config.json does not store its path."""
 STANDARD_DATA = "python-code"
 FINAL = "Final loss (nats per token)"
 COLUMNS = (
@@ -82,7 +82,7 @@ def _heading(presets: Sequence[str]) -> str:
 
 
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
-    """Write the cells of one row, one for each of COLUMNS and of the budget's columns."""
+    """Format the cells of one row: one for each of COLUMNS, and the columns of the budget."""
     final = _mean(row.final_loss)
     if row.diverged:
         seeds = ", ".join(map(str, row.diverged))
@@ -107,7 +107,7 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
-    """The row of what any block must beat, where it was computed."""
+    """Yield the row of the bigram table, if its loss was computed."""
     if found.results.reference is not None:
         known = {COLUMNS[0]: "bigram table", FINAL: f"{found.results.reference:.3f}"}
         columns = (*COLUMNS, *found.budget_columns)
@@ -115,7 +115,7 @@ def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
-    """Write a mean and its error in another unit."""
+    """Format a mean and its error in another unit."""
     if mean is None:
         return templates.ABSENT
     error = None if mean.standard_error is None else mean.standard_error * unit
@@ -123,16 +123,16 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
 
 
 def command_line(config: Settings) -> str:
-    """Write the command with every option that is not the default, quoted for a POSIX shell."""
+    """Write the command with all options that differ from defaults, quoted for a POSIX shell."""
     names = list(_words(config) if config.command == "train" else ())
     options = [*_options(config), "--out", "DIR"]
-    if any(name.startswith("-") for name in names):  # no options of ours: another's config.json
+    if any(name.startswith("-") for name in names):  # only a foreign config.json has such names
         options, names = [], [*options, "--", *names]
     return shell_line(["hessblocks", config.command, *names, *options])
 
 
 def _words(config: Settings) -> list[str]:
-    """Write the blocks as they are typed: one of the user's is a file of its name."""
+    """Write the names of blocks as a user types them; a block of the user is NAME.json."""
     own = {str(name) for name in config.values.get("own", [])}
     parts = (re.split(r"(\+(?![^\[\]]*\]))", name) for name in config.presets)
     return ["".join(_word(part, own) for part in one) for one in parts]

@@ -1,4 +1,4 @@
-"""Write the pages of `hessblocks price` and `simplify`: the answer first, then maps and tables."""
+"""Write the pages of `hessblocks price` and `simplify`: summary first, then maps and tables."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what the allocation costs beside one width for all, or what each edit of all costs.
+    """Write the cost of the allocation and of uniform bits, or of each edit of all matrices.
 
     Args:
         found: summary.json.
@@ -87,13 +87,13 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write a row of together.csv."""
+    """Format the cells of a row of together.csv."""
     measured = "" if row["measured"] is None else _nats(row, "measured")
     return row["name"], _nats(row), measured, _trusted(row)
 
 
 def _nats(row: Mapping[str, Any], name: str = "forecast") -> str:
-    """Write a number of a row and its standard error."""
+    """Format a number of a row with its standard error."""
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
 
 
@@ -108,7 +108,7 @@ def _bill_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Map bits of each matrix, kinds by layers; None if the names of matrices hold no layers."""
+    """Draw a map of bits, kinds × layers; None if the names of matrices have no layers."""
     bits: dict[str, list[float]] = {}
     for row in shares:
         if found := LAYER.search(row["place"]):
@@ -152,7 +152,7 @@ def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what was saved and what it costs before and after healing, or what is cheapest.
+    """Write what was saved and its cost before and after healing, or the cheapest removals.
 
     Args:
         found: summary.json.
@@ -182,20 +182,20 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write a step of the plan."""
+    """Format the cells of a step of the plan."""
     alone, saved = f"{step['alone']:.3g}", f"{step['share']:.1%}"
     return step["kind"], str(step["layer"]), _nats(step, "kl"), alone, saved
 
 
 def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
-    """Build maps of kinds by layers, log₁₀ nats: each removal, and 1 % of the parameters by it.
+    """Draw two maps, kinds × layers, in log₁₀ nats: cost per removal, and per 1 % of parameters.
 
     Args:
-        rows: with kind, layer, kl and nats_per_percent.
-        depth: layers.
+        rows: rows with kind, layer, kl and nats_per_percent.
+        depth: number of layers.
 
     Returns:
-        The figure; None where no removal costs anything.
+        The figure; None if no removal has a positive cost.
     """
     titles = {
         "kl": "What each removal costs, by layer",
@@ -214,7 +214,7 @@ def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the kinds in the order of the layer that has most of them."""
+    """List the kinds, in the order of the layer with most kinds."""
     counted = Counter(row["layer"] for row in rows)
     fullest = sorted(rows, key=lambda row: -counted[row["layer"]])
     return list(dict.fromkeys(row["kind"] for row in fullest))
@@ -241,7 +241,7 @@ def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Median and range of the KL over layers, and how forecasts compare, kind by kind."""
+    """Make one row per kind: median and range of KL over layers, and accuracy of forecasts."""
     found: list[tuple[str, ...]] = []
     for kind in _kinds(rows):
         own = [row for row in rows if row["kind"] == kind]

@@ -20,15 +20,15 @@ QUANTITIES: dict[str, tuple[str, str, Scaling]] = {
     "kurtosis": ("kurtosis", "of the entries' mean squares", "linear"),
     "jacobian_condition": ("Jacobian", "condition number, or a lower bound", "log"),
 }
-"""Quantity → title, ordinate, scale of the ordinate."""
+"""Quantity → title, label and scale of the ordinate."""
 GRADIENTS = ("gradient, query", "gradient, mlp_out")
-"""Groups whose gradients are in the first figure too; the second has them all."""
+"""Gradients that are also in the first figure; the second figure has all."""
 OF_HEADS = {
     "head_entropy": "entropy of the rows (nats)",
     "head_largest_logit": "largest logit",
     "head_second_moment": "second moment tr M₂",
 }
-"""Quantity of a head → label of its colours."""
+"""Quantity of a head → label of the colour scale."""
 CAPTION = (
     "Layer 0 is the first; input is what enters it. A token similarity or a stable rank of 1 is "
     "rank collapse. One seed, one batch of held-out tokens; values of 0 and infinite ones are "
@@ -40,10 +40,10 @@ def write_signal_figures(folder: AnyPath) -> list[Path]:
     """Draw results.csv to figures/signal, gradients and heads, each as .png and .svg.
 
     Args:
-        folder: as `hessblocks signal` writes it.
+        folder: folder that `hessblocks signal` wrote.
 
     Returns:
-        The files, the signal's png first.
+        The files; the PNG of the signal is the first.
 
     Raises:
         RunError: results.csv is missing or damaged, or a file cannot be written.
@@ -107,11 +107,11 @@ def _finite(row: SignalRow) -> float:
 
 
 def _panel(title: str, y_label: str, scale: Scaling, rows: Sequence[SignalRow]) -> Panel:
-    """Draw one line per model, of values that the axis can show; inputs come before layer 0."""
+    """Draw one line per model, with the values that the axis can show; inputs precede layer 0."""
     models: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
         value = _finite(row)
-        if value > (0 if scale == "log" else -math.inf):  # what is not finite is not
+        if value > (0 if scale == "log" else -math.inf):  # NaN and −∞ are left out
             models[row.model].append((0 if row.layer is None else row.layer + 1, value))
     last = max((x for points in models.values() for x, _ in points), default=0)
     series = tuple(

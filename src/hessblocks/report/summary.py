@@ -1,4 +1,4 @@
-"""The comparison as one JSON object."""
+"""Summarise a comparison as one JSON object."""
 
 import math
 from collections import defaultdict
@@ -13,11 +13,11 @@ AVERAGES = ("tokens_per_second", "initial_loss", "final_loss", "peak_memory")
 
 
 def summary(results: FolderResults | Comparison, *, seconds: float | None = None) -> dict[str, Any]:
-    """Summarise the comparison as one JSON object, where a number that is not finite is null.
+    """Summarise a comparison as one JSON object; numbers that are not finite are null.
 
     Args:
-        results: a run folder, or its comparison.
-        seconds: what the whole command took; training time of all runs when None.
+        results: results of a run folder, or their comparison.
+        seconds: duration of the whole command; None: training time of all runs.
 
     Returns:
         `command`, `out`, `seconds`, `match`, `bigram_loss`, `tuned`, `missing` and `presets`: for

@@ -1,4 +1,4 @@
-"""Pages of HTML that need no other file and no network: one environment for all templates."""
+"""Write self-contained HTML pages from templates."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 ABSENT = "–"
-"""Sign for a missing value."""
+"""Text for a missing value."""
 
 
 def write_page(
     folder: AnyPath, template: str, package: str = "hessblocks.report", **content: Any
 ) -> Path:
-    """Write report.html of a folder; everything that is not marked as safe is escaped.
+    """Write report.html into a folder; all text that is not marked as safe is escaped.
 
     Args:
         folder: folder of the results.
-        template: name of the page's template, which fills the blocks of base.html.
-        package: whose folder `templates` holds it.
-        **content: what the template shows, with `title`, `heading` and `headline`.
+        template: name of the template, which fills the blocks of base.html.
+        package: package whose folder `templates` contains the template.
+        **content: variables of the template, with `title`, `heading` and `headline`.
 
     Returns:
         The path of report.html.
@@ -56,12 +56,12 @@ def write_page(
 def write_summary_page(
     folder: AnyPath, command: str, content: Callable[[Path, dict[str, Any]], dict[str, Any]]
 ) -> Path:
-    """Write figures and report.html of a folder whose summary.json holds what is shown.
+    """Write figures and report.html of a folder from its summary.json.
 
     Args:
-        folder: folder of the command, as far as it is.
+        folder: folder of the command, finished or not.
         command: name of the command and of its template.
-        content: makes what the template shows, from the folder and summary.json.
+        content: makes the variables of the template from the folder and summary.json.
 
     Returns:
         The path of report.html.
@@ -91,7 +91,7 @@ def write_summary_page(
 
 
 def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -> Figure | None:
-    """Map numbers of all layers, a panel per title and a row per kind; None without kinds."""
+    """Draw maps of numbers over layers: a panel per title, a row per kind; None without kinds."""
     panels = [
         Heatmap(
             title=title,
@@ -110,33 +110,33 @@ def layer_map(maps: Mapping[str, Mapping[str, tuple[float, ...]]], label: str) -
 
 
 def _visible(value: Any) -> Any:
-    """Show the control characters of a text; leave text that is marked as safe."""
+    """Make the control characters of a text visible, unless it is marked as safe."""
     return printable_lines(value) if type(value) is str else value
 
 
 def inlined(picture: bytes) -> str:
-    """Encode an SVG in base64, to stand inside the page as an image; scripts do not run there."""
+    """Encode an SVG in base64 for an image tag, where scripts do not run."""
     return base64.b64encode(picture).decode("ascii")
 
 
 def drawn_picture(
     figure: Figure | Drawn, folder: AnyPath, name: str, phone: Drawn | None = None
 ) -> list[str]:
-    """Draw a figure to figures/<name>.png and .svg of a folder, and return it for its page.
+    """Draw a figure to figures/<name>.png and .svg of a folder, and encode it for its page.
 
     Args:
-        figure: as data, or drawn by matplotlib already.
+        figure: figure as data, or a figure of matplotlib.
         folder: folder of the page.
-        name: without suffix.
-        phone: `figure`, where that is drawn already, drawn again for a phone.
+        name: file name without suffix.
+        phone: version for phones, if `figure` is a figure of matplotlib.
 
     Returns:
-        What `inlined` makes of it, without title and caption, and of that for a phone.
+        Two images encoded by `inlined`, without title and caption: for wide screens and for phones.
 
     Raises:
         RunError: a file cannot be written.
     """
-    from hessblocks.drawing import draw, page_picture, write_picture  # matplotlib takes its time
+    from hessblocks.drawing import draw, page_picture, write_picture  # importing matplotlib is slow
 
     if isinstance(figure, Figure):
         phone = draw(figure.for_phone(), 0)
@@ -146,7 +146,7 @@ def drawn_picture(
 
 
 def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:
-    """Draw a figure to files and for its page, with what the page shows beside it."""
+    """Draw a figure to files and for its page; return variables of the template."""
     return {
         "name": figure.name,
         "title": figure.title,
@@ -156,7 +156,7 @@ def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:
 
 
 def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Flatten nested settings to (name with dots, value) rows."""
+    """Flatten nested settings to rows (dotted name, value)."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from setting_rows(value, f"{prefix}{name}.")
@@ -167,7 +167,7 @@ def setting_rows(values: Mapping[str, object], prefix: str = "") -> Iterator[tup
 
 
 def environment_rows(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """List versions and hardware as rows, memory in gigabytes."""
+    """Yield versions and hardware as rows (name, value), with memory in gigabytes."""
     memory = values.get("memory")
     if isinstance(memory, int):
         values = {**values, "memory": f"{memory / 1e9:.1f} GB"}

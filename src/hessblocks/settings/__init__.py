@@ -1,7 +1,7 @@
-"""Settings of commands and runs: frozen dataclasses, checked when made; nothing heavy is imported.
+"""Settings of commands and runs: frozen dataclasses, checked when made; importing this is fast.
 
-The line under each field says its meaning and unit, and is the help of its command-line option; the
-default and the range of the option are those of the field.
+The line below each field explains its meaning and unit, and is the help text of its command-line
+option. The option has the default and the range of the field.
 """
 
 from hessblocks.settings.field_marks import (

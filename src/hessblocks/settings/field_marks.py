@@ -1,4 +1,4 @@
-"""Mark what a field of settings may be, beside its type, and hold values to it."""
+"""Annotate fields of settings with ranges and choices, and check values against them."""
 
 import math
 import re
@@ -14,25 +14,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have."""
+    """Range of a numeric setting."""
 
     holds: Callable[[float], bool]
-    """Whether a number is one of them."""
+    """Tells whether a number is in the range."""
     expected: str
-    """Expected value, for errors."""
+    """Description of the range, for errors."""
 
     def refusal(self, value: float) -> str:
-        """Say what was expected and what came; nothing if the value is in the range."""
+        """Describe the expected and the given value; empty if the value is in the range."""
         return "" if self.holds(value) else f"expected {self.expected}, got {value}."
 
 
 def at_least(least: int) -> Range:
-    """Mark a whole number with the smallest value that it may have."""
+    """Make the range of whole numbers from `least` on."""
     return Range(lambda value: value >= least, f"a whole number of at least {least}")
 
 
 def above_0(what: str) -> Range:
-    """Mark a finite number above 0 with what it is, in the words of an error."""
+    """Make the range of finite numbers above 0; `what` names the quantity in errors."""
     return Range(lambda value: 0 < value < math.inf, f"{what} above 0")
 
 
@@ -41,28 +41,28 @@ SEED = (
     Range(lambda value: value >= 0, "0 or more"),
     Range(lambda value: value <= LARGEST, f"at most {LARGEST}"),
 )
-"""Range of a random seed; torch takes no larger one."""
+"""Ranges of a random seed; torch accepts no larger one."""
 Seed = Annotated[int, SEED[0], SEED[1]]
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """The names that a setting may have."""
+    """Choices of a setting."""
 
     names: tuple[str, ...]
-    """All of them."""
+    """All allowed names."""
 
 
 @dataclass(frozen=True, eq=False)
 class ByOptimiser:
-    """A setting whose default depends on the optimiser."""
+    """Default of a setting that depends on the optimiser."""
 
     defaults: Mapping[str, float]
-    """By optimiser; one that is missing has no such setting."""
+    """Optimiser → default; a missing optimiser does not have the setting."""
 
     @property
     def text(self) -> str:
-        """Write the defaults as help shows them."""
+        """Defaults as text for the help."""
         if len(self.defaults) == 1:
             return f"{next(iter(self.defaults.values())):g}"
         return ", ".join(f"{value:g} for {name}" for name, value in self.defaults.items())
@@ -70,38 +70,38 @@ class ByOptimiser:
 
 @dataclass(frozen=True)
 class Repeated:
-    """A tuple whose option is given once for each entry, not as words with commas."""
+    """Mark of a tuple whose option is repeated for each entry, without commas."""
 
     name: str
-    """Name of the option that gives one entry, without the dashes."""
+    """Name of the option for one entry, without dashes."""
 
 
 @dataclass(frozen=True)
 class NoOption:
-    """Marks a field that is given from Python alone, not as an option of a command."""
+    """Mark of a field that can be set only from Python, not by an option."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The type of a field, and its marks."""
+    """Type and marks of a field."""
 
     type: Any
-    """Without the marks."""
+    """Type without the marks."""
     marks: tuple[Any, ...]
-    """`Range` and the like."""
+    """Marks, such as `Range` and `OneOf`."""
 
     @property
     def several(self) -> bool:
-        """Tell whether the field is a tuple, which is given as words with commas."""
+        """True if the field is a tuple whose option takes words with commas."""
         return typing.get_origin(self.type) is tuple and not self.mark(Repeated)
 
     def mark(self, wanted: type[T]) -> T | None:
-        """Find the mark of that sort; None where there is none."""
+        """Find the mark of a class; None if there is none."""
         return next((one for one in self.marks if isinstance(one, wanted)), None)
 
 
 def kinds(settings: Any) -> dict[str, Kind]:
-    """List type and marks of every field of a dataclass, in order."""
+    """Map each field of a dataclass, in order, to its type and marks."""
     hints = typing.get_type_hints(settings, include_extras=True)
     return {field.name: _kind(hints[field.name]) for field in fields(settings)}
 
@@ -113,17 +113,18 @@ def _kind(hint: Any) -> Kind:
 
 
 def make(settings: type[T], values: Mapping[str, Any]) -> T:
-    """Make settings from values by name.
+    """Make settings from values by field name.
 
     Args:
-        settings: a dataclass. Where it has a method `chosen`, that takes the values.
-        values: by field; what is left out has its default. A tuple may be words with commas.
+        settings: dataclass. If it has a class method `chosen`, this is called with the values.
+        values: field → value; missing fields have their defaults. A tuple may be a text with
+            commas.
 
     Returns:
         The settings.
 
     Raises:
-        ArgumentError: a name that is no field, or a value outside its range.
+        ArgumentError: a name is not a field, or a value is outside its range.
     """
     known = kinds(settings)
     for name in values:
@@ -134,74 +135,74 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
 
 
 def _listed(value: Any, kind: Kind) -> Any:
-    """Convert a value to what its field holds: a tuple, for words with commas or a list."""
+    """Convert a text with commas, or a list, to a tuple; return other values unchanged."""
     if kind.several and isinstance(value, str):
         return words(value)
     return tuple(value) if isinstance(value, list) else value
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Split words that were given with commas; those in brackets belong to a word."""
+    """Split a text at its commas, except at commas inside brackets."""
     found = re.split(r",(?![^\[\]]*\])", text)
     return tuple(word.strip() for word in found if word.strip())
 
 
 def check_ranges(settings: Any) -> None:
-    """Refuse a value outside its range or an unknown name, naming the option.
+    """Refuse a value outside its range, or a name that is no choice.
 
     Args:
-        settings: a dataclass, some of whose fields are marked with `Range` or `OneOf`.
+        settings: instance of a dataclass with fields that are marked with `Range` or `OneOf`.
 
     Raises:
-        ArgumentError: names the option and what came.
+        ArgumentError: a value is refused; the message has the option and the value.
     """
     for name, kind in kinds(type(settings)).items():
-        value, said = getattr(settings, name), option(prefix(settings) + name)
+        value, flag = getattr(settings, name), option(prefix(settings) + name)
         if choices := kind.mark(OneOf):
-            check_name(said, value, choices.names)
+            check_name(flag, value, choices.names)
         for mark in kind.marks:
             if isinstance(mark, Range) and value is not None and (refusal := mark.refusal(value)):
-                raise ArgumentError(f"{said}: {refusal}")
+                raise ArgumentError(f"{flag}: {refusal}")
 
 
 def prefix(settings: Any) -> str:
-    """Read the prefix of the options' names of settings that are nested in others."""
+    """Return the prefix of option names, which nested settings may have."""
     return getattr(settings, "option_prefix", "")
 
 
 def option(name: str) -> str:
-    """Spell the command-line option of a field."""
+    """Return the command-line option of a field: `batch_size` is --batch-size."""
     return f"--{name.replace('_', '-')}"
 
 
 def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
-    """Rebuild the options that give a command these settings; defaults are left out.
+    """Rebuild the command-line options of given settings; defaults are left out.
 
     Args:
-        settings: a dataclass.
-        values: by field, nested ones as mappings, as config.json has them too; what is left out is
-            not said.
+        settings: dataclass of the settings.
+        values: field → value, with mappings for nested settings, as in config.json. Missing fields
+            give no option.
 
     Returns:
-        Options and their values.
+        Options and their values, as separate words.
     """
-    said: list[str] = []
+    flags: list[str] = []
     for name, kind in kinds(settings).items():
         value = values.get(name)
         if value is None or kind.mark(NoOption):
             continue
         if is_dataclass(kind.type):
-            said += said_again(kind.type, value if isinstance(value, Mapping) else {})
+            flags += said_again(kind.type, value if isinstance(value, Mapping) else {})
         elif own := kind.mark(ByOptimiser):
             default = own.defaults.get(str(values.get("optimiser")), value)
-            said += _words(prefix(settings) + name, kind, value, default)
+            flags += _words(prefix(settings) + name, kind, value, default)
         else:
-            said += _words(prefix(settings) + name, kind, value, getattr(settings, name))
-    return said
+            flags += _words(prefix(settings) + name, kind, value, getattr(settings, name))
+    return flags
 
 
 def _words(name: str, kind: Kind, value: Any, default: Any) -> list[str]:
-    """Write one option with its value; nothing for the default."""
+    """Write one option and its value; nothing if the value is the default."""
     entries = tuple(value) if isinstance(value, list | tuple) else (value,)
     if default in (value, entries):
         return []

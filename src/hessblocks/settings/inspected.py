@@ -1,4 +1,4 @@
-"""Choose how a model is looked at: on which tokens, at which sizes, and what is measured."""
+"""Settings of `hessblocks curvature` and `signal`: tokens, sizes, and quantities to measure."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -11,58 +11,58 @@ from hessblocks.settings.run_settings import STARTS, BlockSizes
 
 @dataclass(frozen=True, kw_only=True)
 class InspectionSettings(BlockSizes):
-    """Held-out tokens that a model is looked at with.
+    """Held-out tokens to measure a model on.
 
-    Sizes and vocabulary are for presets.
+    Sizes and vocabulary are only for presets.
     """
 
     start: Annotated[str, OneOf(STARTS)] = "scaled"
-    """How a preset's weights are drawn: scaled by the widths, or fixed (0.02 each)."""
+    """Initialisation of a preset: scaled by the widths, or fixed (standard deviation 0.02)."""
     vocab_size: int = 4096
-    """Entries of the vocabulary learnt from the data."""
+    """Size of the vocabulary learnt from the data."""
     data: str = "python-code"
-    """Held-out text: python-code (Python's own library), a file or folder, or random tokens."""
+    """Held-out text: python-code (the standard library), a file or folder, or random (tokens)."""
     sequences: Annotated[int, at_least(1)] = 8
-    """Held-out sequences."""
+    """Number of held-out sequences."""
     tokens: Annotated[int, at_least(2)] = 32
-    """Tokens of each sequence, 2 or more."""
+    """Tokens per sequence, 2 or more."""
     seed: Seed = 0
-    """Random seed of a preset's weights and the windows."""
+    """Random seed of a preset's weights and of the windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureInspection(InspectionSettings):
-    """What is measured of the curvature of a model."""
+    """Curvature to measure."""
 
     seed: Seed = 0
-    """Random seed of a preset's weights, the windows and the probes."""
+    """Random seed of a preset's weights, of the windows and of the probes."""
     groups: tuple[str, ...] = ("*",)
-    """Patterns of group names with commas, such as '*.attention.query'."""
+    """Patterns of group names, with commas, such as '*.attention.query'."""
     level: Annotated[str, OneOf(("role", "head", "expert", "tensor"))] = "role"
-    """How finely parameters are grouped: role, head, expert or tensor."""
+    """Granularity of the parameter groups: role, head, expert or tensor."""
     parts: tuple[Part, ...] = PARTS
-    """Parts of the Hessian with commas: outer, functional, full."""
+    """Parts of the Hessian, with commas: outer (Gauss-Newton), functional, full."""
     probes: Annotated[int, at_least(4)] = 16
-    """Random vectors per group, 4 or more; four times as many sampled gradients stand for them."""
+    """Random vectors per group, 4 or more; --method sampled takes four times as many gradients."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
-    """Norms and map by probes, by sampled gradients (--parts outer), or by what is cheaper."""
+    """Estimate norms and map by probes, sampled gradients (--parts outer), or the cheaper."""
     budget: Annotated[float | None, above_0("minutes")] = None
-    """Minutes for all that is asked, in the place of --probes; 5 where nothing is asked."""
+    """Time limit in minutes, in place of --probes; 5 if no quantities are chosen."""
     eigenvalues: Annotated[int | None, at_least(0)] = None
-    """Largest eigenvalues of H of all groups as one; by default 3 where the budget allows them."""
+    """Number of largest eigenvalues of H, all groups together; by default 3 if time allows."""
     spectrum: bool = False
-    """Density of the eigenvalues of all groups as one."""
+    """Measure the spectral density, all groups together."""
     each_group: bool = False
-    """Eigenvalues and spectrum of each group's own block instead."""
+    """Measure eigenvalues and spectrum of each group's diagonal block instead."""
     map: bool = False
-    """Norms of all blocks between two groups."""
+    """Measure the norms of the blocks of all pairs of groups."""
     loss: Annotated[str, OneOf(("causal-lm", "masked-lm", "classification"))] = "causal-lm"
-    """Loss: causal-lm, masked-lm (of 15 % of the tokens), or, from Python, classification."""
+    """Loss: causal-lm, masked-lm (of 15 % of the tokens), or classification (only in Python)."""
     memory_limit: Annotated[float | None, above_0("gigabytes (GB)")] = None
-    """Gigabytes besides model and data, by default 45 % of what is free; less is slower."""
+    """Gigabytes besides model and data; by default 45 % of the free memory; less is slower."""
 
     def __post_init__(self) -> None:
-        """Check ranges and parts, and put the parts into their order."""
+        """Check ranges and parts, and sort the parts."""
         super().__post_init__()
         for part in self.parts:
             check_name("--parts", part, PARTS)
@@ -79,16 +79,16 @@ class CurvatureInspection(InspectionSettings):
 
     @property
     def chooses(self) -> bool:
-        """Tell whether no quantity is asked for, so that the budget chooses."""
+        """True if no quantity is set, so that the time limit decides what is measured."""
         names = ("parts", "map", "probes", "method")
         return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalInspection(InspectionSettings):
-    """What is measured of the signal through the layers of a model."""
+    """Signal propagation to measure."""
 
     depth: Annotated[int, at_least(1)] = 16
     sequences: Annotated[int, at_least(1)] = 4
     jacobian_steps: Annotated[int, at_least(0)] = 8
-    """Products with each layer's Jacobian for its condition number; 0: none."""
+    """Products with each layer's Jacobian, for its condition number; 0: none."""

@@ -1,4 +1,4 @@
-"""Choose how a model is trained: optimiser, schedule, batch."""
+"""Settings of training: optimiser, schedule, batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hessblocks.settings import field_marks
 
 OPTIMISERS = ("adamw", "sgd", "muon")
 RATES = {"adamw": 1e-3, "sgd": 0.3, "muon": 3e-3}
-"""Peak learning rate of each optimiser where none is given."""
+"""Default peak learning rate of each optimiser."""
 DECAYS = {"adamw": 0.1, "sgd": 0.0, "muon": 0.1}
-"""Weight decay of each, which gains and norms have none of. That of AdamW and Muon is decoupled;
-that of SGD is added to the gradient, where 0.1 would outweigh a clipped one."""
+"""Default weight decay of each optimiser; gains and norms have none. It is decoupled for AdamW and
+Muon. For SGD it is added to the gradient, where 0.1 would outweigh a clipped gradient."""
 MOMENTA = {"sgd": 0.9}
-"""Momentum of each that has one."""
+"""Default momentum of each optimiser that has momentum."""
 SHARE = field_marks.Range(lambda value: 0 <= value <= 1, "a share from 0 to 1")
 BELOW_1 = field_marks.Range(lambda value: 0 <= value < 1, "0 or more, below 1")
 NOT_NEGATIVE = field_marks.Range(lambda value: 0 <= value < math.inf, "0 or more")
@@ -24,9 +24,9 @@ NOT_NEGATIVE = field_marks.Range(lambda value: 0 <= value < math.inf, "0 or more
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a model is trained.
+    """Training.
 
-    With warm-up, decay to 0 and clipped gradients.
+    The learning rate has a warm-up and decays to 0; gradients are clipped.
 
     Source: He & Hofmann (2024), appendix, CodeParrot settings, for AdamW with linear decay.
     """
@@ -34,33 +34,33 @@ class TrainingSettings:
     steps: Annotated[int, field_marks.at_least(1)] = 400
     """Optimiser updates."""
     batch_size: Annotated[int, field_marks.at_least(1)] = 8
-    """Sequences of each update, over all devices and accumulated passes."""
+    """Sequences per update, over all devices and accumulated passes."""
     learning_rate: Annotated[
         float, field_marks.ByOptimiser(RATES), field_marks.above_0("a number")
     ] = RATES["adamw"]
     """Peak learning rate."""
     optimiser: Annotated[str, field_marks.OneOf(OPTIMISERS)] = "adamw"
-    """adamw, sgd with momentum, or muon for the layers' matrices beside adamw for the rest."""
+    """adamw, sgd (with momentum), or muon (for the layers' matrices; adamw for the rest)."""
     momentum: Annotated[float, field_marks.ByOptimiser(MOMENTA), BELOW_1] = MOMENTA["sgd"]
     """Momentum of sgd."""
     rates: Annotated[str, field_marks.OneOf(("same", "width"))] = "same"
-    """Rate of the layers' matrices: the same as all, or base width / width times that."""
+    """Learning rate of the layers' matrices: same, or width (times base width / width)."""
     base_width: Annotated[int, field_marks.at_least(1)] = 64
-    """Width at which --rates width changes nothing."""
+    """Width at which the factor of --rates width is 1."""
     schedule: Annotated[str, field_marks.OneOf(("linear", "cosine"))] = "linear"
     """Decay of the learning rate to 0 after the warm-up: linear or cosine."""
     warmup: Annotated[float, SHARE] = 0.05
-    """Share of the steps in which the learning rate grows from 0."""
+    """Share of the steps in which the learning rate rises from 0 to its peak."""
     weight_decay: Annotated[float, field_marks.ByOptimiser(DECAYS), NOT_NEGATIVE] = DECAYS["adamw"]
     """Weight decay of matrices and embeddings."""
     betas: Annotated[tuple[float, float], field_marks.NoOption()] = (0.9, 0.999)
-    """AdamW's averages of the gradient and of its square."""
+    """AdamW's decay rates for the averages of the gradient and its square."""
     clip: Annotated[float, field_marks.NoOption(), field_marks.above_0("a number")] = 1.0
-    """Largest norm of the gradient."""
+    """Norm at which gradients are clipped."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
     accumulate: Annotated[int, field_marks.at_least(1)] = 1
-    """Passes in which a device works through its part of an update."""
+    """Passes into which a device splits its part of an update (gradient accumulation)."""
     log_every: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 10
     """Steps over which each recorded training loss is averaged."""
     evaluate_every: Annotated[int, field_marks.at_least(1)] = 50
@@ -81,7 +81,7 @@ class TrainingSettings:
 
     @classmethod
     def chosen(cls, *, optimiser: str = "adamw", **others: Any) -> Self:
-        """Make settings with the optimiser's own defaults where None is given.
+        """Make settings; values that are None get the default of the optimiser.
 
         Args:
             optimiser: adamw, sgd or muon.
@@ -89,10 +89,10 @@ class TrainingSettings:
                 missing.
 
         Returns:
-            The settings, all of them numbers.
+            The settings, without None.
 
         Raises:
-            ArgumentError: a value outside its range, or momentum for an optimiser without.
+            ArgumentError: a value is outside its range, or the optimiser has no momentum.
         """
         check_name("--optimiser", optimiser, OPTIMISERS)
         if others.get("momentum") is not None and optimiser not in MOMENTA:
@@ -105,13 +105,13 @@ class TrainingSettings:
         """Divide the sequences of an update among the devices and their passes.
 
         Args:
-            processes: how many devices share an update.
+            processes: number of devices that share an update.
 
         Returns:
-            The batch size over devices and passes.
+            Sequences per device and pass.
 
         Raises:
-            ArgumentError: the update cannot be shared out evenly.
+            ArgumentError: the batch size is no multiple of devices times passes.
         """
         parts = processes * self.accumulate
         if self.batch_size % parts:
@@ -124,7 +124,7 @@ class TrainingSettings:
         return self.batch_size // parts
 
     def trainer_arguments(self) -> dict[str, Any]:
-        """Name optimiser and schedule in the words of `transformers.TrainingArguments`."""
+        """Return optimiser and schedule as arguments of `transformers.TrainingArguments`."""
         chosen: dict[str, Any] = {
             "learning_rate": self.learning_rate,
             "lr_scheduler_type": self.schedule,
@@ -141,10 +141,10 @@ class TrainingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedSettings(TrainingSettings):
-    """Rates of a comparison."""
+    """Learning rates of a comparison."""
 
     tune: bool = False
-    """Search each block's best rate first, in half decades with one seed, then run at these."""
+    """First search each block's best learning rate (half decades, one seed), then train with it."""
 
     @classmethod
     def chosen(cls, *, tune: bool = False, **others: Any) -> Self:
@@ -158,7 +158,7 @@ class TunedSettings(TrainingSettings):
             The settings.
 
         Raises:
-            ArgumentError: a value outside its range, or a rate where rates are searched.
+            ArgumentError: a value is outside its range, or a rate is given though it is searched.
         """
         if tune and others.get("learning_rate") is not None:
             raise ArgumentError("--tune: it searches the rates; leave --learning-rate out.")
@@ -166,7 +166,7 @@ class TunedSettings(TrainingSettings):
 
     @property
     def of_each(self) -> TrainingSettings:
-        """The settings of a run, which searches nothing."""
+        """Settings of a single run, without the search."""
         return TrainingSettings(
             **{one.name: getattr(self, one.name) for one in fields(TrainingSettings)}
         )

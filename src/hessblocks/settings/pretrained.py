@@ -1,4 +1,4 @@
-"""Choose which changes of a pretrained model are priced, or which parts are taken."""
+"""Settings of `hessblocks price` and `simplify`: changes or removals in a pretrained model."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ NOT_NEGATIVE = Range(lambda value: value >= 0, "0 or more")
 
 @dataclass(frozen=True, kw_only=True)
 class PricingSettings:
-    """Changes of each weight matrix, and the text on which their cost is forecast."""
+    """Changes of the weight matrices, and the text for their forecasts."""
 
     round: tuple[int, ...] = ()
-    """Bits that matrices are rounded to, from 2 to 8, with commas, such as 2,3,4,8."""
+    """Bits to round the matrices to, from 2 to 8, with commas, such as 2,3,4,8."""
     prune: tuple[float, ...] = ()
     """Shares of the smallest entries to set to 0, with commas, such as 0.1,0.3."""
     merge: str | None = None
-    """Model of the same shape to average with, half and half: a folder or a GGUF file."""
+    """Model of the same shape to average with, at equal weights: a folder or a GGUF file."""
     allocate: Annotated[float | None, above_0("bits per entry")] = None
-    """Mean bits per entry to share out among the matrices; needs --round."""
+    """Mean bits per entry to distribute among the matrices; needs --round."""
     check: Annotated[int, NOT_NEGATIVE] = 20
-    """Changes made and measured on other text, one at a time, besides all together; 0: none."""
+    """Single changes to measure on other text, besides all changes together; 0: no check."""
     samples: Annotated[int, at_least(2)] = 32
-    """Sampled gradients, each of a piece of the text of its own."""
+    """Number of sampled gradients, each on a different piece of the text."""
     sequences: Annotated[int, at_least(2)] = 32
-    """Windows of the text for the forecasts, and as many others for the check."""
+    """Windows of text for the forecasts, and the same number for the check."""
     tokens: Annotated[int, at_least(2)] = 96
-    """Tokens of each window, 2 or more."""
+    """Tokens per window, 2 or more."""
     seed: Seed = 0
     """Random seed of the windows and of the samples."""
 
     def __post_init__(self) -> None:
-        """Read the numbers, and check ranges and what goes together."""
+        """Convert bits and shares to numbers; check ranges, and that --allocate fits --round."""
         bits = tuple(_number("--round", int, one, 2, 8) for one in self.round)
         shares = tuple(_number("--prune", float, one, 1e-9, 1 - 1e-9) for one in self.prune)
         object.__setattr__(self, "round", bits)
@@ -50,7 +50,7 @@ class PricingSettings:
 
 
 def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
-    """Read one of several numbers."""
+    """Convert one entry of --round or --prune to a number in its range."""
     with suppress(ValueError):
         if least <= (found := kind(word)) <= most:
             return found
@@ -63,28 +63,28 @@ SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")
 
 @dataclass(frozen=True, kw_only=True)
 class SimplifySettings:
-    """What is saved, the text that costs are told by, and the training that follows."""
+    """Removals, the text to measure them on, and healing."""
 
     save: Annotated[float, SHARE] = 0.15
-    """Share of the parameters to save; 0: the table alone."""
+    """Share of the parameters to remove; 0: only measure the table of removals."""
     kinds: tuple[str, ...] = ()
-    """Kinds of removal with commas, such as 'layer,mlp units'; all by default."""
+    """Kinds of removal, with commas, such as 'layer,mlp units'; by default all."""
     sequences: Annotated[int, at_least(4)] = 8
-    """Windows that removals are measured on, and as many others to judge the result."""
+    """Windows to measure removals on, and the same number to test the result on."""
     fitted: Annotated[int, at_least(2)] = 24
-    """Windows that weights are refitted on, and forecasts made of."""
+    """Windows to refit weights and compute forecasts on."""
     tokens: Annotated[int, at_least(2)] = 64
-    """Tokens of each window, 2 or more."""
+    """Tokens per window, 2 or more."""
     samples: Annotated[int, Range(lambda value: value != 1 and value >= 0, "0, or 2 or more")] = 32
-    """Sampled gradients of the forecasts; 0: no forecasts."""
+    """Sampled gradients for the forecasts; 0: no forecasts."""
     steps: Annotated[int, at_least(0)] = 100
-    """Updates of the healing; 0: none."""
+    """Optimiser updates of the healing; 0: no healing."""
     towards: Annotated[str, OneOf(("logits", "text"))] = "logits"
-    """Targets of the healing: logits of the original, or the text."""
+    """Targets of the healing: logits of the original model, or the text."""
     learning_rate: Annotated[float, above_0("a rate")] = 1e-4
-    """Largest learning rate of the healing (AdamW)."""
+    """Peak learning rate of the healing (AdamW)."""
     batch: Annotated[int, at_least(1)] = 8
-    """Windows of an update."""
+    """Windows per update of the healing."""
     seed: Seed = 0
     """Random seed of the windows, samples and batches."""
 

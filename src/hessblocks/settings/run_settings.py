@@ -1,4 +1,4 @@
-"""Settings of a run or comparison: sizes, training, curvature, what is measured on the way."""
+"""Settings of a run or comparison: sizes, training, curvature, measurements during training."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,17 +18,17 @@ ROLES = ("query", "key", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class CurvatureSettings:
-    """Held-out batch and probes that curvature and signal are measured with."""
+    """Held-out batch and probes for curvature and signal."""
 
     option_prefix: ClassVar[str] = "curvature_"
     sequences: Annotated[int, at_least(1)] = 8
-    """Held-out sequences of the curvature."""
+    """Number of held-out sequences for curvature."""
     tokens: Annotated[int, at_least(2)] = 32
-    """Tokens of each of them, 2 or more."""
+    """Tokens per sequence, 2 or more."""
     probes: Annotated[int, at_least(4)] = 8
     """Random vectors per parameter group, 4 or more."""
     seed: Annotated[int, NoOption()] = 0
-    """Of the windows and of the probes: the same for every preset and seed of the comparison."""
+    """Seed of the windows and probes, the same for every preset and seed of a comparison."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -37,21 +37,21 @@ class CurvatureSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationSettings:
-    """What is measured along training.
+    """Measurements during training.
 
-    Besides losses: at step 0, every so many steps, and last.
+    Besides losses; they are made at step 0, at regular steps, and at the last step.
     """
 
     gains_every: Annotated[int, NEVER] = 0
-    """Steps between looks at the trained gains; 0 for never."""
+    """Steps between records of the trained gains; 0: never."""
     signal_every: Annotated[int, NEVER] = 0
-    """Steps between looks at the signal through the layers; 0 for never."""
+    """Steps between measurements of signal propagation; 0: never."""
     curvature_every: Annotated[int, NEVER] = 0
-    """Steps between norms of H, H_o and H_f; 0 for never."""
+    """Steps between measurements of the norms of H, H_o and H_f; 0: never."""
     curvature_groups: tuple[str, ...] = ROLES
-    """Roles or names (with * and ?) of the groups that they are measured of."""
+    """Groups to measure curvature of: roles, or names (with * and ?)."""
     sample: CurvatureSettings = field(default_factory=CurvatureSettings)
-    """The fixed batch and the probes."""
+    """Fixed held-out batch and probes."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -66,48 +66,48 @@ class ObservationSettings:
 
     @property
     def any(self) -> bool:
-        """Tell whether anything is measured."""
+        """True if anything is measured."""
         return bool(self.gains_every or self.needs_batch)
 
     @property
     def needs_batch(self) -> bool:
-        """Tell whether the fixed batch is used."""
+        """True if the fixed batch is used."""
         return bool(self.signal_every or self.curvature_every)
 
     def chooses(self, name: str, role: str) -> bool:
-        """Tell whether the norms of this group are measured."""
+        """Tell whether the curvature of a group is measured."""
         return any(chooses(wanted, name, role) for wanted in self.curvature_groups)
 
 
 def chooses(wanted: str, name: str, role: str) -> bool:
-    """Tell whether a role, or a name with * and ?, matches this group."""
+    """Tell whether a role, or a name with * and ?, matches a group."""
     return role == wanted or fnmatchcase(name, wanted)
 
 
 def is_due(every: int, step: int, last: int) -> bool:
-    """Tell whether a step is observed: the first, each `every`-th and the last."""
+    """Tell whether a step is due: step 0, each `every`-th step, and the last."""
     return every > 0 and (step % every == 0 or step == last)
 
 
 MATCHES = ("steps", "tokens", "time", "flops")
-"""What blocks that are compared can be given as much of."""
+"""Budgets that can be equal for all blocks of a comparison."""
 STARTS = ("scaled", "fixed")
-"""How weights can be drawn; as `blocks.STARTS`, which needs torch."""
+"""Initialisations of weights; the same as `blocks.STARTS`, whose import loads torch."""
 
 
 BUILT_IN = ("python-code", "random")
-"""Names of data that are no path."""
+"""Names of built-in data, which are not paths."""
 
 
 def check_place(data: Path | str | None) -> None:
-    """Refuse a missing path, before torch or a model is loaded.
+    """Refuse a missing path of --data, before torch or a model is loaded.
 
     Raises:
-        ArgumentError: there is no file or folder of this name.
+        ArgumentError: there is no such file or folder.
     """
     if data is None or data in BUILT_IN:
         return
-    with suppress(OSError):  # a folder without permission: the reader names it better
+    with suppress(OSError):  # without permission: the reader has the better message
         if data and Path(data).exists():
             return
         raise ArgumentError(
@@ -117,12 +117,12 @@ def check_place(data: Path | str | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """The text that is trained on."""
+    """Training text."""
 
     data: Path | None = None
     """File or folder of text or code; Python's standard library by default."""
     vocab_size: int = 4096
-    """Entries of the vocabulary learnt from the data."""
+    """Size of the vocabulary learnt from the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,17 +130,17 @@ class BlockSizes:
     """Sizes of the layers."""
 
     depth: Annotated[int, field_marks.at_least(1)] = 4
-    """Layers."""
+    """Number of layers."""
     width: Annotated[int, field_marks.at_least(1)] = 128
-    """Entries of a token's vector."""
+    """Model width: entries of a token's hidden state."""
     heads: Annotated[int, field_marks.at_least(1)] = 4
-    """Attention heads; divides the width."""
+    """Number of attention heads; must divide the width."""
     mlp_width: Annotated[int | None, field_marks.at_least(1)] = None
-    """Hidden width of the MLP; 4 widths by default."""
+    """Hidden width of the MLP; by default 4 times the width."""
     position: str | None = None
-    """How a place enters: learned, sinusoidal, rotary or no; that of the block by default."""
+    """Position encoding: learned, sinusoidal, rotary or no; by default the block's own."""
     slots: Annotated[tuple[str, ...], field_marks.Repeated("set")] = ()
-    """A field of the block, such as attention.query.init=zeros; once for each."""
+    """Field of the block to set, such as attention.query.init=zeros; can be repeated."""
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -152,43 +152,43 @@ class ModelSettings(BlockSizes):
     """Sizes of the model, the same for every preset of a comparison."""
 
     context: Annotated[int, field_marks.at_least(2)] = 128
-    """Tokens of a sequence, 2 or more."""
+    """Tokens per sequence, 2 or more."""
     task: Annotated[str, field_marks.OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
-    """What is learnt: causal-lm, the next token, or masked-lm, 15 % of the tokens from the rest."""
+    """Predict the next token (causal-lm), or 15 % of the tokens from the rest (masked-lm)."""
     start: Annotated[str, field_marks.OneOf(STARTS)] = "scaled"
-    """How weights are drawn: scaled by the widths, or fixed (0.02 each, as in GPT-2)."""
+    """Initialisation: scaled by the widths, or fixed (standard deviation 0.02, as in GPT-2)."""
     blocks: Annotated[tuple[tuple[str, str], ...], field_marks.NoOption()] = ()
-    """Blocks of the user's: name, and the block as JSON."""
+    """Blocks of the user: pairs of name and block as JSON."""
     embedding_std: Annotated[float | None, field_marks.above_0("a number")] = None
-    """Standard deviation of initial embeddings; that of the block by default."""
+    """Standard deviation of initial embeddings; by default the block's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PresetSizes(BlockSizes):
-    """Sizes at which presets are counted."""
+    """Sizes for counting parameters and operations."""
 
     context: Annotated[int, field_marks.at_least(2)] = 128
-    """Tokens of a sequence, 2 or more."""
+    """Tokens per sequence, 2 or more."""
     vocab_size: Annotated[int, field_marks.at_least(1)] = 4096
-    """Entries of the vocabulary."""
+    """Size of the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSettings:
-    """What every run of a comparison has in common."""
+    """Settings that all runs of a comparison share."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
-    """Sizes."""
+    """Sizes of the model."""
     training: TrainingSettings = field(default_factory=TrainingSettings)
-    """How a model is trained."""
+    """Optimiser, schedule and batch."""
     curvature: CurvatureSettings | None = None
-    """Curvature before and after training; None for none."""
+    """Batch and probes for curvature before and after training; None: do not measure it."""
     observation: ObservationSettings = field(default_factory=ObservationSettings)
-    """What is measured on the way."""
+    """Measurements during training."""
     device: str = "cpu"
     """cpu or cuda."""
     report_to: str = "none"
-    """Tracker that losses go to as well: tensorboard, wandb, trackio or none."""
+    """Experiment tracker for the losses: tensorboard, wandb, trackio or none."""
 
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
@@ -207,7 +207,7 @@ class SharedSettings:
 
     @property
     def samples(self) -> list[CurvatureSettings]:
-        """List the fixed batches that something is measured on."""
+        """Fixed batches that curvature or signal is measured on."""
         observed = self.observation.sample if self.observation.needs_batch else None
         return [sample for sample in (self.curvature, observed) if sample]
 
@@ -224,18 +224,18 @@ class RunSettings(SharedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSettings(SharedSettings):
-    """What is compared, and how."""
+    """Settings of a comparison."""
 
     presets: Sequence[str]
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
-    """Each block is trained once with each."""
+    """Random seeds; each block is trained once with each seed."""
     match: Annotated[str, field_marks.OneOf(MATCHES)] = "steps"
-    """What every block gets as much of as the first; --steps are those of the first."""
+    """Budget that is equal for all blocks; --steps sets it by the first block."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
-    """Curvature of every model before and after training."""
+    """Batch and probes for curvature before and after training."""
     tune: bool = False
-    """Whether each block's best rate is searched first."""
+    """Whether to search the best learning rate of each block first."""
 
     def __post_init__(self) -> None:
         """Check names and numbers."""
@@ -248,14 +248,14 @@ class ComparisonSettings(SharedSettings):
     def runs(
         self, steps: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
     ) -> list[RunSettings]:
-        """List every run, seed by seed.
+        """List the settings of every run, seed by seed.
 
         Args:
-            steps: steps of each preset; those of the settings by default.
-            rates: learning rate of each preset; that of the settings by default.
+            steps: preset → number of steps; missing presets have the steps of these settings.
+            rates: preset → learning rate; missing presets have the rate of these settings.
 
         Returns:
-            The settings of each run, in the order in which they are carried out.
+            Settings of each run, in the order of execution.
         """
         shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
         usual = self.training

@@ -1,4 +1,4 @@
-"""Take parts of a pretrained model away: candidates, prices before and after, a plan, healing."""
+"""Remove parts of a pretrained model: candidates, measured costs, forecasts, a plan, healing."""
 
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS

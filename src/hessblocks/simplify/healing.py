@@ -1,4 +1,4 @@
-"""Heal a simplified model: train the layers that were touched, towards the original's predictions.
+"""Heal a simplified model: train its changed layers towards the original's predictions.
 
 Letters: S sequences, T tokens.
 """
@@ -22,16 +22,16 @@ from hessblocks.quiet import quiet
 from hessblocks.training import GuardedTrainer, quiet_arguments
 
 WARM = 0.1
-"""Share of the steps over which the rate rises; then it falls to 0, linearly."""
+"""Share of the steps in which the learning rate rises; then it falls linearly to 0."""
 
 
 class _Healer(GuardedTrainer):
-    """Trainer whose loss is the KL divergence from a teacher's predictions, where there is one."""
+    """Trainer whose loss is the KL divergence from a teacher; without one, the model's own loss."""
 
     teacher: PreTrainedModel | None = None
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        """Compute nats per token."""
+        """Compute the loss in nats per token."""
         if self.teacher is None:
             loss: Tensor = model(**inputs).loss
             return loss
@@ -54,17 +54,17 @@ def heal(
     batch: int = 8,
     seed: int = 0,
 ) -> PreTrainedModel:
-    """Train some layers with AdamW; the others, embeddings and head stay.
+    """Train some layers with AdamW; other layers, embeddings and head stay fixed.
 
     Args:
-        model: simplified; it stays as it is.
-        teacher: the original, whose predictions are the targets; None: the text itself.
-        tokens: of text that nothing is measured on.
-        layers: numbers of those that are trained; empty: all.
-        steps: updates.
-        learning_rate: the largest.
-        batch: sequences of an update.
-        seed: of their order.
+        model: simplified model, which is not modified.
+        teacher: original model, whose predictions are the targets; None: the text is the target.
+        tokens: token ids of training text; no measurement uses it.
+        layers: indices of the layers to train; empty: all layers.
+        steps: number of updates.
+        learning_rate: peak learning rate.
+        batch: sequences per update.
+        seed: seed of the order of sequences.
 
     Returns:
         A healed copy, in evaluation mode.
@@ -72,9 +72,10 @@ def heal(
     Raises:
         RunError: the loss, a gradient or the model after the last update is not finite.
 
-    Cost: steps · batch · T tokens forward and backward, and forward by the teacher.
+    Cost: forward and backward pass over steps · batch · T tokens, and a forward pass of the
+        teacher.
     """
-    made: Any = copy.deepcopy(model)  # which shared weights with the original
+    made: Any = copy.deepcopy(model)  # the model shares weights with the original
     wanted = {
         id(p)
         for n in layers or range(len(made.model.layers))
@@ -101,7 +102,7 @@ def heal(
         trainer.teacher = teacher
         trainer.train()
     failed = trainer.divergence and f"{trainer.divergence.words} {trainer.divergence.verb}"
-    with torch.no_grad():  # the trainer looks before an update, not after the last
+    with torch.no_grad():  # the trainer checks before each update, not after the last
         if not (failed or made(input_ids=tokens[:batch].to(made.device)).logits.isfinite().all()):
             failed = "logits are"
     if failed:

@@ -1,6 +1,6 @@
 """Refit a weight by least squares: normal equations in float64, accumulated over tokens.
 
-Letters: N tokens, I inputs, K of them that are kept, O outputs.
+Letters: N tokens, I inputs, K kept inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 CHUNK = 4096
-"""Tokens that are widened to float64 together."""
+"""Tokens that are converted to float64 at a time."""
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
-"""Weights of ‖W − W₀‖² beside the mean square of the inputs, from a refit that trusts the text to
-one that leaves the old weights."""
+"""Weights of ‖W − W₀‖², relative to the mean square of the inputs: from a refit that follows the
+text to one that keeps the old weights."""
 
 
 class NormalEquations:
-    """XᵀX, XᵀY and ‖Y‖² of all tokens so far."""
+    """Normal equations: XᵀX, XᵀY and ‖Y‖² of all tokens so far."""
 
     def __init__(self) -> None:
         self.gram: Float[Tensor, "I I"] | None = None
@@ -52,18 +52,18 @@ class NormalEquations:
         kept: Int[Tensor, " K"] | None = None,
         ridge: float = RIDGES[0],
     ) -> Float[Tensor, "K O"]:
-        """Minimise ‖X W − Y‖² + λ ‖W − W₀‖², λ = `ridge` times the mean of the diagonal of XᵀX.
+        """Minimise ‖X W − Y‖² + λ ‖W − W₀‖², with λ = `ridge` · mean of the diagonal of XᵀX.
 
         Args:
-            old: W₀, on the inputs that are kept.
-            kept: inputs that may be used; None: all.
-            ridge: 0 for plain least squares, which needs as many tokens as inputs.
+            old: W₀, on the kept inputs.
+            kept: indices of the kept inputs; None: all.
+            ridge: relative weight; 0 is plain least squares, which needs as many tokens as inputs.
 
         Returns:
             W, in float64.
 
         Raises:
-            RuntimeError: without a ridge, inputs that depend on each other.
+            RuntimeError: there is no ridge, and the inputs are linearly dependent.
 
         Cost: I³ / 3 multiplications.
         """
@@ -74,14 +74,14 @@ class NormalEquations:
         return start + torch.cholesky_solve(cross - gram @ start, torch.linalg.cholesky(damped))
 
     def error(self, weight: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None) -> float:
-        """Compute ‖X W − Y‖² / ‖Y‖², where Y = 0 without the denominator."""
+        """Compute ‖X W − Y‖² / ‖Y‖², or ‖X W‖² if Y = 0."""
         gram, cross = self._on(kept)
         wide = weight.double()
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
         return float(missed) / (self.square or 1.0)
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
-        """Put the tokens of both together."""
+        """Combine the tokens of both."""
         both = copy.copy(self)
         (gram, cross), (more, also) = self._on(None), other._on(None)
         both.gram, both.cross = gram + more, cross + also
@@ -99,7 +99,8 @@ class NormalEquations:
 class Refit:
     """Least squares with the ridge of `RIDGES` that predicts unseen tokens best.
 
-    Fitted on either half of the tokens, it is tried on the other; then all are used.
+    Each ridge is fitted on one half of the tokens and tested on the other, both ways. The final fit
+    uses all tokens.
     """
 
     def __init__(self, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> None:
@@ -109,12 +110,12 @@ class Refit:
             for some, wanted in ((x[:half], y[:half]), (x[half:], y[half:]))
         ]
         self.whole = self._halves[0] + self._halves[1]
-        """Of all tokens."""
+        """Normal equations of all tokens."""
 
     def solve(
         self, old: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None
     ) -> Float[Tensor, "K O"]:
-        """Solve as `NormalEquations.solve` does, with the ridge that is best on unseen tokens."""
+        """Solve as `NormalEquations.solve`, with the ridge that is best on unseen tokens."""
 
         def missed(ridge: float) -> float:
             one, other = self._halves

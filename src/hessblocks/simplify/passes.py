@@ -1,4 +1,4 @@
-"""Hidden states of a text before each layer, so that a change is measured from its layer on.
+"""Store hidden states of a text before each layer; a changed model then runs from its layer on.
 
 Letters: S sequences, T tokens, D width, V vocabulary.
 """
@@ -18,21 +18,21 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.linalg import Estimate
 
 ROWS = 128
-"""Tokens whose logits are held together, besides those of the original."""
+"""Tokens whose logits are computed at a time, besides those of the original."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a change costs on held-out text, in nats per token, with errors over sequences."""
+    """Cost of a change on held-out text, in nats per token, with errors over sequences."""
 
     kl: Estimate
-    """KL divergence between the predictions of the original and of the changed model."""
+    """KL divergence from the original's predictions to those of the changed model."""
     loss: Estimate
-    """What the loss rises by."""
+    """Increase of the loss."""
 
 
 class Pass:
-    """Inputs of each layer, and of the final norm, on a text."""
+    """Hidden states of a text: the inputs of each layer and of the final norm."""
 
     @torch.no_grad()
     def __init__(self, model: Any, tokens: Int[Tensor, "S T"]) -> None:
@@ -51,7 +51,7 @@ class Pass:
             trunk(input_ids=tokens, use_cache=False)
 
     def follow(self, model: Any, start: int) -> None:
-        """Run a changed model from layer `start` on, where its first difference is."""
+        """Replace the states by those of a model that differs from layer `start` on."""
         self.model = model
         del self.states[start + 1 :]
         with torch.no_grad():
@@ -60,7 +60,7 @@ class Pass:
 
 
 class Held(Pass):
-    """Held-out text with the predictions of the original model."""
+    """Hidden states of a held-out text, with the predictions of the original model."""
 
     def __init__(self, model: Any, tokens: Int[Tensor, "S T"]) -> None:
         super().__init__(model, tokens)
@@ -71,16 +71,16 @@ class Held(Pass):
 
     @torch.no_grad()
     def cost(self, layers: Sequence[nn.Module], start: int) -> Cost:
-        """Measure what a model costs that has other layers from number `start` on.
+        """Measure the cost of a model with other layers from index `start` on.
 
         Args:
-            layers: those layers.
-            start: how many layers before them are as in the model.
+            layers: all its layers from `start` on.
+            start: number of layers before them, which are unchanged.
 
         Returns:
-            KL divergence and loss against the original.
+            KL divergence and increase of the loss, relative to the original.
 
-        Cost: a forward pass from that layer on.
+        Cost: a forward pass from layer `start` on.
         """
         x = self.states[start]
         for layer in layers:
@@ -92,7 +92,7 @@ class Held(Pass):
         return Cost(kl=_mean(self._by_sequence(kl)), loss=_mean(loss))
 
     def _logits(self, x: Tensor) -> Iterator[Tensor]:
-        """Logits of all tokens with a label, some rows at a time."""
+        """Yield the logits of all tokens with a label, `ROWS` tokens at a time."""
         with torch.no_grad():
             hidden = self.model.model.final_norm(x[:, :-1]).flatten(0, 1)
             for rows in hidden.split(ROWS):

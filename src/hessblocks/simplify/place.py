@@ -27,31 +27,31 @@ class Candidate:
     """Removal at one layer: the layer in another form, or without it."""
 
     kind: str
-    """What is taken away."""
+    """Kind of the removal."""
     layer: int
-    """Number of the layer in the model as it is."""
+    """Index of the layer in the current model."""
     block: BlockConfig | None
-    """Configuration that the layer gets; None where the layer goes."""
+    """New configuration of the layer; None if the layer is removed."""
     module: Layer | None
-    """The layer in that form; None where it goes."""
+    """New module of the layer; None if the layer is removed."""
     parameters: int
-    """Parameters saved."""
+    """Number of parameters saved."""
     operations: float
-    """Floating-point operations saved per token: two for each entry of a matrix, and those of
-    attention to half of the held-out sequence."""
+    """Floating-point operations saved per token: two per matrix entry, and those of attention over
+    half of a sequence of the text."""
     cache: int
     """Entries of the key-value cache saved per token."""
     change: State = field(default_factory=dict)
-    """The removal as new weights of the model as it is, by name; empty where there is no such."""
+    """New weights of the current model that equal the removal, by name; empty if there are none."""
 
     @property
     def modules(self) -> list[Layer]:
-        """List the layer in its form; empty where it goes."""
+        """New layer as a list; empty if the layer is removed."""
         return [] if self.module is None else [self.module]
 
 
 Kind = Callable[..., Candidate | None]
-"""From a `Place` to the candidate there; None where the layer lacks what it would remove."""
+"""Function from a `Place` to a candidate; None if the layer lacks the part to remove."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,9 +59,9 @@ class Place:
     """Layer of a model, with hidden states of a text to refit weights on."""
 
     model: HessblocksForCausalLM
-    """The model as it is."""
+    """Current model."""
     index: int
-    """Number of the layer."""
+    """Index of the layer."""
     text: Pass
     """Hidden states before each layer of the model on the text."""
 
@@ -81,7 +81,7 @@ class Place:
         return dict(self.layer.state_dict())
 
     def dense(self, *names: str) -> bool:
-        """Tell whether the layer has these, such as `attention.value`, each as a dense matrix."""
+        """Tell whether the layer has these parts (`attention.value`), each as a dense matrix."""
         parts = (("attention", self.layer.attention), ("mlp", getattr(self.layer, "mlp", None)))
         held = {name for name, module in parts if module is not None}
         return all(
@@ -92,7 +92,7 @@ class Place:
         )
 
     def built(self, block: BlockConfig, state: State) -> Layer:
-        """Build the layer with another configuration, on the given weights without a copy."""
+        """Build the layer with another configuration; it uses the given weights without a copy."""
         with torch.device("meta"):
             made = Layer(block, self.index, self.model.config.depth)
         made.load_state_dict({name: state[name] for name in made.state_dict()}, assign=True)
@@ -110,13 +110,13 @@ class Place:
         """Make a candidate.
 
         Args:
-            kind: its name.
-            block: configuration of the layer; None: it goes.
-            state: its weights that differ from the layer's, by name in the layer.
-            change: the same as new weights of the layer as it is, by name in the layer.
+            kind: name of the kind of removal.
+            block: new configuration of the layer; None: remove the layer.
+            state: new weights that differ from the layer's, by name in the layer.
+            change: weights of the current layer that equal the removal, by name in the layer.
 
         Returns:
-            The candidate, with what it saves.
+            The candidate, with its savings.
         """
         made = None if block is None else self.built(block, {**self.state, **(state or {})})
         tokens = self.text.tokens.shape[1]
@@ -138,7 +138,7 @@ class Place:
 
     @torch.no_grad()
     def projection_pairs(self, layer: Any) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
-        """Run the attention of `layer` on this layer's states.
+        """Run the attention of `layer` on the hidden states before this layer.
 
         Returns:
             Inputs and outputs of the projection.
@@ -150,7 +150,7 @@ class Place:
 
     @torch.no_grad()
     def output_pairs(self) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
-        """Run the layer on its states.
+        """Run the layer on the hidden states before it.
 
         Returns:
             Inputs and outputs of the MLP's output matrix.
@@ -160,17 +160,17 @@ class Place:
 
 
 def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCausalLM:
-    """Put candidates into a model.
+    """Apply candidates to a model.
 
     Args:
-        model: stays as it is; both share the weights that do not change.
-        *chosen: made for this model, each of another layer.
+        model: original model, which is not modified; unchanged weights are shared.
+        *chosen: candidates for this model, at most one per layer.
 
     Returns:
-        The changed model, with a configuration of its own, in evaluation mode.
+        The changed model, with a new configuration, in evaluation mode.
 
     Raises:
-        ArgumentError: two of one layer.
+        ArgumentError: two candidates are of one layer.
     """
     if len({one.layer for one in chosen}) < len(chosen):
         raise ArgumentError(
@@ -179,7 +179,7 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
         )
     own: list[BlockConfig] = list(model.config.blocks)
     layers: list[Any] = list(model.model.layers)
-    # from the back: a removal shifts the layers behind it
+    # from the last layer on: a removal shifts the layers after it
     for one in sorted(chosen, key=lambda one: -one.layer):
         at = slice(one.layer, one.layer + 1)
         own[at] = [] if one.block is None else [one.block]
@@ -199,7 +199,7 @@ def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCau
 
 
 def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
-    """Compute the shares that one model saves of another, embeddings and head not counted.
+    """Compute the shares that a smaller model saves, without embeddings and head.
 
     Args:
         before: the larger model.
@@ -218,11 +218,11 @@ def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
 
 
 def check_layers(model: Any) -> None:
-    """Refuse a model whose layers cannot be moved or go.
+    """Refuse a model whose layers cannot be removed or moved.
 
     Raises:
-        ArgumentError: another class, or a block with something for the first layer alone, that
-            reads what came before its input, or by the number of layers.
+        ArgumentError: the model has another class; or a block has a part for the first layer alone,
+            reads states from before its input, or has a gain that depends on the depth.
     """
     if not isinstance(model, HessblocksForCausalLM):
         raise ArgumentError(
@@ -241,13 +241,13 @@ def check_layers(model: Any) -> None:
 
 
 def _slot(block: BlockConfig, name: str) -> object:
-    """Find the slot that configures a module; the gate of an MLP has that of its input."""
+    """Return the slot that configures a module; the gate of an MLP uses the slot of its input."""
     part, _, slot = name.partition(".")
     return getattr(getattr(block, part), "input" if name == "mlp.gate" else slot)
 
 
 def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
-    """Count parameters, and operations and entries of the cache per token."""
+    """Count parameters, and per token operations and cache entries."""
     if layer is None:
         return 0, 0, 0
     weights = list(layer.parameters())
@@ -262,7 +262,7 @@ def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
 
 
 def _inputs_and_outputs(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Record inputs and outputs of a module during a run, one row per token."""
+    """Call `run`, and return inputs and outputs of a module in it, one row per token."""
     seen: list[Tensor] = []
     with module.register_forward_hook(
         lambda _, given, output: seen.extend((given[0].flatten(0, 1), output.flatten(0, 1)))

@@ -1,8 +1,8 @@
 """Plan which parts of a model to remove, by lazy greedy search.
 
 The price of a removal is the KL divergence that it adds, in nats per parameter saved. Each step
-makes the removal of the lowest price. It changes the prices of all others, so they are only guesses
-afterwards. The lowest guess is measured again, until the lowest is a price of the model as it is.
+makes the removal with the lowest price. This changes all other prices, so that they are only
+guesses afterwards. The lowest guess is measured again, until the lowest price is a measured one.
 
 Source: Minoux (1978), lazy greedy search.
 
@@ -43,8 +43,8 @@ class Step:
     kl_error: float
     """Standard error of `kl` over held-out sequences."""
     alone: float
-    """KL divergence that the table has for this removal alone. Heads and MLP units go in several
-    steps, which all have the number of the first."""
+    """KL divergence of this removal alone, from the table. Heads and MLP units are removed in
+    several steps, which all have the value of the first."""
     share: float
     """Share of the parameters saved by all steps so far."""
 
@@ -141,7 +141,7 @@ class Plan:
         if not 0 < save < 1:
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
-            # prices depend on what is missing, so that another `save` has other steps
+            # prices depend on the missing share, so that another `save` has other steps
             name = f"step {len(self.steps) + 1} to {save!r}"
             if store is not None and (record := store.get(name)) is not None:
                 step, *guesses = record.rows
@@ -181,7 +181,7 @@ class Plan:
         return None
 
     def _measure(self, key: Key) -> tuple[Candidate, Cost] | None:
-        """Build and measure a removal from the model as it is; None if it is not possible."""
+        """Build and measure a removal from the current model; None if it is not possible."""
         kind, number = key
         if number not in self.numbers:
             return None

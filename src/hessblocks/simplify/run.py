@@ -63,7 +63,7 @@ def simplify_model(
         out: run folder, `runs/simplify-MODEL` by default. It is new, or holds an earlier call with
             the same model, text, kinds and windows.
         device: cpu, cuda or auto.
-        progress: told which stage runs, and how far it is.
+        progress: shows stages and steps.
         finish: called with the folder at the end, such as to write its page.
         **given: fields of `hessblocks.settings.SimplifySettings`, such as `save=0.15, steps=200`.
 

@@ -1,4 +1,4 @@
-"""Statistics: means with their errors, and how uneven norms are; plain numbers in and out."""
+"""Statistics of plain numbers: means with standard errors, and heterogeneity of norms."""
 
 from hessblocks.statistics.heterogeneity import Heterogeneity, ends
 from hessblocks.statistics.means import Average, average, mean_and_error, variance

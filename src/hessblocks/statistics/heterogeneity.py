@@ -1,10 +1,11 @@
 """Heterogeneity of norms: the largest over the smallest non-zero one, with an interval.
 
 The largest of noisy estimates is too large on average, the smallest too small: 24 equal norms, 16
-probes each, look uneven by 2.5 of the plain errors. So the largest and the smallest true norm are
-each estimated by a question. Suppose that the true end is t, and that all groups found above t are
-at t in truth. How often would some group then stand out from t as far as the farthest one did? At
-the estimate of t it is half of the time. At the least value that t can have it is seldom.
+probes each, look uneven by 2.5 of the plain errors. So the largest true norm is estimated by a
+test, and likewise the smallest. Suppose that the largest true norm is t, and that every group with
+an estimate above t has the true norm t. How probable is it that some estimate exceeds t by as many
+errors as the farthest one does? The estimate of t has probability 1/2. The lower bound of t has a
+small probability.
 
 Letters: x_i logarithm of an estimated norm, e_i its relative standard error, t logarithm of the
 true end, F the logistic distribution of variance 1. Its tails are about those of Student's t with 9
@@ -23,40 +24,40 @@ Ratio = TypeVar("Ratio")
 Numbers = NDArray[np.float64]
 
 LEVEL = 0.95
-"""Share of cases in which the interval is to hold the true ratio."""
+"""Confidence level of the interval."""
 STEEPNESS = math.pi / math.sqrt(3)
 """F(u) = 1 / (1 + exp(−π u / √3)) has variance 1."""
 ROUNDING = 1e-9
 """Relative errors below this are rounding: the norm is exact."""
 HALVINGS = 50
 FAR = 20.0
-"""Standard errors below the lowest estimate: no end lies that far down."""
+"""Standard errors below the lowest estimate at which the search for t begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heterogeneity(Generic[Ratio]):
-    """Heterogeneity: largest over smallest group norm, with whatever carries the ratio's error."""
+    """Heterogeneity: largest over smallest group norm; the type of `ratio` has its error."""
 
     ratio: Ratio
-    """Largest over smallest norm; no unit, 1 is perfectly even, 0 where every norm is zero."""
+    """Largest over smallest norm; no unit. 1 is perfectly even, 0 means that every norm is zero."""
     low: float | None = None
-    """Lower end of the 95 % interval, at least 1; None where a norm has no error."""
+    """Lower end of the 95 % interval, at least 1; None if a norm has no error."""
     high: float | None = None
-    """Its upper end; both are the ratio where it is known exactly."""
+    """Upper end of the interval; both ends are the ratio if it is exact."""
     largest: str
-    """The group with the largest norm; empty where every norm is zero."""
+    """Group with the largest norm; empty if every norm is zero."""
     smallest: str
-    """The group with the smallest norm that is not zero; empty where every norm is zero."""
+    """Group with the smallest norm that is not zero; empty if every norm is zero."""
     zero_groups: tuple[str, ...] = ()
     """Groups whose norm is exactly 0, left out of the ratio."""
 
     @property
     def standard_error(self) -> float | None:
-        """Quarter of the interval's width, for those who ask for one number; 0 if exact."""
+        """Quarter of the interval's width, as a single number for the error; 0 if exact."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 4
 
     def __str__(self) -> str:
-        """Print the ratio, its interval, and between which groups."""
+        """Print the ratio, its interval, and the two groups."""
         if not self.largest:
             return "every norm is zero"
         number = getattr(self.ratio, "value", self.ratio)
@@ -74,19 +75,18 @@ def ends(
 ) -> Heterogeneity[float] | None:
     """Find the largest and smallest positive finite norm, and their ratio with an interval.
 
-    The ratio has no bias from choosing them.
+    The ratio is corrected for the bias of choosing the extremes.
 
-    A norm with a large error is not left out. A square that is not 0 shows that the norm is not 0,
-    and the interval gets as wide as the error asks for.
+    A norm with a large error is not left out: its estimated square is not 0, so the norm is not 0,
+    and the interval is wide accordingly.
 
     Args:
-        norms: name → norm ≥ 0 and its standard error, 0 where it is exact and None where it is not
-            known.
-        level: share of cases in which the interval is to hold the true ratio.
+        norms: name → norm ≥ 0 and its standard error; 0: exact; None: not known.
+        level: confidence level of the interval.
 
     Returns:
-        Both ends, no zero groups; None where no norm is positive and finite. Where an error is not
-        known, there is no interval, and the ratio is that of the estimates as they are.
+        Both groups and the ratio, without zero groups; None if no norm is positive and finite. If
+        an error is not known, there is no interval, and the ratio is not corrected.
     """
     positive = {name: norm for name, norm in norms.items() if 0 < norm[0] < math.inf}
     if not positive:
@@ -99,7 +99,7 @@ def ends(
         return Heterogeneity(ratio=ratio, largest=largest, smallest=smallest)
     logs = np.log([norm for norm, _ in positive.values()])
     found, low, high = map(float, np.exp(log_ratio(logs, np.array(errors), level)))
-    # exact norms count as off by ROUNDING, and this is all that is left of it
+    # exact norms have the error ROUNDING in the computation, which is removed here
     if high < low * (1 + 10 * ROUNDING):
         found = low = high = ratio
     return Heterogeneity(ratio=found, low=low, high=high, largest=largest, smallest=smallest)
@@ -108,15 +108,16 @@ def ends(
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:
     """Estimate the logarithm of the largest over the smallest norm, and its interval.
 
-    The estimate is t_max − t_min, each with chance ½. The lower end takes the distances of both
-    ends to their values of chance α = (1 − level) / 2, squared and added (Zou and Donner 2008). The
-    upper end is max_ij x_i − x_j + F⁻¹(1 − α) √(e_i² + e_j²). It is below the truth only if the
-    pair that is truly at the ends is off by that much. All three are at least 0.
+    The estimate is t_max − t_min, each of probability ½. The lower end subtracts the root of the
+    summed squared distances of both to their values of probability α = (1 − level) / 2 (Zou and
+    Donner 2008). The upper end is max_ij x_i − x_j + F⁻¹(1 − α) √(e_i² + e_j²). It is below the
+    truth only if the difference of the true extreme pair is wrong by that much. All three are at
+    least 0.
 
     Args:
-        logs: (..., groups) of the estimates.
+        logs: logarithms of the estimates, shape (..., groups).
         errors: relative standard errors, of the same shape.
-        level: share of cases in which the interval is to hold the truth.
+        level: confidence level of the interval.
 
     Returns:
         Estimate, lower end, upper end, each of shape (...).
@@ -136,13 +137,13 @@ def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Nu
 
 
 def _end(logs: Numbers, errors: Numbers, chance: float) -> Numbers:
-    """Find the t at which, by chance ≤ ½, some group stands out as far as the farthest did.
+    """Find the t that some group exceeds as far as the farthest did with probability `chance`.
 
-    With z_i = (x_i − t) / e_i the chance at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is next to
-    0 far below all x_i, and ½ or more at the largest of them.
+    With z_i = (x_i − t) / e_i the probability at t is 1 − Π_i F(max_j z_j − min(z_i, 0)). It is
+    almost 0 far below all x_i, and ½ or more at the largest x_i. So `chance` must be at most ½.
 
     Returns:
-        t, by halving.
+        t, found by bisection.
     """
     from scipy.special import expit
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 Total = Callable[[Iterable[float]], float]
-"""Adds values up: `sum` in their order, as studies have stored them, or `math.fsum` exactly."""
+"""Function that adds values: `sum` in order, as in stored studies, or the exact `math.fsum`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,9 +13,9 @@ class Average:
     """Mean over seeds."""
 
     value: float
-    """The mean over the seeds with a finite value."""
+    """Mean over the seeds with a finite value."""
     standard_error: float | None
-    """Over seeds where there are several; else that of the one measurement, if it has one."""
+    """Standard error over several seeds; for one seed that of its measurement, or None."""
     seeds: int
     """Number of seeds with a finite value."""
 
@@ -23,11 +23,11 @@ class Average:
 def mean_and_error(values: Sequence[float], total: Total = sum) -> tuple[float, float]:
     """Compute mean and standard error s / √n.
 
-    The error of a single value, or beside one that is not finite, is nan.
+    The error is NaN for a single value, or if a value is not finite.
 
     Args:
-        values: at least one.
-        total: how they are added up.
+        values: one or more values.
+        total: function that adds them.
 
     Returns:
         Mean and standard error, in the unit of the values.
@@ -49,10 +49,10 @@ def average(values: Iterable[float], own_error: float | None = None) -> Average 
 
     Args:
         values: one value per seed.
-        own_error: standard error of the measurement itself, used where there is one seed.
+        own_error: standard error of a measurement, used if there is only one seed.
 
     Returns:
-        The mean; None where no value is finite.
+        The mean; None if no value is finite.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

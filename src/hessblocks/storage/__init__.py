@@ -1,4 +1,4 @@
-"""Files: each format is written and read by one module; whole or absent, never half."""
+"""Read and write files; one module per format, and each file is written whole or not at all."""
 
 from hessblocks.storage.config import (
     EnvironmentWarning,

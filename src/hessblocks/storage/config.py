@@ -1,4 +1,4 @@
-"""Read the config.json of a run, say how two of them differ, and record versions and hardware."""
+"""Read config.json of a run, compare two of them, and record versions and hardware."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ class Settings:
     """Settings of a command, read from its folder."""
 
     command: str
-    """The command that made the folder, such as `demo`."""
+    """Command that made the folder, such as `demo`."""
     presets: tuple[str, ...]
-    """The blocks that were asked for, in their order."""
+    """Names of the blocks, in the given order."""
     seeds: tuple[int, ...]
-    """The random seeds that were asked for."""
+    """Random seeds of the runs."""
     values: Mapping[str, Any]
-    """The whole file."""
+    """Content of the whole file."""
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Read one section (`model`, `data`, `training`, `curvature`); empty if absent."""
@@ -39,11 +39,11 @@ def read_settings(path: Path) -> Settings:
     """Read the settings of one run or of a comparison.
 
     Returns:
-        Command, presets and seeds, and the whole file beside them.
+        Command, presets, seeds, and the whole file.
 
     Raises:
-        ArgumentError: it is of what has no blocks side by side: a saved model, or signal alone.
-        RunError: the file is damaged, or names a block by what is a path.
+        ArgumentError: the folder is a saved model, or of `hessblocks signal`; neither has a page.
+        RunError: the file is damaged, or a block's name is a path.
     """
     values = read_object(path)
     presets = values.get("presets", [values["preset"]] if "preset" in values else [])
@@ -78,15 +78,15 @@ def read_settings(path: Path) -> Settings:
 
 
 def run_path(folder: Path, preset: str, seed: int) -> Path:
-    """Make the path under which a comparison keeps a run.
+    """Return the path of a run in the folder of a comparison.
 
     Args:
         folder: folder of the comparison.
-        preset: as it was asked for; `read_settings` lets no path pass as the name of one.
+        preset: name of the block; `read_settings` refuses a path as a name.
         seed: seed of the run.
 
     Returns:
-        A folder below `folder`.
+        A path below `folder`.
     """
     return folder / "runs" / f"{preset}-seed{seed}"
 
@@ -107,17 +107,17 @@ PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", 
 
 
 class EnvironmentWarning(UserWarning):
-    """Numbers go on with other versions or on other hardware than they began with."""
+    """Warning that a run resumes with other versions or hardware than at its start."""
 
 
 def keep_environment(path: Path) -> None:
-    """Write what a folder's numbers are computed with, unless it is written already and whole.
+    """Write versions and hardware to environment.json, unless the file is there and readable.
 
     Args:
-        path: environment.json of the folder.
+        path: path of environment.json.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     try:
         read_object(path)
@@ -126,7 +126,7 @@ def keep_environment(path: Path) -> None:
 
 
 def warn_of_another_environment(path: Path) -> None:
-    """Warn that the run goes on with other versions or hardware than it began with.
+    """Warn if a run resumes with other versions or hardware than at its start.
 
     Raises:
         RunError: environment.json is damaged.
@@ -169,13 +169,13 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory": main_memory(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        # of float32 training; a key of its own where there is an accelerator
+        # precision of products in float32 training; only CUDA uses TF32
         **({"products of training": "tf32"} if torch.cuda.is_available() else {}),
     }
 
 
 def _processor() -> str:
-    """Read the model of the processor."""
+    """Read the model name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -184,7 +184,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """Read the commit of the checkout that tracks this file; `-dirty` where it was edited."""
+    """Read the git commit of the checkout that tracks this file; `-dirty` if it has edits."""
     here = Path(__file__)
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None

@@ -1,4 +1,4 @@
-"""Read a run folder of `hessblocks curvature`, from its files alone."""
+"""Read the results in a run folder of `hessblocks curvature`."""
 
 import itertools
 import math
@@ -22,16 +22,16 @@ from hessblocks.storage.tabular import Tabular
 
 @dataclass(frozen=True, kw_only=True)
 class MapRow:
-    """One row of map.csv: the norm of one block, group × group."""
+    """Row of map.csv: the norm of one block, group × group."""
 
     row: str
-    """Group of the rows."""
+    """Parameter group of the block's rows."""
     column: str
-    """Group of the columns."""
+    """Parameter group of the block's columns."""
     part: str
     """outer, functional or full."""
     value: float
-    """Nats per token; a sampled norm that is not distinguishable from zero may be negative."""
+    """Frobenius norm, nats per token; a sampled norm close to zero may be negative."""
     standard_error: float | None
     """Standard error of the value."""
     method: str
@@ -40,16 +40,16 @@ class MapRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumRow:
-    """One row of spectra.csv: a point of the density of a group's eigenvalues."""
+    """Row of spectra.csv: one point of the spectral density of a group's block."""
 
     group: str
     """Group of the block; empty for all groups together."""
     part: str
     """outer, functional or full."""
     eigenvalue: float
-    """Nats per token."""
+    """Abscissa of the point, nats per token."""
     density: float
-    """Share of eigenvalues per unit."""
+    """Share of the eigenvalues per unit of eigenvalue."""
     standard_error: float
     """Standard error of the density."""
     method: str
@@ -57,32 +57,32 @@ class SpectrumRow:
 
 
 EIGENVALUE = ("eigenvalue", "eigenvalue_residual")
-"""Quantities of an eigenvalue's two rows in results.csv."""
+"""Quantities of the two rows of an eigenvalue in results.csv."""
 MAP_COLUMNS = columns_of(MapRow)
 SPECTRUM_COLUMNS = columns_of(SpectrumRow)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """A measured value with its standard error, of a norm or what is computed from norms."""
+    """Norm, or a number computed from norms, with its standard error."""
 
     value: float
-    """In the unit of its quantity."""
+    """Value, in the unit of its quantity."""
     standard_error: float
-    """Standard error of the value; 0 if it is exact."""
+    """Standard error of the value; 0 if the value is exact."""
     method: str
     """exact or estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Norm):
-    """Heterogeneity, the ratio of the largest norm to the smallest.
+    """Heterogeneity: the ratio of the largest norm to the smallest.
 
-    Its standard error is a fourth of the interval's width.
+    The standard error is a quarter of the interval's width.
     """
 
     low: float
-    """Lower end of the 95 % interval, at least 1; the value itself where it is exact."""
+    """Lower end of the 95 % interval, at least 1; the value itself if it is exact."""
     high: float
     """Upper end of the 95 % interval."""
 
@@ -92,9 +92,9 @@ class Eigenvalue:
     """One of the largest eigenvalues of H."""
 
     value: float
-    """Nats per token."""
+    """Eigenvalue λ, nats per token."""
     residual: float
-    """‖H v − λ v‖ of its unit vector v: an eigenvalue of H lies within this distance."""
+    """‖H v − λ v‖ for the unit vector v: an eigenvalue of H lies within this distance of λ."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -102,33 +102,33 @@ class CurvatureResults(Tabular):
     """Contents of a run folder of `hessblocks curvature`."""
 
     folder: Path
-    """The folder."""
+    """Run folder."""
     config: Mapping[str, Any]
-    """config.json."""
+    """Content of config.json."""
     environment: Mapping[str, Any]
-    """environment.json; empty where it is missing."""
+    """Content of environment.json; empty if the file is missing."""
     norms: Mapping[str, Mapping[str, Norm]]
-    """Norms by group (in the order of the model) and part."""
+    """Group, in the order of the model → part → Frobenius norm."""
     layers: Mapping[str, int | None]
-    """Layer of each group."""
+    """Group → layer from 0; None outside the layers."""
     roles: Mapping[str, str]
-    """Role of each group."""
+    """Group → role."""
     heterogeneity: Mapping[str, Ratio]
-    """By part, computed from the stored norms; empty while groups are missing."""
+    """Part → heterogeneity, computed from the stored norms; empty while groups are missing."""
     off_diagonal_shares: Mapping[str, Norm]
-    """By part; empty without a map."""
+    """Part → off-diagonal share; empty without a map."""
     loss: float | None
     """Mean loss of the batch, nats per token."""
     cells: Mapping[str, Mapping[tuple[str, str], Norm]]
-    """By part, the norms of all blocks (row, column); empty without a map."""
+    """Part → (row group, column group) → norm of the block; empty without a map."""
     spectra: Mapping[str, Mapping[str, Sequence[SpectrumRow]]]
-    """By part and group ('': all as one), the points of a density; empty without spectra."""
+    """Part → group ('': all groups together) → points of the spectral density; may be empty."""
     eigenvalues: Mapping[str, Sequence[Eigenvalue]]
-    """By group ('': all as one), the largest eigenvalues of H; empty without them."""
+    """Group ('': all groups together) → largest eigenvalues of H; may be empty."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """List the parts that were asked for."""
+        """List the parts of the Hessian that the run measures."""
         return tuple(self.config["curvature"]["parts"])
 
     @property
@@ -157,7 +157,7 @@ class CurvatureResults(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say which model, how many groups, how uneven, and where it is stored, if anywhere."""
+        """Print the model, the number of groups, the heterogeneity, and the folder if it exists."""
         last = self.parts[-1]
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
@@ -166,12 +166,12 @@ class CurvatureResults(Tabular):
         return f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}{place}"
 
     def by_size(self) -> list[str]:
-        """Sort the groups, the largest norm of the last part first."""
+        """List the groups by their norm of the last part, the largest first."""
         last = self.parts[-1]
         return sorted(self.norms, key=lambda name: -self.norms[name][last].value)
 
     def zero_groups(self) -> dict[str, list[str]]:
-        """List by part the groups whose norm is exactly 0, where there are any."""
+        """Map each part to its groups whose norm is exactly 0; parts without any are left out."""
         found: dict[str, list[str]] = defaultdict(list)
         for part, (name, norms) in itertools.product(self.parts, self.norms.items()):
             if norms[part].value == 0:
@@ -182,10 +182,10 @@ class CurvatureResults(Tabular):
         """Describe the run as one JSON object.
 
         Args:
-            seconds: what the command took.
+            seconds: duration of the command.
 
         Returns:
-            Numbers, texts and null alone.
+            JSON values.
         """
         return {
             "command": "curvature",
@@ -216,7 +216,7 @@ def curvature_config(folder: Path) -> dict[str, Any]:
         The whole file, with lists of names under `groups` and under `parts` of `curvature`.
 
     Raises:
-        RunError: it is damaged.
+        RunError: the file is damaged.
     """
     path = folder / "config.json"
     config = read_object(path)
@@ -229,7 +229,7 @@ def curvature_config(folder: Path) -> dict[str, Any]:
 
 
 def group_key(of: str, group: str) -> str:
-    """Make the key of a group's curvature in a store, from the run's identity."""
+    """Make the key of a group's record in the store, from the identity of the run."""
     return canonical({"of": of, "group": group})
 
 
@@ -241,10 +241,10 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     """Read a run folder, finished or not.
 
     Returns:
-        What the folder holds; empty mappings where a table is missing.
+        Contents of the folder; empty mappings for missing tables.
 
     Raises:
-        ArgumentError: it is not a folder of `hessblocks curvature`, or something in it is a link.
+        ArgumentError: it is not a folder of `hessblocks curvature`, or it contains a link.
         RunError: a file is damaged; the message names file and line.
     """
     folder = Path(folder)
@@ -293,7 +293,7 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
 
 
 def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
-    """Compute the ratio anew: earlier versions stored the one of plain estimates, too large."""
+    """Compute the ratio from the norms: earlier versions stored a biased one, too large."""
     found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     if found is None or found.low is None or found.high is None:
         return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
@@ -307,10 +307,10 @@ def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
 
 
 def _eigenvalues(rows: Sequence[ResultRow]) -> dict[str, list[Eigenvalue]]:
-    """Pair the rows of eigenvalues with those of residuals, which are in the same order."""
+    """Pair the rows of eigenvalues with the rows of residuals, which have the same order."""
     found: dict[str, list[Eigenvalue]] = defaultdict(list)
     values, residuals = ([row for row in rows if row.quantity == name] for name in EIGENVALUE)
-    for row, residual in zip(values, residuals, strict=False):  # a cut file may lack the last
+    for row, residual in zip(values, residuals, strict=False):  # a cut file may lack one
         found[row.group].append(Eigenvalue(value=row.value, residual=residual.value))
     return found
 

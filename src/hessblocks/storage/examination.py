@@ -1,4 +1,4 @@
-"""Check the files of a folder: which are missing, changed since written, or unreadable."""
+"""Check the files of a folder: find those that are missing, edited or unreadable."""
 
 import itertools
 import math
@@ -19,9 +19,9 @@ ABSENT = "is absent"
 DAMAGED = "is damaged"
 """Verdict on a file that cannot be read."""
 Read = Callable[[Path], object]
-"""Reads a file; what it returns may be the words for what the file lacks."""
+"""Function that reads a file; it may return a text that says what the file lacks."""
 PRICES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
-"""Tables of `hessblocks price`; the last two where they were asked for."""
+"""Tables of `hessblocks price`; the last two are written only with --allocate and --check."""
 READERS: Mapping[str, Read] = {
     **dict.fromkeys(("config.json", "environment.json", "budget.json"), read_object),
     "summary.json": read_object,
@@ -36,18 +36,18 @@ READERS: Mapping[str, Read] = {
 def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
     """Check every file of a folder that a command wrote, or of a saved model.
 
-    Nothing is written. Models and checkpoints are compared with the SHA-256 of their files. Tables
-    and lines are read, and a number that was edited by hand in one of these is not noticed.
+    Nothing is written. Files of models and checkpoints are compared with their stored SHA-256.
+    Tables and JSON lines are only parsed, so that an edited number in them is not noticed.
 
     Args:
-        folder: with a config.json.
+        folder: folder with a config.json.
 
     Returns:
         One finding per file, model or checkpoint.
 
     Raises:
-        ArgumentError: `folder` is of no such command.
-        RunError: its config.json is damaged.
+        ArgumentError: no known command wrote `folder`.
+        RunError: config.json is damaged.
 
     Cost:
         SHA-256 of every model and checkpoint, about a second per gigabyte.
@@ -62,7 +62,7 @@ def check_folder(folder: Path) -> tuple[manifest.Finding, ...]:
     kinds = {"presets": _comparison, "preset": _run, "groups": _curvature, "models": _signal}
     kinds |= {"edits": _price, "fitted": _simplify}
     for name, look in kinds.items():
-        if name in config and "model_type" not in config:  # which a saved model has
+        if name in config and "model_type" not in config:  # a saved model has a model_type
             return (*_about(folder), *look(folder, config))
     raise ArgumentError(f"DIR: {folder} is of no command that is known; give a run folder.")
 
@@ -152,15 +152,15 @@ def _about(folder: Path) -> list[manifest.Finding]:
 
 
 def _file(path: Path, read: Read | None = None) -> manifest.Finding:
-    """Read a file, by default with the reader for its name."""
+    """Check a file by reading it, by default with the reader for its name."""
     if not path.exists():
         return manifest.Finding(path=path, state="missing", words=ABSENT)
     try:
-        said = (read or READERS[path.name])(path)
+        answer = (read or READERS[path.name])(path)
     except RunError:
         return manifest.Finding(path=path, state="edited", words=DAMAGED)
-    if not isinstance(said, str) or not said:
+    if not isinstance(answer, str) or not answer:
         return manifest.Finding(path=path, state="whole")
     return manifest.Finding(
-        path=path, state="edited" if said.endswith(DAMAGED) else "missing", words=said
+        path=path, state="edited" if answer.endswith(DAMAGED) else "missing", words=answer
     )

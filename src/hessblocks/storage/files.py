@@ -1,4 +1,4 @@
-"""Write files and folders whole: to a temporary neighbour, then renamed."""
+"""Write files and folders atomically: to a temporary path in the same folder, then renamed."""
 
 import contextlib
 import glob
@@ -15,23 +15,23 @@ from typing import Any
 from hessblocks.errors import ArgumentError, RunError
 
 LONGEST_NAME = 200
-"""Bytes of a name at most, so that its temporary neighbour fits on every disk."""
+"""Most bytes of a file name, so that its temporary name is allowed on every disk."""
 
 DEEPEST = 100
-"""Lists and objects inside each other at most; Python's own recursion ends soon after 1,000."""
+"""Deepest nesting of JSON lists and objects; Python's recursion limit is about 1,000."""
 LONGEST_INTEGER = 100
-"""Digits of a whole number at most; a float holds 309, and Python parses 4,300."""
+"""Most digits of a whole number in JSON; a float holds 309, and Python parses up to 4,300."""
 
 
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path` by one rename.
+    """Yield a temporary path in the folder of `path`, and rename it to `path` on success.
 
     Args:
-        path: the final file; its folder is made when missing.
+        path: final file; its folder is created if it is missing.
 
     Yields:
-        The path of an empty file with the same suffix as `path`, in the same folder.
+        Path of an empty file with the suffix of `path`, in the same folder.
 
     Raises:
         RunError: the folder or the file cannot be written (no permission, full disk).
@@ -52,15 +52,15 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it becomes `path` by renaming.
+    """Yield a temporary folder beside `path`, and rename it to `path` on success.
 
-    What stood at `path` before is replaced.
+    An earlier file or folder at `path` is replaced.
 
     Args:
-        path: the final folder; its parent is made when missing.
+        path: final folder; its parent is created if it is missing.
 
     Yields:
-        An empty folder in the same parent.
+        Path of an empty folder in the same parent.
 
     Raises:
         RunError: the folder cannot be written (no permission, full disk).
@@ -82,10 +82,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def stays_inside(name: object) -> bool:
-    """Tell whether a path that a file names, joined to a folder, stays in that folder.
+    """Tell whether a relative path from a file, joined to a folder, stays inside the folder.
 
     Returns:
-        False for what is no text, leads elsewhere, or is no name that a disk takes.
+        False if `name` is not a text, leads outside, or is not a valid file name.
     """
     if not isinstance(name, str) or "\0" in name:
         return False
@@ -98,9 +98,9 @@ def stays_inside(name: object) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Wait until a file, or the list of names in a folder, is on the disk (fsync).
 
-    A folder of a system that cannot do that (Windows) is left alone.
+    Windows cannot sync a folder; there the call does nothing.
     """
     if path.is_dir() and os.name == "nt":
         return
@@ -112,11 +112,11 @@ def sync(path: Path) -> None:
 
 
 def remove_partials(folder: Path, name: str | None = None) -> None:
-    """Remove what a killed process left of its temporary files and folders.
+    """Remove temporary files and folders that a killed process left.
 
     Args:
-        folder: where they lie; only one process may write there.
-        name: stem of the final file or name of the final folder; None means any, there and in the
+        folder: folder that contains them; only one process may write there.
+        name: stem of the final file or name of the final folder; None: all, also those in the
             sub-folder `figures`.
     """
     stem = glob.escape(name) if name else "*"
@@ -129,10 +129,10 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
 
 
 def set_aside(path: Path, folder: Path) -> Path:
-    """Move a file or folder that is not as it was written into `folder`/aside.
+    """Move a damaged file or folder into `folder`/aside.
 
     Returns:
-        Where it is now.
+        Its new path.
 
     Raises:
         RunError: it cannot be moved.
@@ -167,20 +167,20 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Format `value` as `write_json` writes it."""
+    """Format `value` as JSON text, as `write_json` writes it."""
     return json.dumps(value, indent=2, sort_keys=True) + "\n"
 
 
 def append(path: Path, content: bytes, *, force: bool = False) -> None:
-    """Add lines to the end of a file, all of them or none.
+    """Append lines to a file, all or none.
 
     Args:
-        path: the file.
+        path: path of the file.
         content: whole lines.
-        force: whether to wait until they are on the disk.
+        force: whether to wait until the lines are on the disk.
 
     Raises:
-        RunError: the file cannot be written; it is then as it was.
+        RunError: the file cannot be written; its content is then unchanged.
     """
     with _writing(path), path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -195,9 +195,9 @@ def append(path: Path, content: bytes, *, force: bool = False) -> None:
 
 
 def numbered(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each line that is not blank, with its number from 1; none where there is no file.
+    """Yield (number from 1, line) for each line that is not blank; nothing if there is no file.
 
-    A line that a killed process left has no line end.
+    A last line that a killed process wrote in part has no line end.
 
     Raises:
         RunError: the file cannot be read.
@@ -209,15 +209,15 @@ def numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def damaged(path: Path, line: int | None, reason: str) -> RunError:
-    """Make the error for a file that cannot be understood, to be raised by the caller.
+    """Make the error for a damaged file, to be raised by the caller.
 
     Args:
-        path: the file.
-        line: its damaged line, counted from 1; None for the file as a whole.
-        reason: what was expected and what came.
+        path: path of the file.
+        line: number of the damaged line, from 1; None: the whole file.
+        reason: expected and found content.
 
     Returns:
-        An error that names the file, the line and what to do.
+        An error whose message has the file, the line and the remedy.
     """
     where = f"{path}, line {line}" if line is not None else f"{path}"
     return RunError(f"{where}: {reason}; mend or remove it, or run the command again.")
@@ -230,7 +230,7 @@ def read_bytes(path: Path) -> bytes:
         All bytes.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -246,7 +246,7 @@ def read_text(path: Path) -> str:
         The whole text.
 
     Raises:
-        RunError: it cannot be read, or is something else.
+        RunError: the file cannot be read, or is not UTF-8.
     """
     try:
         return read_bytes(path).decode()
@@ -255,17 +255,17 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON, within bounds far above those of our own files.
+    """Parse JSON with limits on nesting and digits, far above what our own files need.
 
     Args:
         text: text of a file, or of one of its lines.
 
     Returns:
-        Its value.
+        The parsed value.
 
     Raises:
-        json.JSONDecodeError: it is no JSON, is nested too deeply, or has a whole number that is too
-            long.
+        json.JSONDecodeError: the text is not JSON, is nested too deeply, or has a whole number with
+            too many digits.
     """
 
     def integer(digits: str) -> int:
@@ -285,7 +285,7 @@ def parse_json(text: str) -> Any:
 
 
 def _is_shallow(value: Any) -> bool:
-    """Tell whether nothing is nested deeper than `DEEPEST`; level by level, without recursion."""
+    """Tell whether a value is nested at most `DEEPEST` levels deep, without recursion."""
     level: list[Any] = [[value]]
     for _ in range(DEEPEST + 1):
         entries = (one.values() if isinstance(one, dict) else one for one in level)
@@ -296,13 +296,13 @@ def _is_shallow(value: Any) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object that a file holds.
+    """Read a file that contains one JSON object.
 
     Returns:
-        Names and values, as JSON has them.
+        Name → JSON value.
 
     Raises:
-        RunError: the file cannot be read or is not one JSON object.
+        RunError: the file cannot be read, or is not one JSON object.
     """
     try:
         value = parse_json(read_text(path))
@@ -314,16 +314,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder that holds anything but plain files and folders.
+    """Refuse a run folder that contains anything other than plain files and folders.
 
     Args:
-        folder: may be a link itself, which is the user's choice; need not be there.
+        folder: run folder. It may itself be a link, by the user's choice; it need not exist.
 
     Raises:
-        ArgumentError: names what is a link, a pipe or a device.
+        ArgumentError: the folder contains a link, a pipe or a device.
 
     Cost:
-        A look at each entry below the folder; links are not followed.
+        One `lstat` per entry below the folder; links are not followed.
     """
     for place, folders, files in os.walk(folder):
         for path in (Path(place, name) for name in (*folders, *files)):
@@ -338,7 +338,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def _partial(path: Path) -> Path:
-    """Make a temporary name beside `path` that is new, with its suffix."""
+    """Make a new temporary path in the folder of `path`, with its suffix."""
     return path.with_name(f".{path.stem}.partial-{secrets.token_hex(4)}{path.suffix}")
 
 

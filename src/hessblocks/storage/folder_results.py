@@ -1,4 +1,4 @@
-"""Read a run folder as typed, frozen objects; what is not there yet is listed, not guessed."""
+"""Read a run folder as typed, frozen objects; results that are missing are listed."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,36 +15,36 @@ from hessblocks.storage.tables import NORM, STAGES, ResultRow, is_trained, read_
 
 TUNING, REFERENCE = "tuning.json", "reference.json"
 Tried = Mapping[str, Mapping[float, float]]
-"""Block → rate → last validation loss, infinite where the run diverged."""
+"""Block → learning rate → last validation loss in nats per token; infinite if the run diverged."""
 Measured = TypeVar("Measured", Metric, ResultRow, Observation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderResults:
-    """Everything that a run folder holds."""
+    """Contents of a run folder of one run or of a comparison."""
 
     folder: Path
-    """The run folder."""
+    """Run folder."""
     settings: Settings
-    """Settings that were asked for."""
+    """Settings of the command, from config.json."""
     environment: Mapping[str, Any]
-    """Versions and hardware; empty where environment.json is missing."""
+    """Versions and hardware; empty if environment.json is missing."""
     metrics: tuple[Metric, ...]
-    """Losses on the way; of a step written twice (after a resume) the last."""
+    """Losses along training; the last line of a step that was written twice (after a resume)."""
     measurements: tuple[ResultRow, ...]
-    """Measured values."""
+    """Rows of results.csv."""
     observations: tuple[Observation, ...] = ()
-    """Values measured along training, besides losses."""
+    """Gains, signal and curvature measured along training."""
     reference: float | None = None
-    """Loss of the table of pairs on the same windows, in nats per token."""
+    """Loss of a bigram table on the same windows, nats per token."""
     tried: Tried = field(default_factory=dict)
-    """What a search of rates found; empty where there was none."""
+    """Losses of a search for learning rates; empty without a search."""
     missing: tuple[str, ...]
-    """Results that were asked for and are missing, one sentence each."""
+    """Requested results that are missing, one sentence each."""
 
     @property
     def rates(self) -> dict[str, float]:
-        """Peak learning rate of each block: its best where it was searched."""
+        """Block → peak learning rate; the best rate if rates were searched."""
         shared = self.settings.section("training").get("learning_rate")
         usual = {} if shared is None else dict.fromkeys(self.settings.presets, float(shared))
         return usual | {
@@ -53,13 +53,13 @@ class FolderResults:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """List the blocks that were asked for, then any other that has values."""
+        """List the blocks of the settings, then other blocks that have values."""
         found = [row.preset for row in self.measurements]
         found += [row.preset for row in self.metrics]
         return tuple(dict.fromkeys([*self.settings.presets, *found]))
 
     def select(self, quantity: str, **wanted: object) -> tuple[ResultRow, ...]:
-        """Choose the rows of one quantity whose fields have the wanted values."""
+        """Select the rows of one quantity whose fields have the given values."""
         return tuple(
             row
             for row in self.measurements
@@ -71,17 +71,17 @@ class FolderResults:
 def load_results(folder: AnyPath) -> FolderResults:
     """Read the run folder of one run or of a comparison.
 
-    Values that the folder itself does not hold yet are taken from the runs inside it
+    Values that are not yet in the tables of a comparison are read from its runs
     (`runs/<preset>-seed<k>/`).
 
     Args:
-        folder: a folder with config.json.
+        folder: folder with a config.json.
 
     Returns:
-        What the folder holds, and what is missing from it.
+        The contents of the folder, and a list of missing results.
 
     Raises:
-        ArgumentError: `folder` is not a run folder, or something in it is a link.
+        ArgumentError: `folder` is not a run folder, or it contains a link.
         RunError: a file is damaged; the message names file and line.
     """
     folder = Path(folder)
@@ -115,7 +115,7 @@ def load_results(folder: AnyPath) -> FolderResults:
 
 
 def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
-    """Yield the rows of the first folder, then those of runs that it does not have yet."""
+    """Yield the rows of the first folder, then rows of other folders whose runs it lacks."""
     each = iter(folders)
     whole = list(next(each))
     yield from whole
@@ -135,9 +135,9 @@ def _missing(
     for row in measurements:
         if not math.isfinite(row.value) and row.quantity != "loss":
             place = " ".join(word for word in (row.stage, row.part, row.group) if word)
-            said = f"{row.quantity}{f' ({place})' if place else ''}"
+            what = f"{row.quantity}{f' ({place})' if place else ''}"
             number = f"{row.value}, not a number, and left out"
-            yield f"{row.preset}, seed {row.seed}: {said} is {number}."
+            yield f"{row.preset}, seed {row.seed}: {what} is {number}."
     asked = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}
@@ -153,15 +153,15 @@ def _missing(
 
 
 def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
-    """Write every loss of a search of rates.
+    """Write all losses of a search for learning rates to tuning.json.
 
     Args:
-        folder: of the comparison.
-        seed: of the runs.
+        folder: folder of the comparison.
+        seed: seed of the runs.
         tried: losses by block and rate.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     losses = {
         name: {
@@ -175,13 +175,13 @@ def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
 
 
 def read_tuning(folder: Path) -> dict[str, dict[float, float]]:
-    """Read the losses of a search of rates; empty where there was none.
+    """Read the losses of a search for learning rates; empty if there was no search.
 
     Args:
-        folder: of a comparison.
+        folder: folder of a comparison.
 
     Returns:
-        Block → rate → loss, infinite where the run diverged.
+        Block → rate → loss in nats per token; infinite if the run diverged.
 
     Raises:
         RunError: the file is damaged.
@@ -201,13 +201,13 @@ def read_tuning(folder: Path) -> dict[str, dict[float, float]]:
 
 
 def read_reference(folder: Path) -> float | None:
-    """Read the loss of the table of pairs, in nats per token; None where it was not computed.
+    """Read the loss of the bigram table from reference.json.
 
     Args:
-        folder: of a run or a comparison.
+        folder: folder of a run or a comparison.
 
     Returns:
-        The loss.
+        Loss in nats per token; None if it was not computed.
 
     Raises:
         RunError: the file is damaged.

@@ -17,7 +17,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One line of metrics.jsonl: a loss on the way."""
+    """Line of metrics.jsonl: a loss along training."""
 
     preset: str
     """Name of the block."""
@@ -36,12 +36,12 @@ class Metric:
     diverged: str = ""
     """First quantity that was not finite, if the run diverged at this step."""
     tokens_per_second: float | None = None
-    """Pace since the line before; None with losses on held-out text."""
+    """Training speed since the previous line; None for validation losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One line of observations.jsonl: a value measured on the way."""
+    """Line of observations.jsonl: a value measured along training."""
 
     preset: str
     """Name of the block."""
@@ -54,7 +54,7 @@ class Observation:
     seconds: float
     """Training time so far, in seconds."""
     quantity: str
-    """Such as `beta_FF`, `token_similarity` or `frobenius_norm`."""
+    """Name of the quantity, such as `beta_FF`, `token_similarity` or `frobenius_norm`."""
     layer: int | None
     """Layer from 0; None outside the layers."""
     role: str = ""
@@ -64,23 +64,23 @@ class Observation:
     part: str = ""
     """`outer` (H_o), `functional` (H_f), `full` (H), or empty."""
     value: float
-    """The value, in the unit of its quantity."""
+    """Value, in the unit of its quantity."""
     standard_error: float | None = None
     """Standard error of `value`; None where it was not estimated."""
     batch_loss: float | None = None
-    """Loss on the batch that curvature is measured on; None with other quantities."""
+    """Loss on the batch of a curvature measurement, nats per token; None for other quantities."""
 
 
 KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Observation}
-"""Fields that a line of each file holds at least."""
+"""File → class of its lines; a line may have further fields."""
 
 
 def append_line(path: Path, line: Line) -> None:
-    """Add one line; NaN and infinities become null.
+    """Append one JSON line; NaN and infinities become null.
 
     Args:
-        path: the file; its lines end with a line end.
-        line: JSON values.
+        path: path of the file; its last line has a line end.
+        line: JSON values by name.
 
     Raises:
         RunError: the file cannot be written.
@@ -93,10 +93,10 @@ def append_line(path: Path, line: Line) -> None:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Read the lines before the first damaged one, as a killed process leaves its last.
+    """Read all lines before the first damaged one; a killed process may leave a partial line.
 
     Returns:
-        Names and values of each line; none where there is no file.
+        JSON object of each line; none if there is no file.
 
     Raises:
         RunError: the file cannot be read.
@@ -105,42 +105,42 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def fault_in_lines(path: Path, *, torn: bool) -> str:
-    """Describe the fault in the first damaged line; empty if there is none.
+    """Report the first damaged line; empty if there is none.
 
     Args:
-        path: the file.
-        torn: whether a last line without an end, as a killed process leaves it, counts.
+        path: path of the file.
+        torn: whether a last line without a line end counts; a killed process may leave one.
 
     Returns:
-        The end of a sentence that begins with the file's name.
+        End of a sentence that begins with the file's name.
     """
     _, number, bad = _before_damage(path)
     return f"its line {number} is damaged" if bad.endswith(b"\n") or (bad and torn) else ""
 
 
 def fault_in_finished_lines(path: Path) -> str:
-    """Describe the fault in the lines of a trained run; empty if there is none.
+    """Report a damaged line, or the lack of lines, in the file of a finished run.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Returns:
-        The end of a sentence that begins with the file's name.
+        End of a sentence that begins with the file's name; empty if there is no fault.
     """
     return fault_in_lines(path, torn=True) or ("" if read_lines(path) else "absent or empty")
 
 
 def read_finished_lines(path: Path) -> list[Line]:
-    """Read all lines of a run that is trained.
+    """Read all lines of a run whose training is finished.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Returns:
-        Names and values of each line.
+        JSON object of each line.
 
     Raises:
-        RunError: the file is absent, or a line of it is damaged.
+        RunError: the file is absent or empty, or a line is damaged.
     """
     if fault := fault_in_finished_lines(path):
         raise RunError(
@@ -151,16 +151,16 @@ def read_finished_lines(path: Path) -> list[Line]:
 
 
 def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
-    """Read the lines of a file as objects; none where there is no file.
+    """Yield the lines of a file as objects; nothing if there is no file.
 
-    A last line that has no end, as a killed run leaves it, is left out with a warning.
+    A partial last line, which a killed run may leave, is skipped with a warning.
 
     Args:
         kind: `Metric` or `Observation`.
-        path: the file.
+        path: path of the file.
 
     Raises:
-        RunError: a line is damaged; the message names it.
+        RunError: a line is damaged; the message has its number.
     """
     for number, line in numbered(path):
         try:
@@ -175,7 +175,7 @@ def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
 
 
 def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
-    """Read the lines before the first damaged one, and that one's number and text."""
+    """Read the lines before the first damaged one, and the number and text of the damaged one."""
     lines: list[Line] = []
     for number, line in numbered(path):
         try:

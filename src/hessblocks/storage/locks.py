@@ -1,4 +1,4 @@
-"""Lock a folder, which one command at a time may write."""
+"""Lock a folder, so that only one command at a time writes to it."""
 
 import os
 import socket
@@ -15,19 +15,22 @@ from hessblocks.storage.manifest import MANIFEST
 
 LOCK = ".hessblocks.lock"
 HOLDER = ".hessblocks.holder"
-"""Says who has the lock, for the message to those who do not get it."""
+"""File that names the process with the lock, for the error message of other processes."""
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold `folder` for this process, however it ends; remove a killed one's temporary files.
+    """Lock `folder` for this process, and remove temporary files of killed processes.
+
+    The lock ends with the process, also if the process is killed.
 
     Args:
-        folder: made when missing.
+        folder: folder to lock; it is created if it is missing.
 
     Raises:
-        ArgumentError: it is a saved model or checkpoint, or something in it is a link.
-        RunError: another live process holds it (the message says which), or it cannot be written.
+        ArgumentError: the folder is a saved model or checkpoint, or contains a link.
+        RunError: another live process has the lock (the message names it), or the folder cannot be
+            written.
     """
     lock = FileLock(folder / LOCK, timeout=0)
     try:

@@ -1,6 +1,6 @@
 """Write and check the manifest of a model or checkpoint: `seal.json`, the SHA-256 of every file.
 
-It is written after all other files. So a folder that has one was written to the end.
+The manifest is written after all other files, so that a folder with a manifest is complete.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from hessblocks.storage.files import read_object, sync, write_json
 
 MANIFEST = "seal.json"
 CARD = "README.md"
-"""Model card, which people may edit; no manifest covers it."""
+"""Model card; users may edit it, so no manifest contains it."""
 FORMAT = 1
-"""Version of the files of a run, a part of its identity; to be raised when equal configurations
-give other files."""
+"""Version of a run's files, a part of its identity. Raise it when an equal configuration gives
+other files than before."""
 State = Literal["whole", "foreign", "edited", "missing"]
 
 
@@ -36,7 +36,7 @@ class Finding:
     state: State
     """State found: whole, foreign, edited or missing."""
     words: str = "is whole"
-    """Sentence about the state, without its subject, the path."""
+    """Description of the state: a sentence whose subject is the path."""
 
     @property
     def usable(self) -> bool:

@@ -1,7 +1,6 @@
-"""Check a model folder that somebody else made, before transformers reads it.
+"""Check a model folder of unknown origin before transformers reads it.
 
-transformers makes as many layers as config.json says; 10⁹ of them are made until the memory is
-full.
+transformers builds as many layers as config.json asks for: 10⁹ layers would fill the memory.
 """
 
 import itertools
@@ -14,23 +13,23 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import damaged, read_object, stays_inside
 
 _COUNT = re.compile(r"layers?$|depths?$|experts$|blocks$|repeats$")
-"""Names of configurations that say how many modules are made."""
+"""Pattern of configuration entries that are numbers of modules."""
 SPARE = 1000
-"""Modules above the number of tensors that pass: layers that share weights, norms without any."""
+"""How far a number of modules may exceed the number of tensors; layers may share weights."""
 _INDEX = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the files with the weights of a model; none where it has no safetensors.
+    """List the safetensors files of a model; empty if it has none.
 
     Args:
-        folder: as `save_pretrained` writes it.
+        folder: folder that `save_pretrained` wrote.
 
     Returns:
         Paths in the folder.
 
     Raises:
-        RunError: the index is damaged, or names a file elsewhere.
+        RunError: the index is damaged, or lists a file outside the folder.
     """
     single, index = folder / "model.safetensors", folder / _INDEX
     if single.exists() or not index.exists():
@@ -43,14 +42,14 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def check_own_code(model: str, config: Any) -> None:
-    """Refuse compiled code of the hub, which transformers would fetch and run.
+    """Refuse a configuration that asks for kernels from the hub, which transformers would run.
 
     Args:
-        model: what the configuration is of, for the message.
-        config: config of transformers, as it was read.
+        model: name of the model, for the message.
+        config: configuration of transformers.
 
     Raises:
-        ArgumentError: it asks for such code.
+        ArgumentError: the configuration asks for code from the hub.
     """
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
@@ -62,13 +61,13 @@ def check_own_code(model: str, config: Any) -> None:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a configuration whose numbers of layers do not fit the weights beside it.
+    """Refuse a configuration with far more layers than its weights have tensors.
 
     Args:
-        folder: with a config.json; nothing is looked at where there is none.
+        folder: model folder; without config.json nothing is checked.
 
     Raises:
-        RunError: config.json or the index of the weights is damaged, or the numbers do not fit.
+        RunError: config.json or the index of the weights is damaged, or there are too many layers.
 
     Cost:
         Reads config.json and the headers of the weights.
@@ -88,7 +87,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield every number of modules in a configuration and those inside it."""
+    """Yield name and value of each number of modules in a configuration, nested ones too."""
     if isinstance(value, int) and _COUNT.search(name):
         yield name, value
     elif isinstance(value, list):
@@ -100,7 +99,7 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _tensors(files: list[Path]) -> int:
-    """Count tensors by the weights' headers; 0 if these cannot be read."""
+    """Count the tensors from the headers of the weight files; 0 if a header cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

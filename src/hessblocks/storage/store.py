@@ -1,7 +1,7 @@
-"""Store what a command has measured, one JSON line per finished point, so that it can go on.
+"""Store the measurements of a command, one JSON line per finished point, so that it can resume.
 
-A line is {"version", "record"}. In a record, what all rows of a point have in common stands once,
-under "common". Lines are only ever appended, and forced to disk before the next point is taken.
+A line is {"version", "record"}. Values that all rows of a record share are stored once, under
+"common". Lines are only appended. Each line is forced to disk before the next point begins.
 """
 
 import json
@@ -15,38 +15,38 @@ from hessblocks.errors import RunError
 from hessblocks.storage.files import append, atomic_path, numbered, parse_json
 
 VERSION = 3
-"""Version of a line; version 2, which has a checksum beside its record, is read too."""
+"""Version of new lines. Lines of version 2, which have a checksum too, are also read."""
 POINTS = "points.jsonl"
 DAMAGED = "points.damaged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A finished point as it is stored."""
+    """Stored measurements of a finished point."""
 
     key: str
-    """A text that two points share only if they are the same."""
+    """Unique key of the point."""
     rows: tuple[Mapping[str, Any], ...]
-    """Its measurements."""
+    """Measurements of the point."""
     seconds: float
-    """Time it took."""
+    """Duration in seconds."""
     attempts: int
-    """Times it was started."""
+    """Number of times that the point was started."""
 
     def line(self) -> bytes:
-        """Write the record as it stands in the file."""
+        """Encode the record as a line of the file."""
         common, rows = _apart(self.rows)
         record = {**vars(self), "common": common, "rows": rows}
         return canonical({"version": VERSION, "record": record}).encode() + b"\n"
 
 
 class Store:
-    """Finished points of a folder, by key; from `mended_store` to write, `read_store` to read."""
+    """Finished points of a folder, by key; opened by `mended_store` or `read_store` (read only)."""
 
     def __init__(self, folder: Path, records: dict[str, Record], damaged: int = 0) -> None:
         self.folder = folder
         self.damaged = damaged
-        """Lines of the file that hold no record."""
+        """Number of damaged lines in the file."""
         self._records = records
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Store:
         return iter(self._records)
 
     def get(self, key: str) -> Record | None:
-        """Find what was stored under a key."""
+        """Return the record of a key; None if there is none."""
         return self._records.get(key)
 
     def add(
@@ -65,13 +65,13 @@ class Store:
         """Append a finished point and force it to disk.
 
         Args:
-            key: key of the point.
-            rows: its measurements, JSON values.
-            seconds: time it took; milliseconds are kept.
-            attempts: times it was started.
+            key: unique key of the point.
+            rows: measurements of the point, JSON values.
+            seconds: duration, rounded to milliseconds.
+            attempts: number of times that the point was started.
 
         Returns:
-            The point as it is read back.
+            The record, as a later call reads it.
 
         Raises:
             RunError: the file cannot be written (full disk), or a number is not finite.
@@ -87,21 +87,21 @@ class Store:
 
 
 def canonical(value: Any) -> str:
-    """Spell `value` as JSON in one way: sorted names, no spaces, only finite numbers."""
+    """Encode `value` as canonical JSON: sorted names, no spaces, only finite numbers."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def mended_store(folder: Path) -> Store:
-    """Open the store of a folder that this process holds; damaged lines are put aside first.
+    """Open the store of a folder that this process has locked; move damaged lines away first.
 
     Returns:
-        The store, to read and to add to.
+        The store, for reading and adding.
 
     Raises:
-        RunError: another version wrote it, or it cannot be read.
+        RunError: another version wrote the store, or it cannot be read.
 
     Warns:
-        UserWarning: lines were damaged; they are kept in `points.damaged`.
+        UserWarning: lines were damaged; they are now in `points.damaged`.
     """
     records, damaged = _load(folder / POINTS)
     if damaged:
@@ -117,20 +117,20 @@ def mended_store(folder: Path) -> Store:
 
 
 def read_store(folder: Path) -> Store:
-    """Read the store of `folder` as it stands, not held; damaged lines are passed over.
+    """Read the store of a folder without a lock; damaged lines are skipped and counted.
 
     Returns:
-        The store, to look at only.
+        The store, for reading only.
 
     Raises:
-        RunError: another version wrote it, or it cannot be read.
+        RunError: another version wrote the store, or it cannot be read.
     """
     records, damaged = _load(folder / POINTS)
     return Store(folder, records, damaged=len(damaged))
 
 
 def _load(path: Path) -> tuple[dict[str, Record], list[bytes]]:
-    """Read records by key, the first one of each, and the lines that hold none."""
+    """Read the first record of each key, and the damaged lines."""
     records: dict[str, Record] = {}
     damaged = []
     for _, line in numbered(path):
@@ -162,7 +162,7 @@ def _parse(path: Path, line: bytes) -> Record | None:
 
 
 def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[Any]]:
-    """Split off the values that several rows have in common."""
+    """Split rows into the values that all of them share, and the rest of each row."""
     if len(rows) < 2:
         return {}, list(rows)
     spelled = [{name: canonical(value) for name, value in row.items()} for row in rows]

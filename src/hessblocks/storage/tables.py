@@ -1,6 +1,7 @@
-"""Write rows of measurements as csv, and read them as objects by the types of their fields.
+"""Write rows of measurements as CSV, and read them as objects with typed fields.
 
-`ResultRow` is a row of the results.csv of a run, `SignalRow` of that of `hessblocks signal`.
+`ResultRow` is a row of results.csv of a run, `SignalRow` a row of results.csv of
+`hessblocks signal`.
 """
 
 import csv
@@ -20,22 +21,22 @@ Record = TypeVar("Record")
 Scalar = str | int | float | bool | None
 
 Row = dict[str, Scalar]
-"""One measured value and what it belongs to, by column name."""
+"""Row of a table: column → value."""
 
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Start of a text that spreadsheets evaluate, also after apostrophes."""
+"""Start of a text that a spreadsheet would evaluate, also after apostrophes."""
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> None:
-    """Write `rows` under a header, each number with all its digits; what a row lacks is left empty.
+    """Write a CSV table with a header; numbers have all digits, missing values are empty.
 
-    A text such as `=1+1` gets an apostrophe in front, which `read_table` takes away again.
+    A text such as `=1+1` gets a leading apostrophe, which `read_table` removes.
 
     Args:
-        path: the file.
-        columns: in their order.
-        rows: values by column.
+        path: path of the file.
+        columns: names of the columns, in order.
+        rows: column → value, for each row.
 
     Raises:
         RunError: the file cannot be written.
@@ -44,7 +45,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> str:
-    """Format a table as it stands in a file, its header first."""
+    """Format a table as CSV text with a header."""
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -53,39 +54,39 @@ def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Scalar]]) -> 
 
 
 def _guarded(value: Scalar) -> Scalar:
-    """Put an apostrophe before a text that a spreadsheet would take for a formula."""
+    """Put an apostrophe before a text that a spreadsheet would evaluate as a formula."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def _read_back(text: str) -> str:
-    """Take the apostrophe of `_guarded` away."""
+    """Remove the apostrophe of `_guarded`."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def columns_of(kind: Any) -> tuple[str, ...]:
-    """List the columns of a table whose rows are of this dataclass."""
+    """List the columns of a table whose rows are instances of a dataclass."""
     return tuple(field.name for field in fields(kind))
 
 
 def read_table(kind: type[Record], path: Path) -> list[Record]:
-    """Read the rows of a csv file, in its order.
+    """Read the rows of a CSV file, in order.
 
     Args:
-        kind: dataclass of a row; further columns are left alone.
-        path: the file, with a header; there are no rows where it is absent.
+        kind: dataclass of a row; further columns are ignored.
+        path: file with a header; a missing file has no rows.
 
     Returns:
         All rows.
 
     Raises:
-        RunError: the file cannot be read, a column is missing, or a row has another length or
-            values of another type; the message names the line.
+        RunError: the file cannot be read, a column is missing, or a row has a wrong length or a
+            value of a wrong type; the message has the number of the line.
     """
     return list(records(kind, path, _rows(path, columns_of(kind)))) if path.exists() else []
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield each row as column → text, with its line number from 1."""
+    """Yield (line number from 1, column → text) for each row."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
@@ -102,15 +103,15 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 def records(
     kind: type[Record], path: Path, lines: Iterator[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Record]:
-    """Make an object of each line; columns that are no fields are left out.
+    """Convert each line to an object; names that are not fields are ignored.
 
     Args:
-        kind: a dataclass whose fields are str, int or float, or None.
-        path: where the lines come from.
-        lines: line number and values by name; a csv file's empty text stands for None.
+        kind: dataclass whose fields are str, int or float, or one of these or None.
+        path: file of the lines, for the message.
+        lines: line number, and name → value; an empty text (CSV) means None.
 
     Raises:
-        RunError: a field is missing or of another type; the message names file and line.
+        RunError: a field is missing or has a wrong type; the message has file and line.
     """
     for line, values in lines:
         if not isinstance(values, Mapping):
@@ -127,7 +128,7 @@ def records(
 
 @functools.cache
 def _readers(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
-    """List name, reader, and whether it must be there, of each field."""
+    """List (name, reader, whether it is required) for each field."""
     hints = get_type_hints(kind)
     return tuple(
         (one.name, _reader(hints[one.name]), one.default is MISSING) for one in fields(kind)
@@ -144,7 +145,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
 
 
 def _number(value: object) -> float:
-    """Read a number, whole where written so; null stands for one that is not a number."""
+    """Convert a value to a number: int for decimal digits, else float; None is NaN."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
@@ -154,29 +155,29 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultRow:
-    """One measured value."""
+    """Row of results.csv: one measured value."""
 
     preset: str
     """Name of the block."""
     seed: int
     """Random seed of the run."""
     stage: str = ""
-    """initial, final, or empty where neither applies."""
+    """initial, final, or empty if neither applies."""
     quantity: str
-    """parameters, flops (of one update), tokens_per_second, peak_memory (bytes of an update),
-    training_time (s), loss or frobenius_norm."""
+    """parameters, flops (per update), tokens_per_second, peak_memory (bytes of an update),
+    training_time (s), loss or frobenius_norm (nats per token)."""
     layer: int | None = None
     """Layer from 0; None outside the layers."""
     group: str = ""
     """Parameter group; empty for the whole model."""
     role: str = ""
-    """Kind of the group; empty for the whole model."""
+    """Role of the group, such as query; empty for the whole model."""
     part: str = ""
     """outer, functional, full, or empty."""
     value: float
-    """In the unit of its quantity."""
+    """Value, in the unit of its quantity."""
     standard_error: float | None = None
-    """Standard error of the value, if it is an estimate."""
+    """Standard error of the value, if the value is an estimate."""
     method: str
     """exact, estimate or measured."""
 
@@ -185,15 +186,15 @@ NORM = "frobenius_norm"
 STAGES = ("initial", "final")
 COLUMNS = columns_of(ResultRow)
 STEPS = ("begun", "mapped-initial", "trained", "mapped-final")
-"""The steps of a run in the order of their rows."""
+"""Steps of a run, in the order of their rows."""
 _MARKS = dict(
     zip((("flops", ""), (NORM, "initial"), ("loss", "final"), (NORM, "final")), STEPS, strict=True)
 )
-"""Quantity and stage of a row that says that a step is done, in the order of the steps."""
+"""(Quantity, stage) of a row → step that is done when this row exists."""
 
 
 def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
-    """Write the table, whole or not at all, each number with all its digits.
+    """Write results.csv, whole or not at all; numbers have all digits.
 
     Raises:
         RunError: the file cannot be written.
@@ -202,19 +203,19 @@ def write_results(path: Path, rows: Iterable[ResultRow]) -> None:
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """Read the table; empty where there is none yet.
+    """Read results.csv; empty if there is no file.
 
     Returns:
         All rows, in the order of the file.
 
     Raises:
-        RunError: the file is damaged; the message names the line.
+        RunError: the file is damaged; the message has the number of the line.
     """
     return read_table(ResultRow, path)
 
 
 def step_of(row: ResultRow) -> str:
-    """Name the step of a run that measures the row: one of `STEPS`."""
+    """Return the step of a run that measures the row, one of `STEPS`."""
     if row.quantity == NORM:
         return f"mapped-{row.stage}"
     return "begun" if row.quantity in ("parameters", "flops") else "trained"
@@ -226,34 +227,34 @@ def is_trained(rows: Iterable[ResultRow]) -> bool:
 
 
 def steps_done(rows: Iterable[ResultRow]) -> set[str]:
-    """Find which of `STEPS` a run has recorded; each writes its rows at once."""
+    """Find the steps of a run that are done; a step writes all its rows together."""
     keys = ((row.quantity, row.stage) for row in rows)
     return {_MARKS[key] for key in keys if key in _MARKS}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalRow:
-    """A quantity of one layer of one model."""
+    """Row of results.csv of `hessblocks signal`: one quantity of one layer of one model."""
 
     model: str
-    """Its name."""
+    """Name of the model."""
     layer: int | None
-    """From 0; None for what enters the first."""
+    """Layer from 0; None for the inputs of the first layer."""
     quantity: str
-    """Such as `token_similarity` or `gradient_norm`."""
+    """Name of the quantity, such as `token_similarity` or `gradient_norm`."""
     role: str
-    """Kind of parameter group, of gradients; number of the head; else empty."""
+    """Role of the parameter group of a gradient, or number of a head; else empty."""
     value: float | None
-    """In the unit of its quantity; may be infinite; None where it cannot be measured."""
+    """Value, in the unit of its quantity; may be infinite; None if it cannot be measured."""
     method: str
-    """`exact` or `lower bound`; without a value the reason."""
+    """`exact` or `lower bound`; if there is no value, the reason."""
 
 
 def read_signal(path: Path) -> list[SignalRow]:
-    """Read all rows; none where the file is empty.
+    """Read the rows of `hessblocks signal`; none if the file is empty.
 
     Returns:
-        Rows in the order of the file.
+        All rows, in the order of the file.
 
     Raises:
         RunError: the file is missing or damaged.

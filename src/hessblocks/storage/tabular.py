@@ -1,7 +1,7 @@
-"""Base of results: one line that says them, rows for pandas or a page, files to read again.
+"""Base class of results: a one-line summary, rows for pandas or notebooks, files to save and read.
 
-A JSON file holds the kind of a result, its fields and its tensors. A safetensors file holds the
-same text as its metadata, and the tensors as they are.
+A JSON file holds the class name of a result, its fields and its tensors. A safetensors file holds
+the names and fields as JSON in its metadata, and the tensors in binary form.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KIND = "hessblocks"
-"""Names the kind of a result in its file."""
+"""Key of the class name in the file of a result."""
 MOST_IN_JSON = 1_000_000
-"""Entries of tensors that a JSON file holds."""
+"""Most tensor entries in a JSON file."""
 
 SHOWN = 20
-"""Rows of a table in a notebook."""
+"""Most rows of a table in a notebook."""
 
 
 class Tabular(abc.ABC):
-    """A result that is printed as one line and holds a table.
+    """Result that prints as one line and has a table of rows.
 
     Examples:
         >>> class Squares(Tabular):
@@ -49,11 +49,11 @@ class Tabular(abc.ABC):
     """
 
     rows_alone: ClassVar[bool] = False
-    """Whether files hold the rows alone, since the rest is a model or a function."""
+    """Whether files hold only the rows, since other fields are models or functions."""
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
-        """List tidy rows: one value per row, with what it belongs to."""
+        """List tidy rows: one value per row, with the columns that identify it."""
 
     @abc.abstractmethod
     def __str__(self) -> str:
@@ -64,10 +64,10 @@ class Tabular(abc.ABC):
         return str(self)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Convert the rows to a table of pandas.
+        """Convert the rows to a pandas data frame.
 
         Returns:
-            A data frame with a row for each of `to_rows`.
+            A data frame with the rows of `to_rows`.
 
         Raises:
             RunError: pandas is not installed.
@@ -79,14 +79,14 @@ class Tabular(abc.ABC):
         return pd.DataFrame(self.to_rows())
 
     def save(self, path: str | Path) -> None:
-        """Write the result to a file that `hessblocks.read` reads again, or its rows to a table.
+        """Write the result to a file for `hessblocks.read`, or its rows to a CSV table.
 
         Args:
-            path: ends in .json, in .safetensors, which holds tensors of any size (eigenvectors), or
-                in .csv, for the rows alone. It is written whole or not at all.
+            path: path that ends in .json, .safetensors (for tensors of any size, such as
+                eigenvectors) or .csv (rows only). The file is written whole or not at all.
 
         Raises:
-            ArgumentError: another ending, or too many numbers for JSON.
+            ArgumentError: `path` has another ending, or there are too many numbers for JSON.
             RunError: the file cannot be written.
         """
         path = Path(path)
@@ -100,7 +100,7 @@ class Tabular(abc.ABC):
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
-            # of their own: views of one storage would be refused
+            # clones: safetensors refuses views that share a storage
             own = {name: one.clone().contiguous() for name, one in tensors.items()}
             with atomic_path(path) as temporary:
                 save_file(own, temporary, metadata={KIND: json.dumps(written)})
@@ -112,18 +112,18 @@ class Tabular(abc.ABC):
             )
 
     def _content(self) -> tuple[str, dict[str, Any]]:
-        """Return a file's kind and the values that rebuild the result; without fields, rows."""
+        """Return class name and fields for the file; those of `Rows` if only rows are stored."""
         if is_dataclass(self) and not self.rows_alone:
             return type(self).__name__, {one.name: getattr(self, one.name) for one in fields(self)}
         return Rows.__name__, {"line": str(self), "rows": self.to_rows()}
 
     def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Make the first rows, and count all, for tables that are too long to be made whole."""
+        """Return the first rows and the number of all rows; subclasses avoid making long tables."""
         rows = self.to_rows()
         return rows[:most], len(rows)
 
     def _repr_html_(self) -> str:
-        """Show the line and the first rows in a notebook."""
+        """Show the summary line and the first rows in a notebook."""
         rows, count = self._first(SHOWN)
         names = list(dict.fromkeys(name for row in rows for name in row))
         head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -147,24 +147,24 @@ def _cell(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rows(Tabular):
-    """Rows of what cannot be made anew from a file, such as a callback of a training."""
+    """Rows of a result that cannot be rebuilt from a file, such as a training callback."""
 
     line: str
-    """As it was printed."""
+    """Summary line of the result."""
     rows: Sequence[Mapping[str, float | bool | str | None]]
-    """As they were."""
+    """Rows of the result."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows."""
         return [dict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        """Print the line."""
+        """Return the summary line."""
         return self.line
 
 
 def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Turn a value into one of JSON; tensors are put aside, and their names stand for them."""
+    """Convert a value to JSON; a tensor is added to `tensors` and replaced by its name there."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, str | int | float):
@@ -184,7 +184,7 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Turn tensors into lists for JSON."""
+    """Convert tensors to JSON: dtype, shape and flat list of values."""
     if (count := sum(one.numel() for one in tensors.values())) > MOST_IN_JSON:
         raise ArgumentError(
             f"path: {count:,} numbers are too many for JSON; give a name that ends in .safetensors"
@@ -200,15 +200,15 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
     """Read a result that `Tabular.save` wrote; nothing in the file is executed.
 
     Args:
-        path: a file of JSON or safetensors.
-        kinds: by the name that the file has for them.
+        path: JSON or safetensors file.
+        kinds: class name in the file → class.
 
     Returns:
-        The result, its tensors on the CPU.
+        The result, with its tensors on the CPU.
 
     Raises:
-        ArgumentError: another ending.
-        RunError: the file cannot be read, is damaged, or is not one of these kinds.
+        ArgumentError: `path` has another ending.
+        RunError: the file cannot be read, is damaged, or is not of one of these classes.
     """
     if path.suffix not in (".json", ".safetensors"):
         raise ArgumentError(
@@ -218,10 +218,10 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
         written, tensors = _opened(path)
         kind = kinds[written[KIND]]
         found: Tabular = kind(**_fields(kind, written["fields"], tensors))
-        str(found), found._first(1)  # what does not fit together cannot be said
+        str(found), found._first(1)  # these fail if the fields do not fit together
     except (RunError, MemoryError):
         raise
-    except Exception as error:  # of any kind: the file is somebody else's
+    except Exception as error:  # any error: the file may have any content
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise damaged(path, None, f"not a result that hessblocks saved ({why})") from error
     return found
@@ -246,16 +246,16 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Give the fields of a class their types; lengths that share a name have to be equal."""
+    """Convert the fields of a class to their types; axes of one name must have equal lengths."""
     hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
     lengths: dict[str, int] = {}
     return {name: _typed(hints[name], value, tensors, lengths) for name, value in content.items()}
 
 
 def _typed(hint: Any, value: Any, tensors: Mapping[str, Tensor], lengths: dict[str, int]) -> Any:
-    """Read a value of JSON as one of a type, or raise ValueError."""
+    """Convert a JSON value to a type, or raise ValueError."""
     kind, inner = get_origin(hint), get_args(hint)
-    for one in inner if kind in (typing.Union, UnionType) else ():  # the first that it can be
+    for one in inner if kind in (typing.Union, UnionType) else ():  # the first type that fits
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
             return _typed(one, value, tensors, lengths)
     if is_dataclass(hint) and isinstance(hint, type):
@@ -284,7 +284,7 @@ def _typed(hint: Any, value: Any, tensors: Mapping[str, Tensor], lengths: dict[s
 
 
 def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> Tensor:
-    """Return a tensor whose axes have the lengths of their names, as far as these are known."""
+    """Return the tensor; raise ValueError if an axis differs from another axis of its name."""
     pairs = [] if "..." in names else zip(names, tensor.shape, strict=True)
     alike = all(lengths.setdefault(name, length) == length for name, length in pairs)
     if not (alike and tensor.is_floating_point()):
@@ -293,7 +293,7 @@ def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> T
 
 
 def _dtype(name: str) -> Any:
-    """Find a dtype of torch by its name."""
+    """Return a dtype of torch by its name, such as `torch.float32`."""
     import torch
 
     known = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}

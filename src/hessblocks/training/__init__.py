@@ -1,4 +1,4 @@
-"""Train and compare: runs that stop and go on without changing a digit."""
+"""Train and compare blocks; a resumed run gives the same digits as an uninterrupted one."""
 
 from hessblocks.progress import Progress
 from hessblocks.settings import (

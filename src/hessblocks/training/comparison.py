@@ -1,4 +1,4 @@
-"""Train presets and seeds in one folder: on the same data in the same order, for one budget."""
+"""Train several presets and seeds in one folder: same data, same order, same budget."""
 
 import json
 import math
@@ -36,14 +36,14 @@ def compare(
     command: str = "compare",
     finish: Callable[[Path], object] | None = None,
 ) -> None:
-    """Train and map every run that `out` does not hold yet, and gather the results.
+    """Train every run that `out` lacks, measure its curvature, and join the results.
 
     Args:
-        settings: what is compared.
+        settings: settings of the comparison.
         corpus: training and held-out tokens.
         out: run folder, new or of the same comparison.
-        progress: shows what is going on.
-        command: its name in config.json.
+        progress: shows stages and steps.
+        command: name of the command in config.json.
         finish: called with the folder at the end, while it is still locked for this process.
 
     Raises:
@@ -68,7 +68,7 @@ def compare(
 def _opened(
     settings: SharedSettings, presets: Sequence[str], corpus: Corpus, out: AnyPath, command: str
 ) -> Iterator[RunFolder | None]:
-    """Lock and prepare the folder; yield None in the processes that only train along."""
+    """Lock, prepare and yield the folder in the first process; yield None in the others."""
     with together(settings, presets, corpus) as deciding:
         if not deciding:
             yield None
@@ -82,18 +82,18 @@ def _opened(
 
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
-    """Draw the blocks of each preset, for the page."""
+    """Draw the blocks of each preset as SVG for the page."""
     blocks: dict[str, BlockConfig] = {}
     for name in presets:
         own = dict.fromkeys(model_without_weights(settings.model, name, vocab_size).config.blocks)
         several = len(own) > 1
         blocks |= {f"{k} of {name}" if several else name: one for k, one in enumerate(own, start=1)}
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
-    storage.write_text(out / "blocks-narrow.svg", draw_blocks(blocks, columns=2))  # of a phone
+    storage.write_text(out / "blocks-narrow.svg", draw_blocks(blocks, columns=2))  # for phones
 
 
 def _write_reference(out: Path, settings: SharedSettings, corpus: Corpus) -> None:
-    """Write the held-out loss of a bigram table, a baseline for the blocks."""
+    """Write the held-out loss of a bigram table, a baseline for the blocks, to reference.json."""
     if (path := out / storage.REFERENCE).exists():
         return
     table = BigramTable(corpus.splits["train"], corpus.vocab_size)
@@ -108,7 +108,7 @@ def _write_reference(out: Path, settings: SharedSettings, corpus: Corpus) -> Non
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:
-    """Join the tables of the runs so far in the folder of the comparison."""
+    """Join the tables of all finished and started runs in the folder of the comparison."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
     rows = [storage.read_results(own.results) for _, own in runs]
     for name in ("metrics", "observations"):
@@ -132,14 +132,14 @@ def train(
     command: str = "train",
     finish: Callable[[Path], object] | None = None,
 ) -> None:
-    """Train one run in a folder of its own, or what is left of it.
+    """Train one run in its own folder, or resume it.
 
     Args:
         settings: settings of the run.
         corpus: training and held-out tokens.
         out: run folder, new or of the same run.
-        progress: shows what is going on.
-        command: its name in config.json.
+        progress: shows stages and steps.
+        command: name of the command in config.json.
         finish: called with the folder at the end, while it is still locked for this process.
 
     Raises:
@@ -155,7 +155,7 @@ def train(
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
 ROUNDS = 3
-"""Number of times that the pace of each preset is measured, in turns."""
+"""Number of timings of each preset; the presets take turns."""
 
 
 def steps_of(
@@ -163,26 +163,25 @@ def steps_of(
 ) -> dict[str, int]:
     """Compute the number of updates of each preset; record the budget in budget.json.
 
-    budget.json says what is matched and in which unit, and names the `reference`, the preset whose
-    steps set the budget. `total` is what these steps cost, and no preset spends more. `cost` is the
-    cost of an update of each preset, `steps` as many as the budget allows, at least 1.
+    budget.json has the matched quantity `match` and its `unit`. `reference` is the preset whose
+    steps set the budget, and `total` is the cost of these steps. `cost` has the cost of one update
+    of each preset, `steps` its largest number of updates within the total, at least 1.
 
     Args:
         settings: settings of the comparison.
-        corpus: to measure the pace on.
-        folder: folder of the comparison, claimed.
-        progress: shows what is going on.
+        corpus: text to time updates on.
+        folder: locked folder of the comparison.
+        progress: shows stages and steps.
 
     Returns:
-        Preset → updates.
+        Preset → number of updates.
 
     Raises:
-        ArgumentError: the folder's budget is that of another preset.
+        ArgumentError: the budget in the folder has another reference preset.
         RunError: budget.json is damaged.
 
     Cost:
-        Where time is matched, a few steps of each preset that was not measured before, and of the
-        reference once more beside them.
+        If time is matched: a few steps of each preset that is not timed yet, and of the reference.
     """
     if settings.match == "steps":
         return dict.fromkeys(settings.presets, settings.training.steps)
@@ -196,7 +195,7 @@ def steps_of(
         )
     seed = settings.seeds[0]
     new = [run for run in settings.runs() if run.preset not in cost and run.seed == seed]
-    # time the reference again beside the new ones: the machine may be faster or slower than it was
+    # time the reference again with the new ones: the machine's speed may have changed
     if known and new and not exact:
         again = [run for run in settings.runs() if run.preset == reference][:1]
         now = _costs(settings.match, again + new, corpus, progress)
@@ -204,7 +203,7 @@ def steps_of(
     else:
         cost |= _costs(settings.match, new, corpus, progress)
     total = settings.training.steps * cost[reference]
-    # 1e-12: rounding of the quotient must not cost an update
+    # 1e-12: rounding of the quotient must not lose an update
     steps = {name: max(1, math.floor(total / own * (1 + 1e-12))) for name, own in cost.items()}
     budget: dict[str, Any] = {"match": settings.match, "unit": UNITS[settings.match]}
     budget |= {"reference": reference, "total": total, "cost": cost, "steps": steps}
@@ -216,7 +215,7 @@ def steps_of(
 def _costs(
     match: str, runs: list[RunSettings], corpus: Corpus, progress: Progress
 ) -> dict[str, float]:
-    """Find what an update of each run costs, in the unit of what is matched."""
+    """Compute or time the cost of one update of each run, in the unit of the matched quantity."""
     if match == "flops":
         return {run.preset: float(update_flops(run, corpus.vocab_size)) for run in runs}
     if match == "tokens":
@@ -230,7 +229,7 @@ def _costs(
 
 
 def _read_budget(path: Path) -> dict[str, Any]:
-    """Read and check budget.json; empty where there is none yet."""
+    """Read and check budget.json; empty if there is no file."""
     if not path.exists():
         return {}
     try:

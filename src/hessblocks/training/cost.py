@@ -1,4 +1,4 @@
-"""Measure what an update costs: seconds, floating-point operations, bytes of memory."""
+"""Measure the cost of an update: seconds, floating-point operations, bytes of memory."""
 
 import gc
 import tempfile
@@ -28,22 +28,22 @@ from hessblocks.training.preparation import build_model, model_without_weights
 from hessblocks.training.trainer import make_trainer
 
 WARM = 2
-"""Steps that are not counted."""
+"""Warm-up steps, which are not timed."""
 COUNTED = 5
-"""Steps that are."""
+"""Timed steps."""
 RATE = 1e-6
-"""Learning rate: without its warm-up a model might diverge at that of its run."""
+"""Learning rate of the timed steps; without warm-up, the run's own rate might diverge."""
 
 
 def working_seconds(device: str) -> float:
-    """Read a clock that other programs hardly move, where there is one.
+    """Read a clock of this process's work.
 
     Args:
         device: cpu or cuda.
 
     Returns:
-        Seconds of processor time of all threads of this process; on cuda those of the clock on the
-        wall, once the device has done what it was given.
+        Seconds. On the CPU, processor time of all threads, which other programs hardly affect; on
+        CUDA, wall-clock time after all kernels are finished.
     """
     if device == "cpu":
         return time.process_time()
@@ -52,10 +52,10 @@ def working_seconds(device: str) -> float:
 
 
 class StepClock(TrainerCallback):
-    """Clock of each step, without evaluation, checkpoints and what is measured between steps."""
+    """Callback that times each step, without evaluation, checkpoints and other callbacks."""
 
     def __init__(self, device: str) -> None:
-        """Measure work on `device`, cpu or cuda."""
+        """Time the work on `device`, cpu or cuda."""
         self.device = device
         self.each: list[float] = []
         """Seconds of each step so far."""
@@ -71,14 +71,14 @@ class StepClock(TrainerCallback):
 
 
 def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
-    """Time `COUNTED` steps, the first ones of a run; nothing is written.
+    """Time `COUNTED` steps at the start of a run, after `WARM` steps; nothing is written.
 
     Args:
-        settings: what is trained, and how.
-        corpus: to train on.
+        settings: settings of the run.
+        corpus: text to train on.
 
     Returns:
-        Seconds of each step that counts.
+        Seconds of each timed step.
 
     Raises:
         RunError: the loss or a gradient is not finite.
@@ -102,31 +102,31 @@ def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
     """Count the floating-point operations (FLOPs) of one update, forward and backward.
 
-    Those of matrix products count, an addition as much as a multiplication.
+    Only matrix products count, with two operations per multiply-add.
 
-    They are counted on a model without memory. Attention counts in full: tokens × tokens scores,
-    though a fused kernel may skip the masked half. Norms, activations and the optimiser are left
-    out; the running means of shaped attention are products with a small triangle and count, with
-    less than 1 % of a layer.
+    The model is on the meta device, without memory. Attention counts all tokens × tokens scores,
+    though a fused kernel may skip the masked half. Norms, activations and the optimiser are not
+    counted. The running means of shaped attention count, since they are products with a small
+    triangular matrix: less than 1 % of a layer.
 
     Args:
         settings: settings of the run.
         vocab_size: entries of the vocabulary.
 
     Returns:
-        Operations of all passes of the update.
+        Number of operations, over all passes of the update.
 
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    sizes = replace(settings.model, slots=tuple(settings.model.slots))  # a list of them has no hash
+    sizes = replace(settings.model, slots=tuple(settings.model.slots))  # hashable, for the cache
     of_one = _sequence_flops(sizes, settings.preset, vocab_size)
     return of_one * settings.training.batch_size
 
 
 @cache
 def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
-    """Count the operations of one sequence once; seeds do not change them."""
+    """Count the operations of one sequence; cached, since seeds do not change them."""
     model = model_without_weights(sizes, preset, vocab_size)
     tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -136,15 +136,15 @@ def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
 
 
 def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int) -> int:
-    """Count the bytes of one update on a cpu; on cuda 0, and counting begins.
+    """Count the peak memory of one update on a CPU; on CUDA reset the peak counter and return 0.
 
     Args:
-        model: to be trained; its gradients go.
+        model: model to train; its gradients are set to None.
         settings: settings of the run.
         sequences: sequences of one pass on this device.
 
     Returns:
-        Bytes of weights, gradients, the optimiser's averages and what a pass makes; 0 on cuda.
+        Bytes of weights, gradients, optimiser state and activations; 0 on CUDA.
     """
     if settings.device == "cuda":
         gc.collect()
@@ -166,19 +166,19 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
 
 
 def allocated_peak(device: str) -> int:
-    """Read the bytes at most in use since `start_counting` on cuda; 0 on a cpu."""
+    """Read the peak memory in bytes since `start_counting` on CUDA; 0 on a CPU."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
 def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
-    """Count the most bytes of tensors alive at once during `run`, those from before included.
+    """Count the peak bytes of live tensors during `run`, with the tensors that exist before.
 
     Args:
-        run: the work; what a kernel takes inside itself is not seen.
-        held: what is alive before.
+        run: function to run; temporary memory inside a kernel is not counted.
+        held: tensors that exist before.
 
     Returns:
-        Bytes; two tensors that share memory count once.
+        Bytes; tensors that share memory count once.
     """
     before = {one.data_ptr(): one.nbytes() for one in _storages(list(held))}
     alive = _Alive()
@@ -188,7 +188,7 @@ def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -
 
 
 class _Alive(TorchDispatchMode):
-    """Mode that adds up the storages that operations make, until each is gone."""
+    """Dispatch mode that counts the bytes of new storages until each is freed."""
 
     def __init__(self) -> None:
         super().__init__()

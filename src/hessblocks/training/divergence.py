@@ -1,7 +1,7 @@
-"""Locate a divergence: find the first tensor that is not finite, after a loss or gradient was not.
+"""Locate a divergence: after a non-finite loss or gradient, find the first non-finite tensor.
 
-The update is repeated, forward and backward, with a hook on every module. A run that stays finite
-pays nothing, since no hook is there before.
+The update is repeated, forward and backward, with a hook on every module. A finite run has no cost,
+since it has no hooks.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 Batch = Mapping[str, Any]
 LossOf = Callable[[Batch], Float[Tensor, ""]]
 Findings = Iterator[tuple[str, str]]
-"""Pairs of a quantity and a place that are not finite."""
+"""Pairs (quantity, place) of tensors that are not finite."""
 _LAYER = re.compile(r"\blayers\.(\d+)(?:\.|$)")
 
 
@@ -55,7 +55,7 @@ class Divergence:
 def locate(
     model: nn.Module, batches: Sequence[Batch], loss_of: LossOf, step: int
 ) -> Divergence | None:
-    """Find the first tensor that is not finite, in the order in which they are computed.
+    """Find the first tensor that is not finite, in the order of computation.
 
     Args:
         model: model with the weights that the update started from.
@@ -64,8 +64,8 @@ def locate(
         step: number of the update, from 1.
 
     Returns:
-        The finding; None if everything is finite here. Then the fault lies on another process, or a
-        sum over batches or processes overflowed.
+        The divergence; None if everything is finite in this process. Then another process has it,
+        or a sum over batches or processes overflowed.
 
     Cost:
         One forward and one backward pass per batch, until something is found.
@@ -102,7 +102,7 @@ def _passes(model: nn.Module, batch: Batch, loss_of: LossOf) -> Findings:
     yield from (("gradients", name) for name in backward)
     yield from (("gradients", name) for name in reversed(found) if not _finite(found[name]))
     norms = {name: float(gradient.double().norm()) for name, gradient in found.items()}
-    # all entries are finite, but their squares overflow, and with them the norm of clipping
+    # all entries are finite, but their squares overflow in the norm of gradient clipping
     if math.hypot(*norms.values()) > torch.finfo(loss.dtype).max ** 0.5:
         yield "gradient norm", max(norms, key=norms.__getitem__)
 

@@ -1,4 +1,4 @@
-"""Run folder and its checkpoints: whose it is, who writes there, where training goes on."""
+"""Manage a run folder and its checkpoints: identity, lock, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         """Checkpoints of a run under way."""
         self.model = path / "model"
-        """The trained model and its tokeniser, as Hugging Face reads them."""
+        """Trained model and its tokeniser, as Hugging Face reads them."""
 
     @cached_property
     def identity(self) -> str:
-        """Digest of config.json, which ties the folder's files to it."""
+        """Digest of config.json; every model and checkpoint of the folder stores it."""
         return storage.identity_in(self.path)
 
     def sync_lines(self) -> None:
@@ -56,15 +56,15 @@ class RunFolder:
                 storage.sync(path)
 
     def mark_whole(self, folder: Path, name: str, progress: dict[str, Any]) -> None:
-        """Write the manifest of a checkpoint or model, once all lines so far are on the disk.
+        """Write the manifest of a checkpoint or model, after all lines so far are on the disk.
 
         Args:
-            folder: with every file in its place.
-            name: that it has, or will have.
-            progress: what to remember, beside how many lines there are.
+            folder: folder of the checkpoint or model, complete except for the manifest.
+            name: name that the folder has, or will have.
+            progress: JSON values to store in the manifest, besides the numbers of lines.
 
         Raises:
-            RunError: it cannot be written.
+            RunError: the manifest cannot be written.
         """
         self.sync_lines()
         lines = {path.name: len(storage.read_lines(path)) for path in self.lines}
@@ -72,21 +72,21 @@ class RunFolder:
         storage.write_manifest(folder, self.identity, name, progress)
 
     def run(self, preset: str, seed: int) -> RunFolder:
-        """Find the folder of one run of a comparison."""
+        """Return the folder of one run of a comparison."""
         return RunFolder(storage.run_path(self.path, preset, seed))
 
     def prepare(
         self, config: Mapping[str, Any], growing: Collection[str] = (), free: Collection[str] = ()
     ) -> None:
-        """Write config.json and environment.json, or check that they fit.
+        """Write config.json and environment.json, or check that config.json has the same settings.
 
         Args:
             config: all settings.
-            growing: names of lists that may have more entries than they had.
-            free: names of settings that may be others than before.
+            growing: names of lists that may have more entries than before.
+            free: names of settings that may differ from before.
 
         Raises:
-            ArgumentError: the folder holds another run, or something else.
+            ArgumentError: the folder contains another run, or other files.
             RunError: the folder cannot be written.
         """
         storage.remove_partials(self.path)
@@ -108,10 +108,10 @@ class RunFolder:
             old = storage.read_object(self.config)
             command = new.get("command")
             if other := old.get("command") != command:
-                growing = free = ()  # settings that another command need not have
+                growing = free = ()  # another command may lack these settings
             more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
             more |= {name: new[name] for name in free if new[name] != old[name]}
-            if "blocks" not in old:  # of an earlier version, which other settings tell apart
+            if "blocks" not in old:  # from an earlier version, where presets identify the blocks
                 new.pop("blocks", None)
             elif more and growing:
                 more["blocks"] = new["blocks"] | old["blocks"]
@@ -136,17 +136,17 @@ class RunFolder:
 def claimed(
     path: Path, config: Mapping[str, Any], growing: Collection[str] = (), free: Collection[str] = ()
 ) -> Iterator[RunFolder]:
-    """Hold the run folder for this process, and prepare it; the lock ends with the process.
+    """Lock the run folder for this process, and prepare it; the lock ends with the process.
 
     Args:
         path: path of the folder.
         config: all settings.
-        growing: as `RunFolder.prepare` takes it.
-        free: as `RunFolder.prepare` takes it.
+        growing: see `RunFolder.prepare`.
+        free: see `RunFolder.prepare`.
 
     Raises:
-        ArgumentError: it holds something else.
-        RunError: it cannot be written, or another process writes there.
+        ArgumentError: the folder contains another run, or other files.
+        RunError: the folder cannot be written, or another process has locked it.
     """
     with storage.held(path):
         folder = RunFolder(path)
@@ -155,20 +155,19 @@ def claimed(
 
 
 KEPT = 2
-"""Number of checkpoints that are kept, so that a damaged one costs little."""
+"""Number of checkpoints to keep: if the newest is damaged, the one before is used."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITERS = re.compile(r"inline_container|PytorchStreamWriter|iostream error|\(os error \d+\)")
-"""Messages of torch and tokenizers, which have no error class of their own for it, on a failed
-write."""
+"""Error messages of torch and tokenizers for a failed write, which has no error class there."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint is damaged and an earlier state is used."""
+    """Warning that a checkpoint is damaged, so that training resumes from an earlier state."""
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Run code that only saves; on any error remove its folder and report a failed write.
+    """Run code that saves into `folder`; on any error remove the folder and report a failed write.
 
     Raises:
         RunError: the folder cannot be written. A full disk shows as an OSError, or as an error of
@@ -187,18 +186,18 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path | None:
-    """Find the checkpoint from which training goes on: the newest whole one of this run.
+    """Find the checkpoint to resume from: the newest whole one of this run.
 
-    Lines of later steps are forgotten. Where a line is damaged or lost, that is said, and training
-    starts from the beginning; the file with a damaged one is set aside.
+    JSON lines of later steps are removed. If a line is damaged or lost, training starts from the
+    beginning, with a warning; a file with a damaged line is moved into `aside`.
 
     Args:
         folder: folder of the run.
         name: name of the run, for warnings.
-        observed: whether the run leaves observations beside its losses.
+        observed: whether the run writes observations as well as losses.
 
     Returns:
-        The checkpoint; None where training starts from the beginning.
+        The checkpoint; None if training starts from the beginning.
 
     Raises:
         RunError: a file of lines cannot be written.
@@ -222,27 +221,27 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
 
 
 def _lacks_lines(checkpoint: Path, path: Path) -> bool:
-    """Tell whether a file lacks lines that were there when the checkpoint was written."""
+    """Tell whether a file lacks lines that it had when the checkpoint was written."""
     count = storage.remembered_in(checkpoint).get("lines", {}).get(path.name)
     return isinstance(count, int) and len(_lines_until(checkpoint, path)) < count
 
 
 def _lines_until(checkpoint: Path, path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a file up to a checkpoint."""
+    """Read the lines of a file up to the step of a checkpoint."""
     return [line for line in storage.read_lines(path) if line["step"] <= _step_of(checkpoint)]
 
 
 def newest(folder: RunFolder) -> Path | None:
-    """Find the newest whole checkpoint; remove half-written ones, set damaged ones aside.
+    """Find the newest whole checkpoint; remove incomplete ones, move damaged ones into `aside`.
 
     Returns:
-        None where none counts.
+        The checkpoint; None if no checkpoint is whole.
 
     Raises:
-        RunError: one cannot be moved.
+        RunError: a checkpoint cannot be moved.
 
     Warns:
-        CheckpointWarning: one is damaged, renamed or of another run; it is set aside.
+        CheckpointWarning: a checkpoint is damaged, renamed or of another run, and is moved.
     """
     whole = None
     for checkpoint in _by_step(folder.checkpoints):
@@ -264,14 +263,14 @@ def _warn(message: str) -> None:
 
 
 def _step_of(checkpoint: Path) -> int:
-    """Read the step at which a checkpoint was made."""
+    """Read the step of a checkpoint from its name."""
     found = _NAME.fullmatch(checkpoint.name)
     assert found, checkpoint
     return int(found[1])
 
 
 def prune(folder: Path, kept: int = KEPT) -> None:
-    """Remove all but the last checkpoints; the folder too where it is then empty."""
+    """Remove all but the newest checkpoints, and the folder if it is then empty."""
     for checkpoint in _by_step(folder)[kept:]:
         shutil.rmtree(checkpoint)
     with suppress(OSError):
@@ -279,7 +278,7 @@ def prune(folder: Path, kept: int = KEPT) -> None:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    """List checkpoints, the last first."""
+    """List checkpoints, the newest first."""
     found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
     return sorted(found, key=_step_of, reverse=True)
 
@@ -294,11 +293,11 @@ def save_model(
     """Save model and tokeniser in the run's folder as Hugging Face reads them, or not at all.
 
     Args:
-        model: trained.
-        tokenizer: that the model knows, of transformers.
-        folder: folder of the run, whose lines are all written.
+        model: trained model.
+        tokenizer: tokeniser of transformers that belongs to the model.
+        folder: folder of the run; all its lines are written already.
         told: facts about the training, for the model card.
-        **progress: to remember in the manifest, beside the number of lines.
+        **progress: JSON values to store in the manifest, besides the numbers of lines.
 
     Raises:
         RunError: the folder cannot be written.

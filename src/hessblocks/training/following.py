@@ -1,9 +1,10 @@
-"""Follow a training: gains, signal and curvature between two updates.
+"""Measure gains, signal and curvature during training, between two updates.
 
-`Observer` writes them into the folder of a run. The callbacks are for any Trainer of transformers:
-what they measure stands in their rows, and `attach` also hands it to the Trainer's log.
+`Observer` writes them into the folder of a run. The callbacks work with any Trainer of
+transformers: they collect their measurements as rows, and `attach` also adds them to the Trainer's
+log.
 
-Whoever looks changes nothing of the model: an observed run has the digits of one that is not.
+Measuring does not change the model: a run has the same digits with and without it.
 """
 
 import abc
@@ -32,10 +33,10 @@ from hessblocks.training.trained_gains import gain_values
 
 
 class Observer(TrainerCallback):
-    """Callback that measures what is due; of several ranks the first does, the others wait."""
+    """Callback that measures at the due steps, in the first process; the others wait."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
-        """Observe a run; the recorder comes before this callback and has stopped the clock."""
+        """Observe a run; the recorder runs before this callback and stops the clock."""
         self.recorder = recorder
         self.folder = folder
         self.corpus = corpus
@@ -43,12 +44,12 @@ class Observer(TrainerCallback):
         self.last = recorder.settings.training.steps
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Look at the model before the first step."""
+        """Measure the model before the first step."""
         if state.global_step == 0:
             self._observe(0, given["model"])
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Look at the model after a step."""
+        """Measure the model after a step."""
         if not self.recorder.divergence:
             self._observe(state.global_step, given["model"])
 
@@ -72,7 +73,7 @@ class Observer(TrainerCallback):
 
 
 def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
-    """Measure what `hessblocks.signal` does, without Jacobians: one pass forward and backward."""
+    """Measure signal propagation without Jacobians: one forward and one backward pass."""
     for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
         layer = None if row["layer"] == "" else row["layer"]
         if row["value"] is not None:
@@ -80,7 +81,7 @@ def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
 
 
 def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
-    """Measure norms of the chosen groups, and the loss: one gradient per probe and group."""
+    """Measure norms of the chosen groups, and the loss; cost: one gradient per probe and group."""
     groups = {
         name: group
         for name, group in curvature.parameter_groups(model).items()
@@ -100,10 +101,10 @@ def map_rows(
     """Compute Frobenius norms of H_o, H_f and H of every group on the fixed held-out batch.
 
     Args:
-        model: at the stage's weights.
+        model: model with the weights of the stage.
         settings: settings of the run.
-        sample: batch and probes.
-        corpus: where the held-out batch comes from.
+        sample: sizes of the batch, number of probes, and seed.
+        corpus: corpus with held-out text.
         stage: initial or final.
 
     Returns:
@@ -124,12 +125,13 @@ def map_rows(
 
 @contextmanager
 def measuring(model: Any) -> Iterator[None]:
-    """Measure a model in its own precision; bf16 training wraps its forward pass.
+    """Restore the unwrapped forward pass inside, since bf16 training wraps it in autocast.
 
-    That fused attention is set aside goes without saying.
+    The CPU's random state is restored afterwards. The warning that fused attention is replaced is
+    not shown.
     """
     wrapped = model.__dict__.get("forward")
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # the CPU draws all
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # all probes are drawn there
         warnings.simplefilter("ignore", curvature.AttentionBackendWarning)
         if wrapped is not None:
             model.forward = model.__dict__["_original_forward"]
@@ -148,28 +150,28 @@ Groups = (
 
 
 class Following(TrainerCallback, Tabular):
-    """Callback that measures before the first update and after every so many.
+    """Callback that measures before the first update and then at regular steps.
 
-    Of several processes the first does.
+    Among several processes only the first measures.
     """
 
     def __init__(self, every: int = 100) -> None:
-        """Measure at steps 0, every, 2 every, ... and after the last.
+        """Measure at steps 0, `every`, 2 · `every`, ... and after the last step.
 
         Raises:
-            ArgumentError: fewer than 1.
+            ArgumentError: `every` is no whole number above 0.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
         self.every = every
         self.rows: list[dict[str, Any]] = []
-        """Measurements: step, quantity, value and what they belong to."""
+        """Measurements: step, quantity, value, and columns such as group, part or layer."""
         self._log: Callable[[dict[str, float]], Any] | None = None
         self._optimizer: Optimizer | None = None
-        """That of the Trainer, while something is measured."""
+        """Optimiser of the Trainer during a measurement, else None."""
 
     def attach(self, trainer: Trainer) -> Self:
-        """Add this callback to a Trainer, and add its numbers to the Trainer's log.
+        """Add this callback to a Trainer, and its measurements to the Trainer's log.
 
         Returns:
             The callback itself.
@@ -180,18 +182,18 @@ class Following(TrainerCallback, Tabular):
 
     @abc.abstractmethod
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure the rows of one moment, without the step."""
+        """Measure the model now; yield rows without the step."""
 
     @abc.abstractmethod
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Return the name of a row's value in a log."""
+        """Return the name of a row in the Trainer's log."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Look at the model before the first step.
+        """Measure the model before the first step.
 
         Raises:
-            RunError: its parameters are sharded over processes, of which one alone would wait for
-                the others.
+            RunError: the parameters are sharded over processes. The first process alone would wait
+                for the others.
         """
         if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
             raise RunError(
@@ -202,7 +204,7 @@ class Following(TrainerCallback, Tabular):
             self._look(0, **given)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Look at the model after a step."""
+        """Measure the model after a step, if it is due."""
         if state.global_step % self.every == 0 or state.global_step == state.max_steps:
             self._look(state.global_step, **given)
 
@@ -211,7 +213,7 @@ class Following(TrainerCallback, Tabular):
             return
         self._optimizer = optimizer
         with measuring(model):
-            # that dropout is off goes without saying here
+            # no need to warn that dropout is off during measurements
             warnings.simplefilter("ignore", curvature.RepeatabilityWarning)
             found = [{"step": step, **row} for row in self.measure(model)]
         self._optimizer = None
@@ -222,19 +224,19 @@ class Following(TrainerCallback, Tabular):
             self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return one value per row, with its step."""
+        """List the measurements: one value per row, with its step."""
         return list(self.rows)
 
     def __str__(self) -> str:
-        """Say how much was measured, and when last."""
+        """Print the number of values, and the step of the last one."""
         last = f", last at step {self.rows[-1]['step']}" if self.rows else ""
         return f"{type(self).__name__}: {len(self.rows):,} values{last}"
 
 
 class CurvatureCallback(Following):
-    """Callback of curvature: norms of H_o (Gauss-Newton), H_f or H of each group, with errors.
+    """Callback that measures curvature: norms of H_o (Gauss-Newton), H_f or H of each group.
 
-    On request also the sharpness of the step of Adam or SGD.
+    Each norm has a standard error. Optionally it also measures preconditioned sharpness.
 
     Examples:
         >>> import tempfile, torch, transformers, hessblocks as hb
@@ -262,29 +264,29 @@ class CurvatureCallback(Following):
         seed: int = 0,
         sharpness: bool = False,
     ) -> None:
-        """Choose what is measured.
+        """Choose the quantities to measure.
 
         Args:
-            batch: what the loss is taken of, the same at all steps; as `Problem` takes it.
-            groups: by name, a function from the model to them, or patterns on the names of all
+            batch: batch of the loss, the same at all steps, as `Problem` takes it.
+            groups: groups by name, a function from the model to these, or patterns of group names
                 (`layers.*.attention.query`).
-            parts: outer, functional or full; none where the sharpness alone is wanted.
+            parts: parts of the Hessian: outer, functional, full; empty for sharpness alone.
             every: steps between two measurements.
-            probes: for each group, at least 4.
-            loss: as `Problem` takes it.
+            probes: random vectors per group, at least 4.
+            loss: loss, as `Problem` takes it.
             seed: seed of the probes, the same at all steps.
             sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
-                preconditioner of the Trainer's optimiser (`preconditioned_sharpness`): each time
-                with 5 products at most, which start from what was found before, and with the
-                residual in its row. Adam has one from its first step on.
+                preconditioner of the Trainer's optimiser (`preconditioned_sharpness`). A
+                measurement takes at most 5 products and starts from the eigenvector found before;
+                its row has the residual. Adam has a preconditioner from its first step on.
 
         Raises:
-            ArgumentError: an unknown part, too few probes, or fewer than one step; when the
-                training begins, a pattern that matches no group, or a sharpness of an optimiser
-                whose preconditioner is not known.
+            ArgumentError: a part is unknown, or `probes` or `every` is too small. At the start of
+                training: a pattern matches no group, or the preconditioner of the optimiser is not
+                known.
 
-        Cost: about a gradient of the batch for each group and probe per measurement; the sharpness
-            about ten, and a vector of all parameters between two measurements.
+        Cost: about one gradient of the batch per group, probe and measurement. Sharpness costs
+            about ten gradients, and stores a vector of all parameters between measurements.
         """
         super().__init__(every)
         for part in parts:
@@ -295,15 +297,15 @@ class CurvatureCallback(Following):
         self._sharpness, self._last = sharpness, None
 
     _last: curvature.Sharpness | None
-    """Sharpness measured last, where the next measurement of the same training starts."""
+    """Last sharpness, from which the next measurement of the same training starts."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Begin anew: the last sharpness is that of an earlier training."""
+        """Forget the sharpness of an earlier training, then measure the model."""
         self._last = None
         super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row per group and part; of the sharpness two rows, plain and stable."""
+        """Measure one row per group and part; for sharpness two: value and stability threshold."""
         problem = curvature.Problem(model, self._batch, self._loss)
         rows = []
         if self._parts:
@@ -331,12 +333,12 @@ class CurvatureCallback(Following):
         return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Return curvature/GROUP/PART; for the sharpness curvature/all/QUANTITY."""
+        """Return curvature/GROUP/PART; for sharpness curvature/all/QUANTITY."""
         return f"curvature/{row['group']}/{row.get('part', row['quantity'])}"
 
 
 class SignalCallback(Following):
-    """Callback of the signal by layer: similarity, rank, norm, kurtosis, attention by head.
+    """Callback that measures signal by layer: similarity, rank, norm, kurtosis, attention heads.
 
     Examples:
         >>> import tempfile, torch, transformers, hessblocks as hb
@@ -353,23 +355,23 @@ class SignalCallback(Following):
     """
 
     def __init__(self, batch: Any, *, every: int = 100) -> None:
-        """Fix the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
+        """Set the batch, as `hessblocks.signal.propagate` takes it, and the steps in between."""
         super().__init__(every)
         self._batch = batch
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row per layer, quantity and head, without Jacobians; None with the reason."""
+        """Measure one row per layer, quantity and head, without Jacobians; a value may be None."""
         return signal.propagate(model, self._batch, jacobian_steps=0).to_rows()
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Return signal/LAYER/QUANTITY, followed by the role, if there is one."""
+        """Return signal/LAYER/QUANTITY, with the role at its end if there is one."""
         layer = "input" if row["layer"] == "" else row["layer"]
         role = f"/{row['role']}" if row["role"] else ""
         return f"signal/{layer}/{row['quantity']}{role}"
 
 
 class GainCallback(Following):
-    """Callback of trained gains: of skips, branches, attention and weights of our models.
+    """Callback that records trained gains of our models: skips, branches, attention, weights.
 
     Examples:
         >>> import tempfile, torch, transformers, hessblocks as hb
@@ -386,7 +388,7 @@ class GainCallback(Following):
     """
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row per layer and gain, the mean over heads."""
+        """Read one row per layer and gain, the mean over heads."""
         names = ("layer", "quantity", "value")
         return ({name: row[name] for name in names} for row in gain_values(model))
 

@@ -1,4 +1,4 @@
-"""Make the optimiser of a run: Muon for the layers' matrices, and rates that go by the width."""
+"""Make the optimiser of a run: Muon for the layers' matrices, and rates scaled by the width."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, Trainer
 from hessblocks.settings import TrainingSettings
 
 Groups = list[dict[str, Any]]
-"""Parameters with their rate and decay, as torch's optimisers take them."""
+"""Parameter groups of torch's optimisers: parameters with learning rate and weight decay."""
 
 
 class OptimiserPair(Optimizer):
-    """Optimisers that step together, one to the Trainer and its checkpoints."""
+    """Several optimisers as one, for the Trainer and its checkpoints."""
 
     def __init__(self, *inner: Optimizer) -> None:
         self.inner = inner
@@ -24,7 +24,7 @@ class OptimiserPair(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Give each its groups and the state of all."""
+        """Give each optimiser its parameter groups, and all of them one state."""
         start = 0
         for one in self.inner:
             end = start + len(one.param_groups)
@@ -32,47 +32,47 @@ class OptimiserPair(Optimizer):
             one.state = self.state
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load the state of all."""
+        """Load the state of all optimisers."""
         super().load_state_dict(state_dict)
         self._share()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step each."""
+        """Step each optimiser."""
         for one in self.inner:
             one.step()
 
 
 def layer_matrices(model: PreTrainedModel) -> list[Float[Tensor, "outputs inputs"]]:
-    """List the matrices of a model's layers: all but embeddings, a head of its own and vectors.
+    """List the weight matrices of a model's layers, without embeddings, output head and vectors.
 
     Args:
-        model: made of blocks.
+        model: model made of blocks.
 
     Returns:
-        Parameters of two dimensions.
+        Trainable parameters with two axes.
     """
     layers = cast(Iterable[nn.Module], model.base_model.layers)
     return [p for layer in layers for p in layer.parameters() if p.ndim == 2 and p.requires_grad]
 
 
 def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | None:
-    """Make the optimiser of a run whose matrices are stepped in a way of their own.
+    """Make the optimiser of a run whose layer matrices have their own optimiser or rate.
 
-    Their rate is `learning_rate` times base width over width where rates go by the width; what
-    decays in a step stays the same, so that their weight decay is divided by as much.
+    With rates by width, the rate of the matrices is `learning_rate` times base width over width.
+    Their weight decay is divided by the same factor, so that rate times decay stays the same.
 
     Args:
-        trainer: with its model.
-        training: of the run.
+        trainer: Trainer with its model.
+        training: settings of the training.
 
     Returns:
-        The optimiser; None where the Trainer's own will do.
+        The optimiser; None if the Trainer's default is enough.
 
     Source:
         Muon: torch.optim.Muon, its step as large as AdamW's (Liu et al., 2025, arXiv 2502.16982,
-        eq. 4). Rates by width: Yang et al. (2022), arXiv 2203.03466, table 8, for Adam; of it the
-        rate of hidden matrices alone.
+        eq. 4). Rates by width: Yang et al. (2022), arXiv 2203.03466, table 8, for Adam; only the
+        rate of hidden matrices is taken from it.
     """
     muon = training.optimiser == "muon"
     if not muon and training.rates == "same":
@@ -97,14 +97,14 @@ def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | No
 
 
 def averages(model: PreTrainedModel, optimiser: str) -> Sequence[tuple[int, Shaped[Tensor, "..."]]]:
-    """Say how many averages an optimiser keeps of each trained parameter.
+    """List how many state tensors (moving averages) an optimiser has for each trained parameter.
 
     Args:
-        model: made of blocks.
+        model: model made of blocks.
         optimiser: adamw, sgd or muon.
 
     Returns:
-        Number and parameter.
+        Pairs (number of state tensors, parameter).
     """
     others, inner = {"adamw": (2, 2), "sgd": (1, 1), "muon": (2, 1)}[optimiser]
     own = {id(one) for one in layer_matrices(model)} if inner != others else set()

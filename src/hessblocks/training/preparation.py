@@ -1,4 +1,4 @@
-"""Prepare a run: its device, its model, and the checks before anything is written."""
+"""Prepare a run: choose the device, build the model, and check everything before writing."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,19 +24,19 @@ from hessblocks.training.trained_gains import has_gains
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 WEIGHT_AND_GRADIENT = 8
-"""Bytes of a parameter and its gradient in single precision, the least that training takes."""
+"""Bytes of a parameter and its gradient in float32, the least memory that training needs."""
 LOGIT = 4
-"""Bytes of a logit in single precision."""
+"""Bytes of a logit in float32."""
 
 
 def resolve_device(device: str) -> str:
-    """Choose the device that `auto`, `cpu` or `cuda` means: auto is cuda where there is one.
+    """Resolve `auto`, `cpu` or `cuda` to a device; auto is cuda if the machine has it.
 
     Returns:
         cpu or cuda.
 
     Raises:
-        ArgumentError: no such device.
+        ArgumentError: the name is unknown, or the machine has no usable CUDA device.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ArgumentError(f"--device: expected auto, cpu or cuda, got {device!r}.")
@@ -48,13 +48,13 @@ def resolve_device(device: str) -> str:
 
 
 def check_tracker(name: str) -> str:
-    """Refuse a tracker that transformers' Trainer cannot report to here.
+    """Refuse an experiment tracker that is unknown or not installed.
 
     Returns:
         The name.
 
     Raises:
-        ArgumentError: an unknown name, or a package that is not installed.
+        ArgumentError: the name is unknown, or its package is not installed.
     """
     check_name("--report-to", name, TRACKERS)
     if name != "none" and name not in get_available_reporting_integrations():
@@ -67,10 +67,10 @@ def check_tracker(name: str) -> str:
 
 @contextmanager
 def closed_tracker(name: str) -> Iterator[None]:
-    """End a tracker's run after the training inside; the Trainer leaves that of wandb to us."""
+    """Finish a wandb run after the training inside; the Trainer does not finish it."""
     try:
         yield
-    finally:  # a caller who catches an error would go on in it
+    finally:  # also after an error: the next training would otherwise log into the same run
         if name == "wandb" and ranks.is_first():
             importlib.import_module("wandb").finish()
 
@@ -83,15 +83,15 @@ def build_model(
 
     Args:
         sizes: sizes of the model, and blocks of the user.
-        preset: name of the block, or of those that the layers have in turn.
+        preset: name of a block, or pattern of names that the layers have in turn.
         vocab_size: entries of the vocabulary.
         seed: seed of the weights.
 
     Returns:
-        The model, on the device that torch makes tensors on.
+        The model, on torch's default device.
 
     Raises:
-        ArgumentError: an unknown preset, or sizes that do not fit.
+        ArgumentError: the preset is unknown, or sizes do not fit.
     """
     blocks = blocks_of(sizes, preset)
     torch.manual_seed(seed)
@@ -110,14 +110,14 @@ def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
     """Make the blocks that the layers have in turn.
 
     Args:
-        sizes: of the model, and blocks of the user's.
-        preset: name of the block, or of several.
+        sizes: sizes of the model, and blocks of the user.
+        preset: name of a block, or pattern of several names.
 
     Returns:
-        One, or one for each name in a pattern.
+        One block for each name of the pattern.
 
     Raises:
-        ArgumentError: an unknown name, or parts that exclude each other.
+        ArgumentError: a name is unknown, or parts exclude each other.
     """
     given = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
     fields = {size: getattr(sizes, size) for size in ("width", "heads", "mlp_width")}
@@ -132,13 +132,13 @@ def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
 
 
 def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) -> PreTrainedModel:
-    """Build a model on the device `meta`, before any data is read: it takes no memory.
+    """Build a model on the meta device, where it takes no memory, to check its sizes.
 
     Returns:
-        A model that has shapes only.
+        A model with shapes and without values.
 
     Raises:
-        ArgumentError: an unknown preset, sizes that do not fit, or more than the machine's memory.
+        ArgumentError: the preset is unknown, sizes do not fit, or the model exceeds the memory.
     """
     with torch.device("meta"):
         model = build_model(sizes, preset, vocab_size)
@@ -153,21 +153,21 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
 
 
 def _memory() -> int:
-    """Find the largest memory of this machine, in bytes."""
+    """Return the size in bytes of the largest memory of this machine, main memory or a GPU's."""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return max([main_memory(), *(card.total_memory for card in cards)])
 
 
 def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> None:
-    """Refuse what cannot be built, trained or measured, before anything is written.
+    """Refuse settings that cannot be built, trained or measured, before anything is written.
 
     Args:
         settings: settings of all runs.
-        presets: names of their blocks.
-        corpus: to train on.
+        presets: names of the blocks.
+        corpus: text to train on.
 
     Raises:
-        ArgumentError: names the option.
+        ArgumentError: a setting does not work; the message has the option.
     """
     check_tracker(settings.report_to)
     if settings.model.task == "masked-lm" and corpus.tokenizer.token_to_id(MASK) is None:
@@ -185,7 +185,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
 
 
 def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
-    """Refuse a batch whose logits alone are more than the memory."""
+    """Refuse a batch whose logits alone exceed the memory."""
     rows = settings.training.sequences_each(ranks.asked_for())
     size = LOGIT * rows * settings.model.context * vocab_size
     if size > (memory := _memory()):
@@ -204,7 +204,7 @@ def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> N
 
 
 def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
-    """Name the files of lines that a run writes; observations only if there are any."""
+    """List the JSON-line files that a run writes: metrics, and observations if it has any."""
     observed = settings.observation.needs_batch
     if settings.observation.gains_every and not observed:
         observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))
@@ -212,7 +212,7 @@ def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
 
 
 def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
-    """Describe all that the numbers depend on, as config.json holds it."""
+    """Make the content of config.json: all settings that the results depend on."""
     single = isinstance(settings, RunSettings)
     names = ("preset", "seed") if single else ("presets", "seeds", "match", "tune")
     model = {name: one for name, one in asdict(settings.model).items() if name != "blocks"}

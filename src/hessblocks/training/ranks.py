@@ -1,11 +1,11 @@
-"""Train in several processes (torchrun): the first decides and writes, the others train along.
+"""Train in several processes (torchrun): rank 0 decides and writes, the others train with it.
 
-The others wait for an order, carry it out together with the first, and wait again. So only the
-first looks at the run folder, and all agree on what is trained from which checkpoint.
+The other processes wait for a task, carry it out together with rank 0, and wait again. So only rank
+0 reads the run folder, and all train the same model from the same checkpoint.
 
-Each beats while they work, and ends with a sentence once another's heart stands still. A process
-that works alone for long still beats, from a thread. One that is stopped or gone does not, and the
-others would wait for it in a collective, where Python cannot interrupt them.
+Each process sends a heartbeat from a thread, also while it works alone for long. If a process is
+stopped or killed, its heartbeat ends, and the others end with an error message. Otherwise they
+would wait for it in a collective operation, which Python cannot interrupt.
 """
 
 import atexit
@@ -25,10 +25,10 @@ from hessblocks.errors import ArgumentError, RunError
 
 T = TypeVar("T")
 TURN = timedelta(days=7)
-"""Longest wait for the first process, which may be measuring curvature; if it has failed or stands
-still, the heartbeat ends the wait sooner."""
+"""Longest wait for the first process, which may measure curvature meanwhile; if it fails or stops,
+the heartbeat ends the wait sooner."""
 MEETING = timedelta(minutes=5)
-"""Longest wait of processes for each other before they begin, when no heart beats yet."""
+"""Longest wait of processes for each other at the start, before heartbeats begin."""
 TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables of torchrun."""
 _USE_CPU = "ACCELERATE_USE_CPU"
@@ -38,11 +38,11 @@ def asked_for() -> int:
     """Count the processes that torchrun started; 1 without it.
 
     Returns:
-        Their number, this one included.
+        Number of processes, with this one.
 
     Raises:
-        ArgumentError: the environment holds a part of what torchrun writes, as an earlier command
-            leaves it, or asks accelerate for a training of another kind.
+        ArgumentError: the environment has only some of torchrun's variables, perhaps left by an
+            earlier command, or asks accelerate for another kind of training.
     """
     if asked := _asked_of_accelerate() - {_USE_CPU}:
         raise _another_training(min(asked))
@@ -64,7 +64,7 @@ def asked_for() -> int:
 
 
 def _asked_of_accelerate() -> set[str]:
-    """List what the environment asks accelerate for: FSDP, DeepSpeed, another device."""
+    """List the variables that ask accelerate for FSDP, DeepSpeed or another device."""
     off = ("", "0", "false", "no", "off", "n", "f")
     named = (name for name in os.environ if name.startswith("ACCELERATE_USE_"))
     return {name for name in named if os.environ[name].lower() not in off}
@@ -78,11 +78,11 @@ def _another_training(name: str) -> ArgumentError:
 
 
 def join(device: str) -> None:
-    """Meet the other processes, where there are any: gloo on a cpu, NCCL on cuda.
+    """Initialise the process group, if there are several processes: gloo on CPU, NCCL on CUDA.
 
     Raises:
         ArgumentError: the environment asks for another device.
-        RunError: another has not come within `MEETING`.
+        RunError: another process has not started within `MEETING`.
     """
     if device != "cpu" and _USE_CPU in _asked_of_accelerate():
         raise _another_training(_USE_CPU)
@@ -94,13 +94,13 @@ def join(device: str) -> None:
     try:
         PartialState(cpu=device == "cpu", timeout=MEETING, **backend)
         _meet(count)
-    except (RuntimeError, TimeoutError) as error:  # as torch's stores and backends say it
+    except (RuntimeError, TimeoutError) as error:  # of torch's stores and backends
         reason = str(error).strip().partition("\n")[0][:200]
         message = (
             f"the {count} processes of this command have not met within {MEETING.seconds:,} s "
             f"({reason}); end those that are left and start all again."
         )
-        # the first, which speaks else, may be the one that is missing
+        # rank 1 prints here: rank 0, which usually prints, may be the missing process
         if os.environ["RANK"] == "1":
             print(f"hessblocks: {message}", file=sys.stderr, flush=True)
         raise RunError(message) from error
@@ -109,7 +109,7 @@ def join(device: str) -> None:
 
 
 def _meet(count: int) -> None:
-    """Wait until all processes are here; later waits may take as long as the work of one."""
+    """Wait until all processes have started, then raise the timeout of later waits to `TURN`."""
     groups: Any = dist.distributed_c10d
     store = groups._get_default_store()
     store.set(f"here {dist.get_rank()}", "")
@@ -118,23 +118,23 @@ def _meet(count: int) -> None:
 
 
 def _leave() -> None:
-    """End gloo's threads before the interpreter ends: one that held a tensor would abort it."""
+    """End gloo's threads before the interpreter ends; a thread with a tensor would abort it."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def count() -> int:
-    """Count the processes that have met."""
+    """Count the processes of the process group; 1 without one."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_first() -> bool:
-    """Tell whether this process decides and writes."""
+    """Tell whether this process is rank 0, which decides and writes."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def wait() -> None:
-    """Wait until all processes are here (a barrier)."""
+    """Wait until all processes arrive here (a barrier)."""
     if count() > 1:
         dist.barrier()
 
@@ -149,7 +149,7 @@ def any_of(flag: bool) -> bool:
 
 
 def first_of(value: T | None) -> T | None:
-    """Take the value of the first process that has one."""
+    """Return the value of the lowest rank whose value is not None."""
     if count() == 1:
         return value
     values: list[T | None] = [None] * count()
@@ -158,19 +158,19 @@ def first_of(value: T | None) -> T | None:
 
 
 EVERY = 5.0
-"""Seconds between two beats."""
+"""Seconds between two heartbeats."""
 PATIENCE = 60.0
-"""Seconds without a beat after which a process is lost."""
+"""Seconds without a heartbeat after which a process counts as lost."""
 _LINK = re.compile(r"gloo|NCCL|Connection (reset|closed) by peer|Broken pipe")
 """Messages of torch about a process that no longer answers."""
 
 
 class Heart:
-    """Heartbeat: counts up in the store that all processes share, and watches the others.
+    """Heartbeat: increments a counter in the shared store, and watches the other counters.
 
-    Time is counted in turns of the watching thread: where all processes were stopped together and
-    go on, no one is lost. Silence counts from the start, also that of a process which has not
-    beaten once.
+    Time is counted in iterations of the watching thread: if all processes are paused and resumed
+    together, none counts as lost. Silence is counted from the start, also for a process that has
+    not sent any heartbeat.
     """
 
     def __init__(
@@ -179,11 +179,11 @@ class Heart:
         """Start the heartbeat.
 
         Args:
-            store: a connection that nothing else uses.
-            rank: number of this process.
-            count: how many there are.
-            every: seconds between two beats.
-            patience: seconds without one after which a process is lost.
+            store: connection to the store that nothing else uses.
+            rank: rank of this process.
+            count: number of processes.
+            every: seconds between two heartbeats.
+            patience: seconds without a heartbeat after which a process counts as lost.
         """
         self.store, self.rank, self.count = store, rank, count
         self.every, self.patience = every, patience
@@ -194,16 +194,16 @@ class Heart:
             thread.start()
 
     def stop(self) -> None:
-        """Stop the heartbeat, and stop watching others."""
+        """Stop sending heartbeats and watching the others."""
         self._end.set()
         for thread in self._threads:
             thread.join(self.every)
 
     def lost(self, silent: list[int]) -> None:
-        """End this process; the first one that is left says why.
+        """End this process; the lowest rank that is left prints the reason.
 
         Args:
-            silent: the processes that are lost.
+            silent: ranks of the lost processes.
         """
         if self.rank == min({*range(self.count)}.difference(silent)):
             names = ", ".join(map(str, silent))
@@ -217,12 +217,12 @@ class Heart:
         os._exit(1)
 
     def leave(self, words: str) -> None:
-        """Tell the others why this process ends."""
+        """Store the reason why this process ends, for the others."""
         with suppress(RuntimeError):
             self.store.set("last words", f" (process {self.rank}: {words})")
 
     def last_words(self) -> str:
-        """Read why another process ended, if it could say so."""
+        """Read why another process ended; empty if it left no reason."""
         with suppress(RuntimeError):
             if self.store.check(["last words"]):
                 return self.store.get("last words").decode()
@@ -230,7 +230,7 @@ class Heart:
 
     def _beat(self) -> None:
         while not self._end.wait(self.every):
-            with suppress(RuntimeError):  # no store, no beats
+            with suppress(RuntimeError):  # without the store there are no heartbeats
                 for rank in range(self.count):
                     self._beats[rank] = self.store.add(f"beats {rank}", int(rank == self.rank))
 
@@ -241,17 +241,17 @@ class Heart:
             for rank in silence:
                 silence[rank] += self.every
             for rank, beats in self._beats.copy().items():
-                # the first count may be of an earlier meeting
+                # the first count that is read may come from an earlier process group
                 if beats != known.setdefault(rank, beats):
                     known[rank], silence[rank] = beats, 0.0
             silent = [rank for rank, seconds in silence.items() if seconds >= self.patience]
-            if silent:  # who does not hear itself has lost the store, which the first process keeps
+            if silent:  # without its own beats, this process has lost the store of rank 0
                 self.lost([0] if self.rank in silent else silent)
 
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Let the processes of the default group watch each other inside.
+    """Let the processes of the default group watch each other's heartbeats inside.
 
     Raises:
         RunError: another process has ended.

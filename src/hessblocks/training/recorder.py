@@ -1,4 +1,4 @@
-"""Record losses along a training, and end it where it diverges."""
+"""Record losses during training, and end training at a divergence."""
 
 import math
 from collections.abc import Callable
@@ -22,16 +22,16 @@ Line = dict[str, Any]
 
 
 class Recorder(StepClock):
-    """Callback that decides when to log, evaluate and save, and notes what comes of it as lines.
+    """Callback that decides when to log, evaluate and save, and writes losses as JSON lines.
 
-    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; one at
-    which training diverged says so under `diverged`. Training time is that of forward, backward and
-    update; evaluation, checkpoints and what is measured on the way are left out. Only the first of
-    several processes writes.
+    A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; after a
+    divergence also its cause, as `diverged`. `seconds` counts forward pass, backward pass and
+    update, without evaluation, checkpoints and other measurements. Only the first of several
+    processes writes.
     """
 
     trainer: GuardedTrainer
-    """Trainer whose callback this is."""
+    """Trainer that this callback belongs to."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Recorder(StepClock):
         checkpoint: Path | None = None,
         listener: Callable[[Line], object] = lambda line: None,
     ) -> None:
-        """Start, or continue from what a checkpoint remembers.
+        """Start, or resume time and peak memory from the manifest of a checkpoint.
 
         Args:
-            settings: say what is trained and when losses and checkpoints are due.
-            folder: gets lines and checkpoints; None for neither.
-            checkpoint: where training goes on from.
-            listener: receives each line.
+            settings: settings of the run.
+            folder: folder for lines and checkpoints; None: write neither.
+            checkpoint: checkpoint to resume from; None: start.
+            listener: called with each line.
         """
         super().__init__(settings.device)
         done = remembered_in(checkpoint) if checkpoint else {}
@@ -61,15 +61,15 @@ class Recorder(StepClock):
         self._logged = (0, self.seconds)
 
     def record(self, trainer: GuardedTrainer, *observers: TrainerCallback) -> None:
-        """Train to the end, or to where it diverges.
+        """Train to the end, or to a divergence.
 
         Args:
-            trainer: ready to train.
-            *observers: come after this one in each step.
+            trainer: trainer of the run.
+            *observers: further callbacks, called after this one in each step.
 
         Raises:
-            RunError: a line or a checkpoint cannot be written, or the checkpoint holds something
-                else.
+            RunError: a line or a checkpoint cannot be written, or the checkpoint contains something
+                other than training states.
         """
         self.trainer = trainer
         for callback in (self, *observers):
@@ -79,18 +79,21 @@ class Recorder(StepClock):
         with quiet():
             try:
                 trainer.train(resume_from_checkpoint=last)
-            except UnpicklingError as error:  # of more than numbers; nothing of it was executed
+            except UnpicklingError as error:  # it contains code, none of which was executed
                 raise RunError(
                     f"{self.checkpoint} holds something other than states of a run; remove it and "
                     "run again."
                 ) from error
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Count tokens from here."""
+        """Count tokens from this step on."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock; request what is due. A checkpoint always comes with a logged loss."""
+        """Stop the clock; request the due logs, evaluations and checkpoints.
+
+        A checkpoint always comes with a logged loss.
+        """
         super().on_step_end(args, state, control)
         self.seconds += self.each[-1]
         training, step = self.settings.training, state.global_step
@@ -105,7 +108,7 @@ class Recorder(StepClock):
             control.should_save = control.should_evaluate = False
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Record the training loss; none for a step whose update could not be made."""
+        """Record the training loss; NaN for a step at which training diverged."""
         logs = given["logs"]
         if "loss" not in logs:
             return
@@ -122,7 +125,7 @@ class Recorder(StepClock):
         self._logged = (tokens, self.seconds)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Record the validation loss; not a number ends training, as for a training loss."""
+        """Record the validation loss; a loss that is not finite ends training."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
             parameters = given["model"].named_parameters()
@@ -133,25 +136,25 @@ class Recorder(StepClock):
         self._note(step, split="validation", loss=loss)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Mark the checkpoint that the Trainer has written as whole; remove old ones."""
-        ranks.wait()  # each writes its random state
+        """Write the manifest of the Trainer's checkpoint; remove old checkpoints."""
+        ranks.wait()  # each process writes its random state into the checkpoint
         if not (self.folder and ranks.is_first()):
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
-        (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
+        (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
         self.peak = max(self.peak, allocated_peak(self.device))
         done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Record the peak of memory; lines are on the disk before training counts as over."""
+        """Record the peak memory, and wait until all lines are on the disk."""
         self.peak = max(self.peak, allocated_peak(self.device))
         if self.folder and ranks.is_first():
             self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
-        """Return the fields that every line of a run's files holds."""
+        """Return the fields that all lines of metrics and observations have."""
         return {
             "preset": self.settings.preset,
             "seed": self.settings.seed,
@@ -161,7 +164,7 @@ class Recorder(StepClock):
         }
 
     def _tokens(self, step: int) -> int:
-        """Count the tokens so far."""
+        """Compute the number of training tokens up to a step."""
         return step * self.settings.training.batch_size * self.settings.model.context
 
     def _note(self, step: int, **values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Run training in its folder, in every process alike, with the curvature before and after."""
+"""Train a run in its folder, in all processes together, and measure curvature before and after."""
 
 import math
 import statistics
@@ -29,26 +29,27 @@ from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
 Order = Callable[[Corpus], object]
-"""Task for all processes together, made of module-level functions so that it can be pickled."""
+"""Task for all processes together; it can be pickled, since its functions are module-level."""
 
 
 class DivergenceWarning(UserWarning):
-    """A loss or a gradient is no longer a number; the run ends there."""
+    """Warning that a loss or a gradient is not finite, so that the run ends."""
 
 
 @contextmanager
 def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> Iterator[bool]:
-    """Meet the other processes, and yield whether this one decides.
+    """Initialise the process group, and yield whether this process is rank 0, which decides.
 
-    The others work inside until sent home.
+    The other processes first carry out the tasks of rank 0 until it sends None.
 
     Args:
-        settings: settings of all runs, refused here before anything is written.
-        presets: names of the blocks that are trained.
-        corpus: the same in every process.
+        settings: settings of all runs, which are checked before anything is written.
+        presets: names of the blocks to train.
+        corpus: text to train on, the same in every process.
 
     Raises:
-        ArgumentError: sizes that do not fit, too little data, or updates that cannot be shared out.
+        ArgumentError: sizes do not fit, there is too little data, or the sequences of an update
+            cannot be divided among the processes.
         RunError: another process has ended.
     """
     preparation.check(settings, presets, corpus)
@@ -61,7 +62,7 @@ def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -
             yield False
             return
         yield True
-        agree(None)  # not after an error: this process then ends, and with it the others
+        agree(None)  # not after an error: then this process ends, and so do the others
 
 
 @local_torch_dtype(torch.float32)
@@ -72,10 +73,10 @@ def carry_out(
     corpus: Corpus,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, Recorder]:
-    """Train a run; from the start where there is no checkpoint.
+    """Train a run from a checkpoint; None: from the start.
 
     Returns:
-        The trained model, and what recorded its training.
+        The trained model, and the recorder of its training.
     """
 
     def show(line: dict[str, Any]) -> None:
@@ -103,7 +104,7 @@ def carry_out(
 
 
 def agree(order: Order | None = None) -> Order | None:
-    """Send the other processes a task, None to end; they receive it by the same call."""
+    """Broadcast a task from rank 0 to the other processes, which call this too; None ends them."""
     heard = [order]
     if ranks.count() > 1:
         dist.broadcast_object_list(heard, src=0)
@@ -114,12 +115,12 @@ Rows = list[storage.ResultRow]
 
 
 class Run:
-    """Training run in a folder; `complete` does the steps that are left."""
+    """Training run in a folder; `complete` does the steps that are not done yet."""
 
     def __init__(
         self, settings: RunSettings, corpus: Corpus, folder: RunFolder, progress: Progress
     ) -> None:
-        """Read the results that the prepared folder already holds.
+        """Read the results that are already in the folder.
 
         Raises:
             RunError: results.csv is damaged.
@@ -138,8 +139,8 @@ class Run:
             All rows of results.csv.
 
         Raises:
-            ArgumentError: the data is smaller than a window.
-            RunError: a file cannot be written or is damaged.
+            ArgumentError: the data is shorter than one window.
+            RunError: a file cannot be written, or is damaged.
         """
         curvature = self.settings.curvature
         self._check()
@@ -160,9 +161,9 @@ class Run:
         return self.rows
 
     def _check(self) -> None:
-        """Check the files of a run that an earlier process has trained, and warn of faults."""
+        """Check the files of a run that an earlier process has trained; warn of a damaged model."""
         if storage.is_trained(self.rows):
-            newest(self.folder)  # sets damaged checkpoints aside
+            newest(self.folder)  # moves damaged checkpoints away
             for path in self._lines:
                 storage.read_finished_lines(path)
             if not self._diverged and (fault := self._model_fault):
@@ -173,7 +174,7 @@ class Run:
 
     @property
     def _model_fault(self) -> str:
-        """Say why the saved model is not this run's, and what to do; empty if it is."""
+        """Describe a fault of the saved model (damaged, foreign) and the remedy; empty if none."""
         found = storage.check_manifest(self.folder.model, self.folder.identity)
         if found.usable:
             return ""
@@ -201,7 +202,7 @@ class Run:
         storage.write_results(self.folder.results, self.rows)
 
     def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
-        """Make rows of the whole model from values by quantity and stage."""
+        """Make rows for the whole model from values by (quantity, stage)."""
         row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
             row(quantity=quantity, stage=stage, value=float(value), method=method)
@@ -213,7 +214,7 @@ class Run:
         return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
 
     def _counts(self) -> Rows:
-        """Count parameters, and operations of an update."""
+        """Count the parameters, and the floating-point operations of an update."""
         settings, vocabulary = self.settings, self.corpus.vocab_size
         model = preparation.model_without_weights(settings.model, settings.preset, vocabulary)
         count = sum(parameter.numel() for parameter in model.parameters())
@@ -224,14 +225,14 @@ class Run:
         self._record(map_rows(model, self.settings, curvature, self.corpus, stage))
 
     def _trained_model(self) -> PreTrainedModel:
-        """Load the saved model, so that a resumed run maps the same weights as one in one go."""
+        """Load the saved model, so that curvature is measured on the weights in the folder."""
         if fault := self._model_fault:
             raise RunError(fault)
         model, _ = Saved.at(str(self.folder.model)).load(AutoModelForCausalLM)
         return model
 
     def _train(self) -> Rows:
-        """Train from the newest whole checkpoint, or from the start, unless a model is saved."""
+        """Train from the newest whole checkpoint, or the start, unless a final model is saved."""
         settings, measured = self.settings, storage.remembered_in(self.folder.model)
         finished = {"seconds", "peak_memory"} <= measured.keys() and not self._model_fault
         if finished and not any(map(storage.fault_in_finished_lines, self._lines)):
@@ -254,7 +255,7 @@ class Run:
         return self._training_rows(measured, diverged=recorder.divergence is not None)
 
     def _card(self) -> dict[str, Any]:
-        """Describe the training for the model card, without times: equal runs, equal cards."""
+        """Describe the training for the model card, without times, so that equal runs agree."""
         settings, training = self.settings, self.settings.training
         lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]

@@ -19,14 +19,14 @@ WEIGHTS = {
     "attention.gate": "G",
     "output": "out",
 }
-"""Role in a gain's name → letter of the weight that it scales."""
+"""Role of a weight → its letter in the name of a gain."""
 
 
 def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """List every trainable gain: layer, quantity, value (mean over heads), `heads` where there are.
+    """Yield every trainable gain: layer, quantity, value (mean over heads), and `heads` if any.
 
     Quantities are alpha, beta, gamma (shaped attention), alpha_SA, beta_SA, alpha_FF, beta_FF
-    (skips and branches), alpha_V, beta_V and the like (reparametrised weights).
+    (skips and branches), alpha_V, beta_V and so on (reparametrised weights).
 
     Args:
         model: model of this library.
@@ -38,7 +38,7 @@ def gain_values(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def has_gains(model: nn.Module) -> bool:
-    """Tell whether any gain of the model is trained."""
+    """Tell whether the model has any trainable gain."""
     return any(True for _ in _trained(model))
 
 

@@ -1,4 +1,4 @@
-"""Trainers on transformers: they stop at a loss that is not finite, and resume bit for bit."""
+"""Subclasses of transformers' Trainer that stop at a non-finite loss and resume bit for bit."""
 
 import itertools
 import math
@@ -47,13 +47,13 @@ class GuardedTrainer(Trainer):
         self._passes: list[tuple[dict[str, Any], Tensor]] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Name the parameters with two axes or more: gains, norms and biases do not decay."""
+        """List the parameters with two axes or more; gains, norms and biases have no decay."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Pass forward and backward; keep batch and loss until the update is checked."""
+        """Run a forward and backward pass; keep batch and loss until the update is checked."""
         with single_products(step_products(self.args.device.type, bf16=self.args.bf16)):
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._passes.append((inputs, loss))
@@ -65,7 +65,7 @@ class GuardedTrainer(Trainer):
         if ranks.any_of(not finite):
             self.divergence = self._locate()
             self.control.should_training_stop = True
-            model.zero_grad(set_to_none=True)  # without gradients nothing is updated
+            model.zero_grad(set_to_none=True)  # without gradients the optimiser changes nothing
         self._passes.clear()
         return norm
 
@@ -97,7 +97,7 @@ class GuardedTrainer(Trainer):
             ) from error
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """Do nothing: a scaler is for float16, in which nothing is trained here."""
+        """Do nothing: a gradient scaler is for float16, which is never used here."""
 
 
 def step_products(device: str, *, bf16: bool) -> str:
@@ -162,12 +162,12 @@ def quiet_arguments(
         **given,
     )
     made.mixed_precision = "bf16" if made.bf16 else "no"  # whatever ACCELERATE_MIXED_PRECISION is
-    made._n_gpu = min(made.n_gpu, 1)  # each further GPU would multiply the batch
+    made._n_gpu = min(made.n_gpu, 1)  # more GPUs in one process would multiply the batch
     return made
 
 
 class ShuffledPasses(Sampler[int]):
-    """Sampler of `count` indices: passes over the data, each in a random order of its own.
+    """Sampler of `count` indices: passes over the data, each in a new random order.
 
     An index depends on the seed and its position only, so that a run can resume anywhere.
     """
@@ -189,7 +189,7 @@ class ShuffledPasses(Sampler[int]):
 
 
 class RunTrainer(GuardedTrainer):
-    """Trainer whose order of data depends on the seed and the step only."""
+    """Trainer whose data order depends only on the seed and the step."""
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         windows = cast(Windows, self.train_dataset)
@@ -200,7 +200,7 @@ class RunTrainer(GuardedTrainer):
 
 
 class MaskedRunTrainer(RunTrainer):
-    """Trainer of a masked language model; a held-out loss is a mean over all masked tokens."""
+    """Trainer of a masked language model; a held-out loss is the mean over all masked tokens."""
 
     masks: Masking
     """Masks the training windows at each step; held-out windows are masked beforehand."""
@@ -208,7 +208,7 @@ class MaskedRunTrainer(RunTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Mask by seed and step, so that a resumed run has the masks of an uninterrupted one."""
+        """Mask tokens by seed and step, so that a resumed run has the same masks."""
         arguments, step = self.args, self.state.global_step
         place = (arguments.seed, step, len(self._passes), arguments.process_index)
         with torch.random.fork_rng(devices=[]):
@@ -318,13 +318,13 @@ def make_trainer(
     if isinstance(trainer, MaskedRunTrainer):
         trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
-    trainer.model_accepts_loss_kwargs = False  # a loss is a mean over its own batch only
-    model.config.use_cache = True  # the Trainer turns it off, and would save it so
+    trainer.model_accepts_loss_kwargs = False  # the loss is a mean over its own batch
+    model.config.use_cache = True  # the Trainer sets and would save False
     return trainer
 
 
 def held_out(corpus: Corpus, settings: SharedSettings) -> Subset[Example]:
-    """Choose the windows of each validation loss, spread evenly over the split.
+    """Select the held-out windows of the validation loss, evenly spaced in the split.
 
     Args:
         corpus: corpus with a validation split.
@@ -341,7 +341,7 @@ def held_out(corpus: Corpus, settings: SharedSettings) -> Subset[Example]:
 
 
 def spread(size: int, count: int) -> list[int]:
-    """Choose `count` of `size` indices, spread evenly; all of them if `size` is smaller."""
+    """Choose `count` evenly spaced indices below `size`; all of them if `size` is smaller."""
     count = min(size, count)
     return [index * size // count for index in range(count)]
 
@@ -381,7 +381,7 @@ def run_arguments(
 
 
 def _evaluation_batch(sequences: int, most: int) -> int:
-    """Choose the batch of an evaluation pass, one that fills all processes without repetitions."""
+    """Choose an evaluation batch size that gives all processes equally many sequences."""
     if ranks.count() == 1:
         return most
     sizes = range(most, 0, -1)

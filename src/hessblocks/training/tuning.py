@@ -1,4 +1,4 @@
-"""Search the learning rate that is best for each block, in half decades with a seed of its own."""
+"""Search the best learning rate of each block, in half decades and with a separate seed."""
 
 import math
 import statistics
@@ -21,18 +21,18 @@ from hessblocks.training.run import agree
 from hessblocks.training.trainer import make_trainer
 
 TUNING_SEED = 1000
-"""Of the runs that choose rates; no run that counts should have it."""
+"""Seed of the runs that search rates; runs of a comparison should not use it."""
 MIDDLE = {"adamw": -5, "sgd": -1, "muon": -4}
-"""Half decade at which the search of an optimiser begins: 3e-3, 3e-1, 1e-2."""
+"""Half decade at which the search begins, by optimiser: rates 3e-3, 3e-1, 1e-2."""
 FARTHEST = 8
-"""Half decades from there at which a search without an end is given up."""
+"""Most half decades away from there; a search that goes further fails."""
 
 
 def half_decade(place: int) -> float:
-    """Give the rate of a place in the grid 1, 3, 10, 30, ...
+    """Return the rate at an index of the grid 1, 3, 10, 30, ...
 
     Returns:
-        The rate; 1 at place 0.
+        The rate; 1 at index 0.
 
     >>> [half_decade(place) for place in (-5, -4, -1, 0, 1)]
     [0.003, 0.01, 0.3, 1.0, 3.0]
@@ -42,14 +42,14 @@ def half_decade(place: int) -> float:
 
 
 def next_rate(tried: dict[float, float], middle: int) -> float | None:
-    """Choose what to try next, so that the best of what was tried lies inside.
+    """Choose the next rate to try, until the best rate has tried neighbours on both sides.
 
     Args:
-        tried: rate → loss, infinite where the run diverged.
-        middle: place of the grid at which the search begins.
+        tried: rate → loss; infinite if the run diverged.
+        middle: index of the grid at which the search begins.
 
     Returns:
-        The rate; None where the search is over.
+        The rate; None if the search is finished.
 
     Raises:
         RunError: the losses still fall at the end of the grid.
@@ -71,26 +71,25 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
 def tuned_rates(
     settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
 ) -> dict[str, float]:
-    """Find the best rate of each block, and note every loss in tuning.json as it comes.
+    """Find the best rate of each block, and write every loss to tuning.json after its run.
 
-    tuning.json has the `seed`, and of each block its `best` rate and the `losses`, pairs of rate
-    and last validation loss (null where the run diverged). A search that was stopped goes on with
-    the next rate.
+    tuning.json has the `seed`, and for each block its `best` rate and the `losses`: pairs of rate
+    and last validation loss (null if the run diverged). A stopped search resumes at the next rate.
 
     Args:
-        settings: of the comparison.
-        corpus: to train on and to judge by.
-        folder: of the comparison, claimed.
-        progress: told the cost first.
+        settings: settings of the comparison.
+        corpus: text to train and validate on.
+        folder: locked folder of the comparison.
+        progress: shows the estimated cost first, then stages and steps.
 
     Returns:
         Block → rate.
 
     Raises:
-        RunError: no rate is best, or tuning.json is damaged.
+        RunError: losses still fall at the end of the grid, or tuning.json is damaged.
 
     Cost:
-        Three runs a block or more, each as long as a run that counts.
+        At least three runs per block, each as long as a run of the comparison.
     """
     seeded = replace(settings, seeds=(TUNING_SEED,)).runs()
     losses = {name: dict(own) for name, own in storage.read_tuning(folder.path).items()}
@@ -111,7 +110,7 @@ def tuned_rates(
 
 
 def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Progress) -> None:
-    """Say what the search costs at least, before it begins."""
+    """Show the estimated time of the search before it begins."""
     with progress.stage("pace", ", ".join(run.preset for run in runs)):
         steps = {}
         for run in runs:
@@ -126,15 +125,15 @@ def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Pr
 
 
 def tuning_loss(run: RunSettings, corpus: Corpus, progress: Progress | None = None) -> float:
-    """Train without a trace.
+    """Train a run without writing any file.
 
     Args:
-        run: at the rate that is tried.
-        corpus: to train on and to judge by.
-        progress: told the steps.
+        run: settings of the run, with the rate to try.
+        corpus: text to train and validate on.
+        progress: shows the steps.
 
     Returns:
-        The last validation loss, in nats per token; infinite where the run diverged.
+        The last validation loss, in nats per token; infinite if the run diverged.
     """
     last = math.inf
 

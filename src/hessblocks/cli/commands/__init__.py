@@ -31,4 +31,4 @@ COMMANDS = {
         verify: "--dtype float32",
     },
 }
-"""Panel of the help → its commands, each with words of an example."""
+"""Panel of the help → its commands, each with the arguments of its example."""

@@ -1,4 +1,4 @@
-"""`hessblocks check`: what of a folder is whole, foreign, edited or missing."""
+"""`hessblocks check`: check which files of a folder are whole, foreign, edited or missing."""
 
 import json
 from collections import Counter
@@ -19,18 +19,18 @@ def check(
     *,
     screen: options.Screen,
 ) -> None:
-    """Say which files are whole, foreign, edited or missing; exit status 0 where all are whole."""
+    """Check which files are whole, foreign, edited or missing; exit status 0 if all are whole."""
     from hessblocks.cli.commands.report import kind_of
 
     findings = kind_of(folder).check(folder)
     count = Counter(finding.state for finding in findings)
     faulty = len(findings) - count.pop("whole", 0)
-    said = {_name(one.path, folder): {"state": one.state, "words": one.words} for one in findings}
+    files = {_name(one.path, folder): {"state": one.state, "words": one.words} for one in findings}
     if screen.json:
         whole = bool(findings) and not faulty
-        print(json.dumps({"command": "check", "whole": whole, "files": said}))
+        print(json.dumps({"command": "check", "whole": whole, "files": files}))
     else:
-        for name, one in said.items():
+        for name, one in files.items():
             words = "" if one["state"] == "whole" else f" {one['words']}"
             print(printable(f"{one['state']:9}{name}{words}"))
     if not findings:
@@ -45,5 +45,5 @@ def check(
 
 
 def _name(path: Path, folder: Path) -> str:
-    """Name a file as it is shown; a saved model has its own name."""
+    """Return the path of a file below the folder; a saved model has the name of the folder."""
     return folder.resolve().name if path == folder else path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""`hessblocks compare`: blocks side by side with the user's sizes, data and budget."""
+"""`hessblocks compare`: train several blocks with the user's sizes, data and budget."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,12 @@ def compare(
         tuple[str, ...], Parameter(help=options.PRESETS_HELP), options.several("presets")
     ] = ("pre-ln", "sas", "sas-p"),
     seeds: Annotated[
-        int, options.within("How many seeds, counted from --seed.", settings.at_least(1))
+        int, options.within("Number of seeds, from --seed on.", settings.at_least(1))
     ] = 1,
     match: Annotated[
         str,
         Parameter(
-            help="What every block gets as much of as the first; --steps are those of the first.",
+            help="Budget that is equal for all blocks; --steps sets it by the first block.",
             choices=settings.MATCHES,
         ),
     ] = "steps",
@@ -84,7 +84,7 @@ def _next(
         training, steps=4 * training.steps, learning_rate=rate or training.learning_rate
     )
     given = (text, comparison.model, longer)
-    said = [word for one in given for word in settings.said_again(type(one), vars(one))]
+    words = [word for one in given for word in settings.said_again(type(one), vars(one))]
     return shell_line(
-        ["hessblocks", "train", last, *said, "--out", f"runs/{comparison.presets[-1]}"]
+        ["hessblocks", "train", last, *words, "--out", f"runs/{comparison.presets[-1]}"]
     )

@@ -1,4 +1,4 @@
-"""`hessblocks curvature`: norms, map and eigenvalues of any language model, group by group."""
+"""`hessblocks curvature`: norms, map and eigenvalues of a language model, group by group."""
 
 import time
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from hessblocks.cli.interruption import interruptible
 from hessblocks.settings import CurvatureInspection, check_place
 
 SHOWN = 40
-"""Groups in the terminal's table; the page has them all."""
+"""Number of groups in the terminal's table; the page lists all."""
 
 
 @options.taking

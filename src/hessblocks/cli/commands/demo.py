@@ -1,4 +1,4 @@
-"""`hessblocks demo`: the whole story at laptop size, in a few minutes."""
+"""`hessblocks demo`: a whole comparison at laptop size, in a few minutes."""
 
 from functools import partial
 from pathlib import Path
@@ -7,9 +7,9 @@ from hessblocks import settings
 from hessblocks.cli import options
 
 PRESETS = ("pre-ln-zero", "sas", "sas-p")
-"""The simplified blocks start with zero queries; for a fair comparison pre-ln does so too."""
+"""Blocks of the demo. Simplified blocks start with zero queries; to be fair, pre-ln does so too."""
 RATE = 1e-2
-"""Best rate of each in the study `trial`."""
+"""Learning rate, the best of each block in the study `trial`."""
 
 
 @options.taking

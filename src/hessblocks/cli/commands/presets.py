@@ -1,4 +1,4 @@
-"""`hessblocks presets`: every block, what it removes, and how large it is at given sizes."""
+"""`hessblocks presets`: list every block, what it removes, and its size at given dimensions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 def presets(
     *,
     sizes: PresetSizes,
-    out: Annotated[
-        Path | None, Parameter(help="Folder to write the table to, as presets.json.")
-    ] = None,
+    out: Annotated[Path | None, Parameter(help="Folder for the table, as presets.json.")] = None,
     screen: options.Screen,
 ) -> None:
     """List the blocks, what each removes, and their size, without allocating any weights."""
@@ -62,31 +60,31 @@ class BlockSize:
     preset: str
     """Name of the block."""
     summary: str
-    """What it is and what it removes."""
+    """Description of the block and of what it removes."""
     parameters: int
-    """Trainable numbers, tied ones once."""
+    """Number of trainable parameters; tied ones count once."""
     matmuls: int
-    """Matrix products of one token: weights, scores and mix of each layer, and the head."""
+    """Matrix products of one token: weights, scores and mix of each layer, and the output head."""
     multiply_adds: int
-    """Multiplications with an addition of one token, the last of a full context or window; without
-    the centre of shaped attention, which is a mean."""
+    """Multiply-adds of one token, the last one of a full context or window. The centring term of
+    shaped attention, a mean, is not counted."""
 
 
 def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
     """Count parameters and products of every preset at the same sizes, with the same slots.
 
     Args:
-        sizes: layers, widths, vocabulary and context.
+        sizes: layers, widths, vocabulary and context, and slots that are set in each preset.
 
     Returns:
-        One entry per preset, without those whose parts exclude what was set.
+        One entry per preset; presets that cannot have these slots are left out.
 
     Raises:
-        ArgumentError: sizes that do not fit, or slots that no preset can have.
+        ArgumentError: sizes do not fit, or no preset can have the slots.
     """
     from hessblocks.blocks import PRESETS
 
-    found, refusal = [], None  # the first: of a block that has most of what can be set
+    found, refusal = [], None  # the first refusal comes from pre-ln, which has most slots
     for name in PRESETS:
         try:
             found.append(_size(name, sizes))
@@ -98,7 +96,7 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
 
 
 def _size(name: str, sizes: PresetSizes) -> BlockSize:
-    """Count one preset on its layers alone, whose weights have a shape and no memory."""
+    """Count one preset on its layers alone, built on the meta device, without memory."""
     from hessblocks.blocks import Position, part_of, preset, slot_pairs, summary, with_slots
 
     fields = {name: getattr(sizes, name) for name in ("width", "heads", "mlp_width")}
@@ -120,7 +118,7 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
 
 
 def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
-    """Build what a model has besides the token embedding, to which its head is tied."""
+    """Build a model without its token embedding, to which its output head is tied."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -130,7 +128,7 @@ def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
         def __torch_function__(
             self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
         ) -> Any:
-            """Skip `torch.nn.init`, whose preparation for weights without memory takes a second."""
+            """Skip `torch.nn.init`, whose first call on meta tensors takes a second."""
             if getattr(function, "__module__", "") == "torch.nn.init":
                 return keywords["tensor"]
             return function(*arguments, **(keywords or {}))
@@ -143,7 +141,7 @@ def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
 
 
 def _applied_weights(model: nn.Module) -> Iterator[int]:
-    """Count the entries of each matrix that a token's vector is multiplied by."""
+    """Yield the number of entries of each matrix that multiplies a token's vector."""
     from torch import nn
 
     from hessblocks.blocks import ReparametrisedLinear
@@ -156,5 +154,5 @@ def _applied_weights(model: nn.Module) -> Iterator[int]:
 
 
 def _millions(count: int) -> str:
-    """Write a count in millions; a small one in full."""
+    """Format a count in millions; below 100,000 in full."""
     return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,}"

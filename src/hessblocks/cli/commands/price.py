@@ -1,4 +1,4 @@
-"""`hessblocks price`: what rounding, pruning or merging costs in nats, and bits by it."""
+"""`hessblocks price`: forecast the cost of rounding, pruning or merging in nats; allocate bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def price(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Forecast what changes of weights cost in nats per token, check it, and share out bits."""
+    """Forecast the cost of weight changes in nats per token, check it, and allocate bits."""
     check_place(data)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table

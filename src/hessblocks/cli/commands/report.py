@@ -1,4 +1,4 @@
-"""`hessblocks report`: the HTML page of runs and studies, finished or as far as they are."""
+"""`hessblocks report`: write the HTML pages of runs and studies, finished or not."""
 
 import json
 from contextlib import suppress
@@ -13,7 +13,7 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
 
 NAMED = 5
-"""Folders that a refusal lists."""
+"""Most folders that an error message lists."""
 
 
 @options.taking
@@ -27,9 +27,8 @@ def report(
 ) -> None:
     """Write figures and report.html into run folders, from their files alone.
 
-    Each page goes into its own folder and nothing is measured: there is no --out, --seed or
-    --device.
-    What a run or study lacks is listed, on the page and here.
+    Nothing is measured: there is no --out, --seed or --device.
+    Missing results are listed here and on the page.
     """
     kinds = {folder: kind_of(folder) for folder in folders}
     for folder in folders:
@@ -53,14 +52,15 @@ def _refuse_model(folder: Path) -> None:
 
 
 def kind_of(folder: Path) -> FolderKind:
-    """Find which kind of folder a command wrote.
+    """Find the kind of a folder that a command wrote.
 
     Returns:
-        The kind, as another distribution offers it, or that of our own runs.
+        A kind of another distribution, or the kind of our own runs.
 
     Raises:
-        ArgumentError: no command wrote it, or one whose distribution is not installed.
-        RunError: it cannot be read.
+        ArgumentError: no command wrote the folder, or the distribution of its command is not
+            installed.
+        RunError: the folder cannot be read.
     """
     from hessblocks.storage import check_folder, refuse_links
 
@@ -83,11 +83,11 @@ def kind_of(folder: Path) -> FolderKind:
 
 
 def _is_run(folder: Path) -> bool:
-    """Tell whether a command of ours wrote a folder; say what to install for another one's."""
+    """Tell whether a command of ours wrote a folder; refuse it if its command is not installed."""
     from hessblocks.storage import read_object
 
     path, command = folder / "config.json", ""
-    with suppress(RunError):  # a damaged config.json is for whoever reads it
+    with suppress(RunError):  # the reader of the settings reports a damaged config.json
         command = str(read_object(path).get("command")) if path.is_file() else ""
     if lacking := lacking_for(command):
         raise ArgumentError(f"DIR: {folder} was written by `hessblocks {command}`; {lacking}")
@@ -95,7 +95,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _run_page(folder: Path) -> tuple[Path, list[str]]:
-    """Write the page of a run, which lacks nothing."""
+    """Write the page of a run; return its path and no missing parts."""
     from hessblocks import report as pages
     from hessblocks.storage import held, read_object
 

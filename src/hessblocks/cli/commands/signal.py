@@ -1,4 +1,4 @@
-"""`hessblocks signal`: whether signal passes through the layers of a model, or of several."""
+"""`hessblocks signal`: measure signal propagation through the layers of one or several models."""
 
 import contextlib
 import sys
@@ -33,14 +33,14 @@ def signal(
     ] = (),
     settings: SignalInspection,
     out: Annotated[
-        Path, Parameter(help="Run folder; that of an earlier `signal` is written anew.")
+        Path, Parameter(help="Run folder; results of an earlier `signal` are replaced.")
     ] = Path("runs/signal"),
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure how signal passes, layer by layer; --depth to --vocab-size are for presets.
+    """Measure signal propagation layer by layer; --depth to --vocab-size are for presets.
 
-    The folder of an earlier `signal` is written anew.
+    Results of an earlier `signal` in the folder are replaced.
     """
     check_place(settings.data)
     from hessblocks.cli.terminal import described, lines, make_progress, show

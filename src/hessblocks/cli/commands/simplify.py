@@ -1,4 +1,4 @@
-"""`hessblocks simplify`: which parts of a pretrained model can go: priced, taken, healed."""
+"""`hessblocks simplify`: price, remove and heal parts of a pretrained model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def simplify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure what each part of a model costs to remove, take the cheapest, and heal the rest."""
+    """Measure the cost of removing each part of a model, remove the cheapest, heal the rest."""
     check_place(data)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table

@@ -1,4 +1,4 @@
-"""`hessblocks train`: one run, and the trained model as Hugging Face reads it."""
+"""`hessblocks train`: train one block and save the model as Hugging Face reads it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ _TRY = {
     "causal-lm": ('"text-generation"', '"def", max_new_tokens=8', '"generated_text"'),
     "masked-lm": ('"fill-mask"', '"def <|mask|>(self"', '"sequence"'),
 }
-"""Task → a pipeline of transformers, what it is given, and what of its answer is printed."""
+"""Task → pipeline of transformers, its arguments, and the printed key of its answer."""
 
 
 @options.taking
@@ -25,7 +25,7 @@ def train(
     preset: Annotated[
         str,
         Parameter(
-            help="Name of a block, as `hessblocks compare --presets` takes them.",
+            help="Name of a block, in any form of `hessblocks compare --presets`.",
             completer=options.completer("preset"),
         ),
     ],
@@ -41,7 +41,7 @@ def train(
     report_to: options.Tracker = "none",
     screen: options.Screen,
 ) -> None:
-    """Train one block; --out then holds the model, ready for `from_pretrained`."""
+    """Train one block and save the model in --out, ready for `from_pretrained`."""
     settings.check_place(text.data)
     from hessblocks import training as runs
     from hessblocks.cli.commands.work import carry_out

@@ -1,4 +1,4 @@
-"""`hessblocks verify`: the closed forms against autodiff, on this machine."""
+"""`hessblocks verify`: compare the closed forms with autodiff on this machine."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def verify(
     dtype: Annotated[
         str, Parameter(help="Precision of the closed form.", choices=("float64", "float32"))
     ] = "float64",
-    out: Annotated[
-        Path | None, Parameter(help="Folder to write every error to, as verify.json.")
-    ] = None,
+    out: Annotated[Path | None, Parameter(help="Folder for all errors, as verify.json.")] = None,
     seed: Annotated[int, options.within("Random seed of the inputs.", *SEED)] = 0,
     device: options.Device = "auto",
     screen: options.Screen,
@@ -82,11 +80,11 @@ SLOTS: dict[str, dict[str, Any]] = {
     "derf": {"norm": "derf", "final_norm": "derf"},
     "skip to the embedding": {"embedding_skip": "branch"},
 }
-"""Slots that no preset has and that have a closed form, as pre-LN is given them."""
+"""Slots of pre-LN variants that have a closed form and are in no preset."""
 
 
 def _models() -> dict[str, Callable[[], Any]]:
-    """Make tiny models: of every preset, with other slots, and of every family."""
+    """Make functions that build tiny models: of every preset, other slots, every model family."""
     from hessblocks.blocks import PRESETS
     from hessblocks.curvature import FAMILY_MODELS
     from hessblocks.models import build

@@ -1,4 +1,4 @@
-"""Carry out a training command: data, the work itself, the report, what is shown at the end."""
+"""Carry out a command: load data, do the work, write the report, print the results."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,15 +26,15 @@ def carry_out(
     as_json: bool,
     hint: Callable[[Comparison], str],
 ) -> None:
-    """Do the work on the data, write the report, and show the results.
+    """Load the data, train, write the report, and print the results.
 
     Args:
         work: `training.compare` or `training.train`.
-        settings: settings of the work.
+        settings: settings of the training.
         out: run folder.
-        text: what is trained on.
+        text: settings of the training text.
         as_json: print one JSON object instead of the table.
-        hint: what the user may type next, from what was found.
+        hint: makes the command that is suggested next, from the results.
 
     Raises:
         RunError: every run diverged.
@@ -74,13 +74,13 @@ def measure_in_folder(
     *,
     as_json: bool,
 ) -> None:
-    """Measure in a folder, write its page, and show what was found.
+    """Measure in a folder, write its page, and print the results.
 
     Args:
-        measure: does the work, given `progress` and what to `finish` with.
+        measure: does the work; it takes `progress`, and `finish` to call at the end.
         write_page: writes report.html into the folder.
-        lines: texts and tables for the terminal, from what `measure` returned.
-        as_json: print one JSON object instead.
+        lines: makes texts and tables for the terminal, from the results of `measure`.
+        as_json: print one JSON object instead of them.
     """
     start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():

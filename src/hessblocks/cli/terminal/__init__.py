@@ -1,4 +1,4 @@
-"""Tables and progress bars on the terminal; nothing heavy is imported."""
+"""Tables and progress bars on the terminal; importing this is fast."""
 
 from hessblocks.cli.terminal.bars import make_progress, task_bars
 from hessblocks.cli.terminal.console import (

@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal, elsewhere a line per finished stage."""
+"""Show progress on standard error: a bar on a terminal, elsewhere one line per finished stage."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from hessblocks.progress import Progress
 def task_bars(
     *columns: rich.progress.ProgressColumn, field: str, **options: Any
 ) -> rich.progress.Progress:
-    """Make bars on standard error: description, progress, the columns, and a field of the task."""
+    """Make progress bars on standard error: description, bar, `columns`, a field of the task."""
     return rich.progress.Progress(
         rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(),
@@ -29,15 +29,15 @@ def task_bars(
 
 
 class ScreenProgress(Progress):
-    """A bar for the stage under way on a terminal; elsewhere a line when a stage is over."""
+    """Progress with a bar for the current stage, or one line per finished stage off a terminal."""
 
     def note(self, text: str) -> None:
-        """Write the line."""
+        """Print the line on standard error."""
         print(printable(text), file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
-        """Show a bar while the stage runs, or one line when it ends: its time and its last loss."""
+        """Show a bar while the stage runs, or one line at its end: time and last loss."""
         what, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
         hidden = not sys.stderr.isatty()
         columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
@@ -48,15 +48,15 @@ class ScreenProgress(Progress):
                 yield
         finally:
             if hidden:
-                told = f", training {self._loss}" if self._loss else ""
-                self.note(f"{what}: {time.perf_counter() - start:.1f} s{told}")
+                loss = f", training {self._loss}" if self._loss else ""
+                self.note(f"{what}: {time.perf_counter() - start:.1f} s{loss}")
 
     def step(self, done: int, loss: float | None) -> None:
-        """Move the bar, and remember the last loss."""
+        """Advance the bar, and store the last loss."""
         self._loss = "" if loss is None else f"loss {loss:.3f}"
         self._bars.update(self._task, completed=done, loss=self._loss)
 
 
 def make_progress() -> Progress:
-    """Choose how stages are shown; of several processes only the first shows them."""
+    """Make the progress of this process; among several processes only the first shows it."""
     return ScreenProgress() if os.environ.get("RANK", "0") == "0" else Progress()

@@ -14,9 +14,9 @@ from hessblocks.statistics import Average
 from hessblocks.storage import CurvatureResults
 
 NARROWEST = 120
-"""Characters of a line where the output is not a terminal."""
+"""Width of a line, in characters, if the output is not a terminal."""
 WIDE = 140
-"""The same where several seeds or what was matched make the table wider."""
+"""The same for tables of comparisons, which several seeds or a matched budget make wider."""
 
 
 def show(
@@ -27,14 +27,14 @@ def show(
     as_json: bool,
     width: int = NARROWEST,
 ) -> None:
-    """Print what a command found on standard output.
+    """Print the results of a command on standard output.
 
     Args:
-        described: printed as one JSON object, where that was asked for; nothing else is then.
+        described: results as JSON values.
         lines: tables, and text that is wrapped at the width.
         end: lines that are not wrapped, such as paths.
-        as_json: what was asked for.
-        width: characters of a line where the output is a file or a pipe.
+        as_json: print `described` as one JSON object, and nothing else.
+        width: width of a line, in characters, if the output is a file or a pipe.
     """
     if as_json:
         print(json.dumps(described, allow_nan=False))
@@ -49,7 +49,7 @@ def show(
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    """Make a table; all but the first `left` columns are aligned to the right."""
+    """Make a table; the first `left` columns are aligned left, the others right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(
@@ -61,7 +61,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def comparison_table(found: report.Comparison) -> Table:
-    """Make the table of a comparison, one block per row; what was matched last."""
+    """Make the table of a comparison, one block per row; the last columns show a matched budget."""
     columns = (
         "block",
         "parameters",
@@ -102,7 +102,7 @@ def _number(average: Average | None, form: str) -> str:
 
 
 def curvature_table(results: CurvatureResults, most: int) -> Table:
-    """Make the table of norms, one group per row, the largest first."""
+    """Make the table of norms, one group per row, the largest norm first."""
     rows = [
         (group, *(report.norm_text(results.norms[group][part]) for part in results.parts))
         for group in results.by_size()[:most]
@@ -111,7 +111,7 @@ def curvature_table(results: CurvatureResults, most: int) -> Table:
 
 
 def summary_lines(results: CurvatureResults, most: int) -> list[str]:
-    """Say what the table means, and the numbers of the model as a whole."""
+    """Explain the table, and list the numbers of the whole model."""
     lines = ["Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error"]
     if len(results.norms) > most:
         lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")

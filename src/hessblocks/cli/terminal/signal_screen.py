@@ -1,4 +1,4 @@
-"""Show the signal through layers on the terminal, and as JSON."""
+"""Format signal propagation through layers for the terminal, and as JSON."""
 
 import math
 import re
@@ -11,7 +11,7 @@ from hessblocks.cli.terminal.console import plain_table
 from hessblocks.report import number
 
 SHOWN = 8
-"""Layers of each model in the table; results.csv has them all."""
+"""Most layers of each model in the table; results.csv has all."""
 QUANTITIES = {
     "token_similarity": "token\nsimilarity",
     "stable_rank": "stable\nrank",
@@ -23,16 +23,16 @@ QUANTITIES = {
     "spectral_gap": "spectral\ngap",
     "jacobian_condition": "Jacobian\ncondition",
 }
-"""Columns of the first table."""
+"""Quantity → heading of its column in the first table."""
 GRADIENT = "gradient "
-"""Stands before the role of a gradient."""
+"""Prefix of a gradient's name, before its role."""
 Rows = Sequence[Mapping[str, Any]]
 Layers = dict[Any, dict[str, float]]
-"""Layer ("" for the inputs) → {quantity, with its role where it has one: value}."""
+"""Layer ("" for the inputs) → {quantity, followed by its role if it has one: value}."""
 
 
 def by_model(rows: Rows) -> dict[str, Layers]:
-    """Sort rows by model and layer."""
+    """Group rows by model and layer."""
     found: dict[str, Layers] = {}
     for row in rows:
         values = found.setdefault(row["model"], {}).setdefault(row["layer"], {})
@@ -43,13 +43,13 @@ def by_model(rows: Rows) -> dict[str, Layers]:
 
 
 def reasons(rows: Rows) -> dict[tuple[str, str], str]:
-    """Find which quantity of which model has no value at some layer, and why."""
+    """Find each (model, quantity) that lacks a value at any layer, with the reason."""
     missing = (row for row in rows if row["value"] is None)
     return {(row["model"], row["quantity"]): row["method"] for row in missing}
 
 
 def collapse(layers: Layers) -> int | None:
-    """Find the layer from which on tokens are alike; None if there is none."""
+    """Find the first layer of rank collapse, where tokens become alike; None if there is none."""
     from hessblocks.signal import rank_collapse
 
     return rank_collapse(
@@ -58,7 +58,7 @@ def collapse(layers: Layers) -> int | None:
 
 
 def described(rows: Rows) -> dict[str, Any]:
-    """Describe every number as JSON, by model and layer; an infinite one is null."""
+    """Convert all values to JSON, by model and layer; an infinite value is null."""
     reason = reasons(rows)
     return {
         model: {
@@ -77,7 +77,7 @@ def described(rows: Rows) -> dict[str, Any]:
 
 
 def lines(rows: Rows) -> Iterator[Table | str]:
-    """Yield the tables and a summary of them."""
+    """Yield the two tables, their legend and a summary of each model."""
     from hessblocks.signal import COLLAPSED
 
     models = by_model(rows)
@@ -110,7 +110,7 @@ def lines(rows: Rows) -> Iterator[Table | str]:
 
 
 def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: bool) -> Table:
-    """Show some layers of each model, one per row; columns are names and titles."""
+    """Make a table of `SHOWN` layers per model, one per row; `columns` maps names to headings."""
     rows = [
         (
             name,
@@ -125,7 +125,7 @@ def _table(models: Mapping[str, Layers], columns: Mapping[str, str], *, inputs: 
 
 
 def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
-    """Choose the inputs, and layers spread evenly, the first and the last among them."""
+    """Choose the inputs and `SHOWN` evenly spaced layers, with the first and the last."""
     items = list(layers.items())
     inputs, rest = items[:1], items[1:]
     count = min(SHOWN, len(rest))

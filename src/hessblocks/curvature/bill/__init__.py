@@ -1,4 +1,4 @@
-"""Forecast the KL divergence that changes of weights cost, check it, allocate bits by it."""
+"""Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
 
 from hessblocks.curvature.bill.allocation import Allocation
 from hessblocks.curvature.bill.bill import Bill, price

@@ -50,15 +50,15 @@ MODULE = re.compile(r"(?:^|(?<!coder)\.)layers\.(\d+)\.(.+)\.weight$")
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Allocation(Tabular):
-    """Bits chosen for each place, a weight or a group."""
+    """Number of bits chosen for each place (a weight or a group)."""
 
     rows_alone = True
     choices: tuple[Price, ...]
-    """The chosen change of each place."""
+    """Price of the chosen change of each place."""
     total: Price
-    """Price of all choices made together: forecast, mean bits, whether the quadratic is trusted."""
+    """Price of all choices together: forecast, mean bits, and whether the forecast is trusted."""
     lines: tuple[str, ...]
-    """Line of `tensor_types` for each place; empty where llama.cpp has no name for it."""
+    """Line of `tensor_types` for each place; empty if llama.cpp has no name for the place."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,21 +92,21 @@ class Allocation(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say mean bits, forecast and how often each number of bits was chosen."""
+        """Print mean bits, forecast, and how often each number of bits was chosen."""
         counted: dict[float | None, int] = {}
         for price in sorted(self.choices, key=lambda price: price.bits or 0):
             counted[price.bits] = counted.get(price.bits, 0) + 1
-        said = ", ".join(f"{count} at {bits}" for bits, count in counted.items())
-        return f"{self.total.bits:.3g} bits on average ({said}); {self.total}"
+        counts = ", ".join(f"{count} at {bits}" for bits, count in counted.items())
+        return f"{self.total.bits:.3g} bits on average ({counts}); {self.total}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
         """Draw the bits of each place.
 
         Args:
-            ax: axes of matplotlib to draw on; None for a figure of its own.
+            ax: axes of matplotlib to draw on; None: a new figure.
 
         Returns:
-            The figure that was drawn on.
+            The figure.
         """
         from hessblocks.drawing import plot
         from hessblocks.figures import Panel, Series
@@ -126,11 +126,11 @@ def allocate(
 ) -> tuple[Price, ...]:
     """Choose one price, and so a number of bits, for each place.
 
-    Every place begins at the fewest bits that were priced for it. Its steps to more bits follow the
-    convex hull of its forecasts. The steps of all places are sorted by the nats that they save per
-    bit of storage, the most first. They end after the first that reaches `nats`. Within `bits`
-    every step that fits is taken. The same is done from each uniform width within `bits`, and the
-    cheapest result is chosen: it costs at most what uniform bits cost.
+    Every place begins at its fewest bits. Its steps to more bits follow the convex hull of its
+    forecasts. The steps of all places are sorted by the nats saved per bit of storage, the most
+    first. With `nats`, steps are taken until the sum is at most `nats`. With `bits`, every step
+    that fits is taken. This is repeated from each uniform width within `bits`, and the cheapest
+    result is returned; so it costs at most as much as uniform bits.
 
     Args:
         prices: prices of changes that round, several for each place.
@@ -141,8 +141,8 @@ def allocate(
         The chosen price of each place.
 
     Raises:
-        ArgumentError: both or neither of `bits` and `nats`, no prices, `bits` below the fewest that
-            were priced, or `nats` below the least that the prices reach.
+        ArgumentError: both or neither of `bits` and `nats` are given, there are no prices, `bits`
+            is below the fewest bits priced, or `nats` is below the least possible sum.
 
     Source: Everett (1963).
     """
@@ -175,7 +175,7 @@ def allocate(
 
 
 def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dict[str, Price]]:
-    """Yield the choices of one width for all places, up to `most` bits."""
+    """Yield the choices with equal bits for all places, up to `most` bits."""
     for width in {price.bits or 0 for some in places.values() for price in some}:
         alike = {place: [p for p in some if p.bits == width] for place, some in places.items()}
         if width <= most and all(alike.values()):
@@ -183,10 +183,10 @@ def _uniform(places: Mapping[str, Sequence[Price]], most: float) -> Iterator[dic
 
 
 def _filled(start: Mapping[str, Price], steps: Sequence[Price], most: float) -> dict[str, Price]:
-    """Take every step to more bits that fits a mean of `most`, in their order."""
+    """Take the steps to more bits in order; skip steps that exceed a mean of `most` bits."""
     chosen = dict(start)
     entries = sum(price.size for price in start.values())
-    used = sum(map(_stored, start.values()))  # whole numbers, so that no sum is rounded
+    used = sum(map(_stored, start.values()))  # whole numbers: sums are exact
     for after in steps:
         added = _stored(after) - _stored(chosen[after.place])
         if added > 0 and (used + added) / entries <= most:
@@ -212,7 +212,7 @@ def _cost(price: Price) -> float:
 
 
 def _hull(prices: Sequence[Price]) -> Iterator[Price]:
-    """Yield the lower convex hull of cost against bits, from the fewest bits on."""
+    """Yield the lower convex hull of cost over bits, from the fewest bits on."""
     here = min(prices, key=lambda price: (price.bits or 0, _cost(price)))
     while True:
         yield here
@@ -223,20 +223,20 @@ def _hull(prices: Sequence[Price]) -> Iterator[Price]:
 
 
 def _gain(a: Price, b: Price) -> float:
-    """Compute the nats that a step from a to b saves, over the bits that it adds to all entries."""
+    """Compute the nats saved by a step from a to b, per added bit of storage."""
     return (_cost(a) - _cost(b)) / (((b.bits or 0) - (a.bits or 0)) * b.size)
 
 
 def tensor_type(change: Change, entries: Mapping[str, int]) -> str:
-    """Write name and type of one weight for llama.cpp.
+    """Write the llama.cpp name and type of one weight.
 
     Args:
         change: change that rounds the weight.
         entries: number of entries of each parameter, by name.
 
     Returns:
-        A line such as `blk.0.attn_q=q4_0`. It is empty where llama.cpp has no name for the weight,
-        or where only a part of the weight is rounded.
+        A line such as `blk.0.attn_q=q4_0`; empty if llama.cpp has no name for the weight, or if
+        only a part of the weight is rounded.
     """
     names = list(change.new)
     found = MODULE.search(names[0]) if len(names) == 1 else None

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEWEST_SAMPLES = 2
-"""Samples of which there is a spread."""
+"""Fewest samples for a standard error."""
 
 
 class UnknownChangeError(ArgumentError, KeyError):
-    """Error for a name without a price, which `in` and `get` of a mapping expect."""
+    """Error for an unknown change; also a KeyError, as `in` and `get` of a mapping need."""
 
     __str__ = Exception.__str__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Bill(Tabular, Mapping[str, Price]):
-    """Prices of changes by name, which share their sampled gradients.
+    """Mapping from changes to prices; all prices use the same sampled gradients.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -55,7 +55,7 @@ class Bill(Tabular, Mapping[str, Price]):
         >>> chosen = bill.allocate(bits=4.0)  # bits for each matrix
         >>> len(bill), len(chosen.choices), chosen.total.bits <= 4.0
         (12, 6, True)
-        >>> len(bill.check(3).measured)  # three of them made, one at a time
+        >>> len(bill.check(3).measured)  # three changes, made one at a time
         3
     """
 
@@ -63,19 +63,19 @@ class Bill(Tabular, Mapping[str, Price]):
     problem: Problem
     """Model, batches and loss."""
     changes: Mapping[str, Change]
-    """By name, in the order in which they were given."""
+    """Name → change, in the given order."""
     draws: Draws
-    """Numbers that all prices are made of."""
+    """Products of sampled gradients and changes, from which all prices are computed."""
     relative_sizes: tuple[float, ...]
-    """‖Δ‖ / ‖w‖ of each change, the largest of its weights."""
+    """‖Δ‖ / ‖w‖ of each change; the largest over its weights."""
     fingerprint: tuple[float, ...] = field(init=False)
-    """Checksums of the model's weights that were priced."""
+    """Checksums of the model's weights at the time of pricing."""
     around: Fingerprint = field(init=False)
-    """Fingerprint of what besides weights makes the loss: the model, its buffers, the batches."""
+    """Fingerprint of all else that the loss depends on: the model's form, buffers and batches."""
     holds_fingerprint = True
 
     def __post_init__(self) -> None:
-        """Take the fingerprints."""
+        """Compute the fingerprints."""
         object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
         self._note_around()
 
@@ -87,7 +87,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return {name: self._price([name]) for name in self.changes}
 
     def __getitem__(self, name: str) -> Price:
-        """Look up the price of a change."""
+        """Return the price of a change."""
         if name not in self.changes:
             raise UnknownChangeError(unknown_name("change", str(name), self.changes))
         return self._prices[name]
@@ -104,14 +104,14 @@ class Bill(Tabular, Mapping[str, Price]):
         """Price several changes that are made together, such as the choices of an allocation.
 
         Args:
-            names: names of changes that touch no entry in common; None: all.
+            names: names of changes without any common entry; None: all changes.
 
         Returns:
-            The price. Its diagonal adds up own terms; its full form holds the cross terms
-            Δ_iᵀH_oΔ_j too, which `cross` tells apart.
+            The price. Its `diagonal` is the sum over changes. Its `full` also contains the cross
+            terms Δ_iᵀH_oΔ_j, which `cross` shows separately.
 
         Raises:
-            ArgumentError: none, an unknown one, or two that touch an entry in common.
+            ArgumentError: there is no change, a name is unknown, or two changes share an entry.
         """
         chosen = list(self.changes) if names is None else _named(names)
         for name in chosen:
@@ -131,26 +131,26 @@ class Bill(Tabular, Mapping[str, Price]):
     def check(
         self, which: int | str | Sequence[str | tuple[str, ...]] = 20, held_out: Any = None
     ) -> BillCheck:
-        """Make changes one at a time, and measure what they cost.
+        """Make changes one at a time, and measure their KL divergence.
 
-        The model's own weights are never written: changed ones take their place for a pass.
+        The model's own weights are not modified: changed weights replace them during a pass.
 
         Args:
-            which: how many changes, evenly over the forecasts; or a name, or names, where a tuple
-                of names is made together.
-            held_out: other batches, or a problem of the same model; None: the bill's own data,
-                which favour it.
+            which: number of changes, evenly spaced in the ranking of forecasts; or a name, or
+                several names; the changes of a tuple of names are made together.
+            held_out: other batches, or a problem of the same model; None: the data of the bill, on
+                which forecasts look better.
 
         Returns:
-            Forecast beside measurement; `.to_rows()`, `.plot()`, `.within()`.
+            Forecasts and measurements; see `.to_rows()`, `.plot()`, `.within()`.
 
         Raises:
-            ArgumentError: no changes, unknown ones, several that touch an entry in common, a
-                problem of another model, weights that have changed since, other data where the
-                loss is a sum, or a single row.
+            ArgumentError: there is no change, a name is unknown, changes of a tuple share an entry,
+                `held_out` is of another model, the model or its weights have changed since, a
+                summed loss has other data, or there is a single row.
             RunError: a loss is not finite.
 
-        Cost: a forward pass over the held-out data for each change, and one more.
+        Cost: one forward pass over the held-out data for each change, and one more.
         """
         chosen: Any = which
         if isinstance(which, int) and not isinstance(which, bool):
@@ -188,11 +188,11 @@ class Bill(Tabular, Mapping[str, Price]):
             )
         changes = [[self.changes[name] for name in names] for names in sets]
         found = measure(problem, forecasts, changes, held_out=held_out is not None)
-        self._note_around()  # a pass may have changed what the model keeps, as a hook's list
+        self._note_around()  # a pass may have changed state of the model, such as a hook's list
         return found
 
     def _spread(self, count: int) -> list[str]:
-        """Choose so many changes, evenly over the forecasts; none below 1."""
+        """Choose `count` changes, evenly spaced in the ranking of forecasts; none if below 1."""
         ranked = sorted(self, key=lambda name: self[name].forecast.value)
         count = min(count, len(ranked))
         return [ranked[(2 * n + 1) * len(ranked) // (2 * count)] for n in range(count)]
@@ -204,20 +204,20 @@ class Bill(Tabular, Mapping[str, Price]):
         nats: float | None = None,
         costs: Mapping[str, float] | None = None,
     ) -> Allocation:
-        """Choose bits for each place: least cost for a mean budget, or least size for a bound.
+        """Choose bits for each place: least cost within mean bits, or least size within a cost.
 
         Args:
-            bits: mean over entries at most, scales not counted.
-            nats: summed cost at most.
-            costs: another cost of each change that rounds, by name, such as another tool's scores;
-                None: the forecasts.
+            bits: largest mean of bits per entry; scales are not counted.
+            nats: largest sum of costs, in nats per token.
+            costs: name of a rounding change → cost to use instead of its forecast, such as a score
+                of another tool; None: forecasts.
 
         Returns:
-            The choice; `.to_rows()`, `.save("bits.csv")`, `.plot()`, `.tensor_types()`.
+            The choice; see `.to_rows()`, `.save("bits.csv")`, `.plot()`, `.tensor_types()`.
 
         Raises:
-            ArgumentError: both or neither, no changes that round, one without a cost, or a budget
-                out of reach.
+            ArgumentError: both or neither of `bits` and `nats` are given, no change rounds, a cost
+                is missing, or the budget is out of reach.
 
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
@@ -242,11 +242,11 @@ class Bill(Tabular, Mapping[str, Price]):
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each change; see `Price`."""
+        """Return one row per change; see `Price`."""
         return [row for price in self.values() for row in price.to_rows()]
 
     def __str__(self) -> str:
-        """Say how many changes there are, what was spent, and the dearest."""
+        """Print the number of changes and of samples, and the most expensive change."""
         dearest = max(self.values(), key=lambda price: price.forecast.value)
         beyond = sum(not price.trusted for price in self.values())
         outside = f", {beyond} outside of the quadratic" if beyond else ""
@@ -254,13 +254,13 @@ class Bill(Tabular, Mapping[str, Price]):
         return f"bill of {len(self)} changes, {spent}{outside}; dearest: {dearest}"
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw the forecasts place by place, a series for each edit.
+        """Draw the forecasts by place, one series per edit.
 
         Args:
-            ax: axes of matplotlib to draw on; None for a figure of its own.
+            ax: axes of matplotlib to draw on; None: a new figure.
 
         Returns:
-            The figure that was drawn on.
+            The figure.
         """
         from hessblocks.drawing import plot
         from hessblocks.figures import Panel, Series
@@ -287,7 +287,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return plot(panel, ax)
 
     def _price(self, names: Sequence[str]) -> Price:
-        """Add up some changes over the pieces of the data."""
+        """Compute the price of changes made together, from the samples of all pieces of data."""
         chosen = [self.changes[name] for name in names]
         every = list(self.changes)
         columns = [every.index(name) for name in names]
@@ -298,7 +298,7 @@ class Bill(Tabular, Mapping[str, Price]):
         diagonal = draws.by_piece(draws.squares[:, columns].sum(1)) / 2
         signs = draws.signs(columns)
         share, random = 1.0, all(change.bits is not None for change in chosen)
-        if random:  # signs of other changes go together: their diagonal is another number
+        if random:  # only rounding has random signs, so that the diagonal is a forecast too
             share = weight_of_full(float(diagonal.sum()), float(full.sum()), signs, len(along))
         mixed = self._estimate((1 - share) * diagonal + share * full)
         error = math.hypot(mixed.standard_error, (1 - share) * math.sqrt(signs))
@@ -326,14 +326,14 @@ class Bill(Tabular, Mapping[str, Price]):
 
 
 def _around(problem: Problem) -> Fingerprint:
-    """Fingerprint what a loss is made of besides weights."""
+    """Compute the fingerprint of all that a loss depends on besides weights."""
     with exclusive(problem.model):
         form = fingerprint_of(problem.model, problem.loss)
         return form, checksums(problem.model.buffers()), problem.batches.digest()
 
 
 def _named(names: Any) -> tuple[str, ...]:
-    """Bring a name, or several, into one form."""
+    """Convert a name, or several names, to a tuple of names."""
     several = isinstance(names, Iterable) and not isinstance(names, str)
     found = tuple(names if several else [names])
     if not all(isinstance(name, str) for name in found):
@@ -342,7 +342,7 @@ def _named(names: Any) -> tuple[str, ...]:
 
 
 def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
-    """Put another cost in the place of a forecast."""
+    """Replace the forecast of a price by another cost."""
     given, cost = costs.get(price.name, math.nan), math.nan
     with suppress(TypeError, ValueError):
         cost = float(given)
@@ -357,32 +357,33 @@ def price(
     samples: int = 32,
     seed: int = 0,
 ) -> Bill:
-    """Forecast the KL divergence that changes of weights cost, before they are made.
+    """Forecast the KL divergence of weight changes, before they are made.
 
-    Each sample is a gradient of random signs in the logits, over a piece of the data of its own, as
-    `curvature_map(method="sampled")` takes them: g with E g gᵀ = H_o. It gives ½ (g·Δ)² and
-    ½ Σ g²Δ² of every change at once. The error over pieces is that over samples and data together.
+    Each sample is a gradient g of random signs in the logits, over one piece of the data, as in
+    `curvature_map(method="sampled")`, with E g gᵀ = H_o. One gradient gives ½ (g·Δ)² and ½ Σ g²Δ²
+    for every change. The standard error is computed over pieces, so that it covers the randomness
+    of samples and of data.
 
     Args:
-        problem: model, batches and loss, any but a callable. Many short rows tell more of the error
-            over text than few long ones.
-        changes: by name, each a mapping from parameter names to new tensors or to functions of the
-            old ones; or what `change_each` makes.
-        samples: gradients at least; one for each row where there are more rows.
+        problem: model, batches and loss; the loss must not be a callable. Many short rows give a
+            better standard error over text than few long ones.
+        changes: name → mapping from parameter names to new tensors, or to functions of the old
+            tensors; or the result of `change_each`.
+        samples: fewest sampled gradients; if there are more rows, one gradient per row.
         seed: seed of the signs.
 
     Returns:
-        The prices by name, in nats per token for the cross-entropies, else in units of the loss;
+        Prices by name, in nats per token for cross-entropies, else in units of the loss; see
         `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: fewer than 2 samples, no changes, one of a parameter that is not there, is
-            frozen or tied to another, of another shape or not finite, a loss whose curvature is not
-            known, a single row, or several processes.
+        ArgumentError: there are fewer than 2 samples, no changes, a single row or several
+            processes; a changed parameter does not exist, is frozen or tied to another; a new
+            tensor has another shape or is not finite; or the loss has no known curvature.
         RunError: a loss or a gradient is not finite.
 
-    Cost: a forward pass and two backward passes over the data where there are as many rows as
-        samples, and for every change four multiplications per entry and sample.
+    Cost: one forward and two backward passes over the data if there are as many rows as samples,
+        and four multiplications per change, entry and sample.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.

@@ -1,4 +1,4 @@
-"""Changes of weights: which parameters become what, checked before anything is computed."""
+"""Describe changes of weights: new values of parameters, checked before anything is computed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ from hessblocks.curvature.products import Problem
 from hessblocks.errors import ArgumentError
 
 New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-"""A new tensor, an edit, or a function from the old tensor to the new one."""
+"""New value of a parameter: a tensor, an edit, or a function of the old tensor."""
 ALIKE = 1e-3
-"""Difference of two checksums of one Δ, over ‖Δ‖, up to which it is taken for round-off."""
+"""Largest difference of two checksums of Δ, relative to ‖Δ‖, that counts as round-off."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Change:
-    """Change of weights, made when it is asked for.
+    """Change of weights; its new tensors are computed when needed.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -33,38 +33,39 @@ class Change:
     """
 
     name: str
-    """Its own among all changes."""
+    """Unique name of the change."""
     place: str
-    """Weight or group that it changes; changes of one place exclude each other."""
+    """Weight or group that is changed; changes of one place exclude each other."""
     how: str
-    """Such as `3 bits`."""
+    """Description of the edit, such as `3 bits`."""
     bits: int | None
-    """Bits per entry that are left; None where it does not round."""
+    """Bits per entry after rounding; None if the change does not round."""
     views: tuple[ParameterView, ...]
-    """The entries that may change."""
+    """Entries that may change."""
     new: Mapping[str, New]
-    """By parameter name."""
+    """Parameter name → new value."""
     noted: dict[str, float] = field(default_factory=dict)
-    """Checksum of Δ by parameter name, as it was when the change was first made for a bill."""
+    """Parameter name → checksum of Δ when the change was first computed for a bill."""
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Number of entries that may change."""
         return sum(view.size for view in self.views)
 
     def made(
         self, parameters: Mapping[str, Float[Tensor, "..."]]
     ) -> Iterator[tuple[str, Float[Tensor, "..."]]]:
-        """Make the new tensors one at a time, in the dtype of the old ones.
+        """Compute the new tensors one at a time, in the dtype of the old ones.
 
         Args:
-            parameters: the old ones, which stay as they are.
+            parameters: old tensors, which are not modified.
 
         Yields:
             Name and new tensor.
 
         Raises:
-            ArgumentError: one is no tensor of real and finite numbers, or has another shape.
+            ArgumentError: a new value is not a tensor of real and finite numbers, or has another
+                shape.
         """
         for name, value in self.new.items():
             old = parameters[name]
@@ -90,10 +91,10 @@ class Change:
             yield name, found
 
     def check_same(self, name: str, delta: Float[Tensor, "..."]) -> None:
-        """Note the checksum of Δ, and require that it is the one noted before.
+        """Store the checksum of Δ at the first call, and compare with it at later calls.
 
         Raises:
-            ArgumentError: it is not.
+            ArgumentError: the checksum differs.
         """
         (found,) = checksums([delta])
         far = abs(found - self.noted.setdefault(name, found))
@@ -105,7 +106,7 @@ class Change:
             )
 
     def relative_size(self, parameters: Mapping[str, Float[Tensor, "..."]]) -> float:
-        """Compute ‖Δ‖ / ‖w‖ and return the largest over the parameters; 0 if nothing changes."""
+        """Compute the largest ‖Δ‖ / ‖w‖ over the parameters; 0 if nothing changes."""
         found = [0.0]
         for name, new in self.made(parameters):
             old, views = parameters[name], [v for v in self.views if v.parameter == name]
@@ -116,7 +117,7 @@ class Change:
 
 
 def _edited(edit: Edit, name: str, old: Tensor, views: Iterable[ParameterView]) -> Tensor:
-    """Edit some entries of a parameter."""
+    """Apply an edit to the viewed entries of a parameter; return the new tensor."""
     found = old.clone(memory_format=torch.contiguous_format)
     for view in views:
 
@@ -136,16 +137,17 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
     """Make one change for each weight matrix of a model, or each group, and each edit.
 
     Args:
-        where: a model, whose matrices are its trainable parameters of two axes and more besides
-            embeddings and what is tied to them; or groups by name, as `parameter_groups` and
-            `custom_groups` give them.
-        edits: such as `rounded(bits=3), rounded(bits=4)`.
+        where: a model, whose matrices are its trainable parameters with two or more axes, without
+            embeddings and parameters tied to them; or groups by name, from `parameter_groups` or
+            `custom_groups`.
+        edits: edits, such as `rounded(bits=3), rounded(bits=4)`.
 
     Returns:
-        Changes by name, which is `PLACE, EDIT`, such as `layers.0.mlp.in, 3 bits`.
+        Changes by their name `PLACE, EDIT`, such as `layers.0.mlp.in, 3 bits`.
 
     Raises:
-        ArgumentError: no edit, two that are described alike, or nothing to change.
+        ArgumentError: there is no edit, two edits have the same description, or there is nothing
+            to change.
 
     Examples:
         >>> import hessblocks as hb
@@ -203,18 +205,19 @@ def _matrices(model: nn.Module) -> dict[str, tuple[ParameterView, ...]]:
 def checked_changes(
     problem: Problem, changes: Iterable[Change] | Mapping[str, Change | Mapping[str, New]]
 ) -> tuple[Change, ...]:
-    """Bring changes into one form, and require that they fit the model.
+    """Convert all forms of changes to `Change`, and check that they fit the model.
 
     Args:
-        problem: whose model they are of.
-        changes: by name, each a mapping from parameter names to new tensors or to functions of the
-            old ones; or what `change_each` makes.
+        problem: problem whose model is changed.
+        changes: name → mapping from parameter names to new tensors, or to functions of the old
+            tensors; or the result of `change_each`.
 
     Returns:
         The changes.
 
     Raises:
-        ArgumentError: none, two of one name, a parameter that is not there, is frozen or tied.
+        ArgumentError: there is no change, two have one name, or a parameter does not exist, is
+            frozen, or is tied to another.
     """
     several: Any = changes if isinstance(changes, Iterable) else [changes]
     named = isinstance(several, Mapping)
@@ -237,7 +240,7 @@ def checked_changes(
 
 
 def _own(problem: Problem, name: str, new: Any) -> Change:
-    """Make a change of a user's mapping."""
+    """Make a change from a mapping of parameter names to new values."""
     if not isinstance(new, Mapping) or not new:
         raise ArgumentError(
             f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"

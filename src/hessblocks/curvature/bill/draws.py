@@ -1,12 +1,12 @@
-"""Sampled gradients times changes: a few numbers for each, and no gradient is kept.
+"""Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
 Letters: U pieces of the data, D samples, J changes, M pairs of samples, g sampled gradient, Δ
 change, n tokens of a part.
 
-Each sample goes through a piece of the data, a row or several; of fewer than four rows it goes
-through some tokens of one, although these are alike. What differs between pieces then is the
-error over samples and over text in one: a sample of all the text would cost as much, and tell
-nothing of other text.
+Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
+four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
+over pieces contains both the error over samples and the error over text. A sample on the whole text
+would cost as much, and would show nothing about other text.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import default_limit, working_dtype
 
 HELD = 4, 8
-"""Gradients that are held, fewest and most, while each change is made once for all of them."""
+"""Fewest and most gradients held at once; each change is computed once for all of them."""
 AT_ONCE = 1 << 14
-"""Entries multiplied together, which stay in a processor's cache."""
+"""Entries multiplied at a time, few enough for a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Draws:
-    """Numbers that all forecasts are made of, in float64 on the CPU."""
+    """Products of sampled gradients and changes, for all forecasts; float64 on the CPU."""
 
     shares: Float[Tensor, " U"]
-    """Share of the tokens that each piece has; they add up to 1."""
+    """Share of the tokens in each piece; the sum is 1."""
     pieces: Int[Tensor, " D"]
-    """Index of the piece that each sample goes through."""
+    """Index of the piece that each sample is computed on."""
     along: Float[Tensor, "D J"]
-    """g·Δ; its square, added over pieces, has the mean ΔᵀH_oΔ."""
+    """g·Δ; the expectation of its square, summed over pieces, is ΔᵀH_oΔ."""
     squares: Float[Tensor, "D J"]
-    """Σ g² Δ²; added over pieces, it has the mean Σ diag(H_o) Δ²."""
+    """Σ g² Δ²; its expectation, summed over pieces, is Σ diag(H_o) Δ²."""
     pairs: Float[Tensor, "M J"]
-    """Σ g g' Δ² of pairs of samples; its square has the mean of (Δ_i H_ij Δ_j)² over pieces."""
+    """Σ g g' Δ² of pairs of samples; its square estimates Σ (Δ_i H_ij Δ_j)² over pieces."""
     slopes: Float[Tensor, "U J"]
-    """∇L·Δ of each piece's share of the loss."""
+    """∇L·Δ, with L the share of each piece in the loss."""
 
     def by_piece(self, values: Float[Tensor, " D"]) -> Float[Tensor, " U"]:
         """Average over the samples of each piece."""
@@ -57,7 +57,7 @@ class Draws:
         return sums / self.pieces.bincount(minlength=len(sums))
 
     def signs(self, columns: Sequence[int]) -> float:
-        """Compute ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""
+        """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""
         pairs = self.pairs[:, columns].sum(1).square()
         return float(pairs.mean()) * len(self.shares) ** 2 / 2 if len(pairs) else 0.0
 
@@ -65,16 +65,16 @@ class Draws:
 def parts_of(
     loss: BatchLoss, logits: Float[Tensor, "..."], most: int
 ) -> Iterator[tuple[Int[Tensor, " n"], float]]:
-    """Cut the data of a pass into parts of equal size, in their order.
+    """Cut the data of a pass into consecutive parts of equal size.
 
     Args:
         loss: loss of the pass.
-        logits: its logits.
-        most: parts at most.
+        logits: logits of the pass.
+        most: most parts.
 
     Yields:
-        Places of a part among the tokens, or among the rows where the loss is not cross-entropy,
-        and how many count in the mean there.
+        Indices of the part's tokens (of its rows if the loss is not cross-entropy), and the number
+        of them that count in the mean loss.
     """
     if isinstance(loss, CrossEntropy):
         places = (loss.targets.flatten() != IGNORED).nonzero()[:, 0]
@@ -87,7 +87,7 @@ def parts_of(
 
 
 def _mask(part: Tensor, loss: BatchLoss, logits: Tensor) -> Float[Tensor, "..."]:
-    """Make a mask: 1 for the logits of a part, else 0; broadcast over the last axes."""
+    """Make a mask: 1 at the logits of a part, 0 elsewhere; it broadcasts over the last axes."""
     rows = loss.targets.shape if isinstance(loss, CrossEntropy) else logits.shape[:1]
     mask = torch.zeros(math.prod(rows), dtype=logits.dtype, device=logits.device)
     mask[part.to(mask.device)] = 1.0
@@ -95,20 +95,20 @@ def _mask(part: Tensor, loss: BatchLoss, logits: Tensor) -> Float[Tensor, "..."]
 
 
 def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int) -> Draws:
-    """Draw samples, each of a piece of the data, and multiply them with all changes.
+    """Draw sampled gradients, each on a piece of the data, and multiply them with all changes.
 
     Args:
         problem: model, batches and loss.
-        changes: made one after another, once for up to eight gradients.
-        samples: at least so many are drawn.
+        changes: changes; each is computed once for up to eight gradients.
+        samples: fewest samples.
         seed: seed of the signs.
 
     Returns:
-        The numbers.
+        The products.
 
     Raises:
-        ArgumentError: a loss whose curvature has no root that is known, several processes, or a
-            single row.
+        ArgumentError: the curvature of the loss has no known root, there are several processes, or
+            a single row.
         RunError: a loss or a gradient is not finite.
     """
     if not sampled.root_is_known(problem):
@@ -139,7 +139,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
 def _draw_pass(
     passed: sampled.SampledPass, ledger: _Ledger, each: int, most: int, seed: int
 ) -> None:
-    """Draw the samples of one pass, which share its parts in turn if there are fewer."""
+    """Draw the samples of one pass; they use its parts in turn, if there are fewer parts."""
     loss, logits = passed.loss, passed.values
     parts = list(parts_of(loss, logits, most))
     first = len(ledger.counts)
@@ -155,7 +155,7 @@ def _draw_pass(
 
 
 class _Ledger:
-    """Gradients of the moment, and the numbers of those before."""
+    """Buffer of gradients; `settle` multiplies them with all changes and keeps the products."""
 
     def __init__(self, problem: Problem, changes: Sequence[Change], *, most: int) -> None:
         self.problem, self._changes, self._most = problem, changes, most
@@ -172,8 +172,8 @@ class _Ledger:
             self.settle()
 
     def settle(self) -> None:
-        """Make each change once, and multiply all kept gradients with it."""
-        self.held.sort(key=lambda one: one[1])  # samples first: only those are squared
+        """Compute each change once, and multiply all held gradients with it."""
+        self.held.sort(key=lambda one: one[1])  # samples first: only they are squared
         parameters, samples = self.problem.parameters, sum(not slope for _, slope, _ in self.held)
         along = torch.zeros(len(self._changes), len(self.held), dtype=torch.float64)
         grams = torch.zeros(len(self._changes), samples, samples, dtype=torch.float64)

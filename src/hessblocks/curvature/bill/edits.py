@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from hessblocks.errors import ArgumentError
 
 Cut = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
-"""From a whole parameter to the entries that are edited."""
+"""Function from a whole parameter to its edited entries."""
 MOST_BITS = 16
 
 
@@ -27,28 +27,28 @@ class Edit:
     how: str
     """Description of the change, such as `3 bits`."""
     new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
-    """From the old entries, the parameter's name and its cut to the new entries."""
+    """Computes the new entries from the old ones, the parameter's name and its `Cut`."""
     bits: int | None = None
-    """Bits per entry that it leaves; None where it does not round."""
+    """Bits per entry after rounding; None if the edit does not round."""
     symmetric: bool = False
-    """Whether 0 is among its levels."""
+    """Whether 0 is one of the levels of rounding."""
 
 
 def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
     """Round to nearest among 2^b levels, in blocks of consecutive entries of the last axis.
 
     Args:
-        bits: b, from 1 to 16. What a block's scale takes is not counted.
-        block: entries that share a scale.
-        symmetric: with 0 among the levels: multiples from −2^(b−1) to 2^(b−1) − 1 of a step that
-            sends the largest entry to −2^(b−1), as llama.cpp's Q4_0 does; else from the smallest
-            entry to the largest, as Q4_1 does.
+        bits: b, from 1 to 16; the bits of a block's scale are not counted.
+        block: number of entries that share a scale.
+        symmetric: whether 0 is a level. If so, levels are the multiples from −2^(b−1) to
+            2^(b−1) − 1 of a step that maps the entry of largest magnitude to −2^(b−1), as in
+            llama.cpp's Q4_0. Else levels go from the smallest entry to the largest, as in Q4_1.
 
     Returns:
         The edit.
 
     Raises:
-        ArgumentError: no such bits, or an empty block.
+        ArgumentError: `bits` or `block` is out of range.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -66,7 +66,7 @@ def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
     def new(old: Tensor, name: str, cut: Cut) -> Tensor:
         width = old.shape[-1] if old.ndim else 1
         rows = old.reshape(1, -1, width).to(torch.promote_types(old.dtype, torch.float32))
-        # the last block of a row repeats its last entry, which changes no range
+        # padding repeats the last entry of a row, which does not change the range of its block
         padded = F.pad(rows, (0, -width % block), mode="replicate")
         found = levels(padded.view(-1, block), bits).view(padded.shape)
         return found[..., :width].reshape(old.shape)
@@ -88,7 +88,7 @@ def _between_ends(blocks: Tensor, bits: int) -> Tensor:
 
 
 def _step(step: Tensor) -> Tensor:
-    """Compute the step between levels; 1 for a block without a range, which stays as it is."""
+    """Replace a step of 0 by 1, in place: a block of equal entries then stays unchanged."""
     return step.masked_fill_(step == 0, 1.0)
 
 
@@ -102,7 +102,7 @@ def pruned(*, share: float) -> Edit:
         The edit.
 
     Raises:
-        ArgumentError: no such share.
+        ArgumentError: `share` is not between 0 and 1.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -125,14 +125,14 @@ def merged(other: nn.Module | Mapping[str, Float[Tensor, "..."]], *, weight: flo
     """Average with another model: (1 − weight) · old + weight · other.
 
     Args:
-        other: a model of the same form, or its tensors by parameter name.
-        weight: weight of the other, from 0 to 1.
+        other: a model of the same architecture, or its tensors by parameter name.
+        weight: weight of `other`, from 0 to 1.
 
     Returns:
         The edit.
 
     Raises:
-        ArgumentError: no such weight, or neither a model nor tensors by name.
+        ArgumentError: `weight` is not between 0 and 1, or `other` is no model and no mapping.
 
     Examples:
         >>> import torch, hessblocks as hb

@@ -1,8 +1,8 @@
-"""Measure what changes cost, beside the forecasts.
+"""Measure the divergence of changes, and compare it with the forecasts.
 
-The divergence of a token is the Bregman divergence of its loss, ℓ(f') − ℓ(f) − ⟨∂ℓ(f), f' − f⟩,
-which no label enters: KL(p ‖ p') for cross-entropy, (f' − f)² for squared error. Letters: f logits
-before the change, f' after it, U pieces of the data, J sets of changes.
+The divergence of a token is the Bregman divergence of its loss, ℓ(f') − ℓ(f) − ⟨∂ℓ(f), f' − f⟩. It
+does not depend on labels: it is KL(p ‖ p') for cross-entropy, (f' − f)² for squared error. Letters:
+f logits before the change, f' logits after it, U pieces of the data, J sets of changes.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PIECES = 32
-"""Pieces of the data that the error is taken over: of rows, or of the tokens of a single one."""
+"""Number of pieces of data for the standard error: pieces of rows, or of a single row's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BillCheck(Tabular):
-    """Forecast beside measured KL of some changes."""
+    """Forecast and measured KL divergences of changes."""
 
     forecasts: tuple[Price, ...]
-    """Prices that the bill forecasts."""
+    """Prices from the bill."""
     measured: tuple[Estimate, ...]
-    """KL in nats per token, its error over the tokens."""
+    """Measured KL in nats per token, with its standard error over the data."""
     held_out: bool
-    """Whether it was measured on other data than the forecasts."""
+    """Whether the data of the measurement differ from those of the forecasts."""
 
     def within(self, errors: float = 1.0) -> float:
-        """Compute the share of changes whose forecast lies within so many joint standard errors."""
+        """Compute the share of changes whose forecast is within `errors` joint standard errors."""
         near = [
             abs(price.forecast.value - found.value)
             <= errors * math.hypot(price.forecast.standard_error, found.standard_error)
@@ -56,7 +56,7 @@ class BillCheck(Tabular):
         return sum(near) / len(near)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return name, forecast and measured KL, their errors and ratio, and why not to trust."""
+        """List name, forecast and measured KL, errors, ratio, and why a forecast is not trusted."""
         return [
             {
                 "name": price.name,
@@ -71,7 +71,7 @@ class BillCheck(Tabular):
         ]
 
     def __str__(self) -> str:
-        """Say how many forecasts agree with the measurement."""
+        """Print ratios of forecast and measurement, and how many agree."""
         ratios = [row["ratio"] for row in self.to_rows() if not math.isnan(row["ratio"])] or [1.0]
         text = "held-out data" if self.held_out else "the bill's own data"
         within = (f"{100 * self.within(errors):.0f} %" for errors in (1, 2, 3))
@@ -82,13 +82,13 @@ class BillCheck(Tabular):
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw measured KL against forecast, with both errors and the line where they agree.
+        """Plot measured KL over forecast KL, with error bars and the line of equality.
 
         Args:
-            ax: axes of matplotlib to draw on; None for a figure of its own.
+            ax: axes of matplotlib to draw on; None: a new figure.
 
         Returns:
-            The figure that was drawn on.
+            The figure.
         """
         from hessblocks.drawing import plot
         from hessblocks.figures import Panel, Series
@@ -133,16 +133,16 @@ def measure(
     """Measure the divergence of each set of changes, made together.
 
     Args:
-        problem: data that it is measured on.
-        forecasts: one for each set.
-        sets: made one after another for each pass over the data, in the place of the parameters.
-        held_out: whether the data are others than the forecasts'.
+        problem: model, loss, and data to measure on.
+        forecasts: price of each set.
+        sets: sets of changes; for each pass over data, they replace the parameters in turn.
+        held_out: whether the data differ from those of the forecasts.
 
     Returns:
-        Forecast beside measurement.
+        Forecasts and measurements.
 
     Raises:
-        ArgumentError: a single row.
+        ArgumentError: there is a single row.
         RunError: a divergence is not finite.
     """
     rows, passes, counts = sum(problem.batches.rows), [], []
@@ -173,7 +173,7 @@ def measure(
 def _together(
     changes: Sequence[Change], parameters: Mapping[str, Float[Tensor, "..."]]
 ) -> dict[str, Float[Tensor, "..."]]:
-    """Combine several changes into all parameters; two may change one parameter."""
+    """Apply several changes to the parameters; two changes may edit one parameter."""
     found = dict(parameters)
     for change in changes:
         for name, new in change.made(found):
@@ -184,7 +184,7 @@ def _together(
 
 
 class _Before:
-    """Logits of a pass at the model's own weights, part by part, with loss and gradient."""
+    """Logits, loss and gradient of a pass at the model's own weights, part by part."""
 
     def __init__(
         self, problem: Problem, batch: Batch, parameters: Mapping[str, Tensor], most: int
@@ -203,7 +203,7 @@ class _Before:
             self.counts.append(count)
 
     def divergences(self, parameters: Mapping[str, Tensor]) -> list[float]:
-        """Sum the divergences of each part."""
+        """Compute the sum of divergences over each part, at other parameters."""
         logits, _ = self._logits(parameters)
         found = []
         for own, loss, before, gradient, total in self._parts:
@@ -218,5 +218,5 @@ class _Before:
 
 
 def _some(logits: Tensor, part: Tensor | None) -> Tensor:
-    """Compute logits of a part, in float64, since small differences of large losses are taken."""
+    """Select the logits of a part, in float64: small differences of large losses follow."""
     return (logits if part is None else logits.flatten(0, -2)[part.to(logits.device)]).double()

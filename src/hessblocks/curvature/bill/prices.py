@@ -1,6 +1,6 @@
-"""Price of a change: what the quadratic says, its errors, and whether it can be trusted.
+"""Price of a change: its quadratic forecast, standard error, and whether the forecast is trusted.
 
-Letters: U pieces of the data, x what a piece adds to a sum.
+Letters: U pieces of the data, x contribution of a piece to a sum.
 """
 
 import math
@@ -14,16 +14,16 @@ from hessblocks.linalg import Estimate, student_factor
 from hessblocks.storage import Tabular
 
 MOST_NATS = 0.1
-"""Largest forecast at which the quadratic is trusted (docs/price.md has the measurements)."""
+"""Largest trusted forecast, in nats per token (docs/price.md has the measurements)."""
 MOST_CHANGED = 0.35
-"""Largest ‖Δ‖ / ‖w‖ of a weight at which it is."""
+"""Largest ‖Δ‖ / ‖w‖ of a weight for a trusted forecast."""
 APART = 3.0
-"""Errors between both forms from which on the signs of a rounding are not taken for random."""
+"""If full form and diagonal differ by more standard errors, signs of Δ do not count as random."""
 FEWEST_PIECES = 4
-"""Pieces below which Student's t has no variance; fewer get the factor of so many."""
+"""Fewest pieces for which Student's t has a variance; fewer pieces get the factor of 4."""
 SQUARES = 10
-"""Widening of the error of a sum of squares, in relative variances (fitted): of 32 squared normal
-numbers three errors then cover 99 %, and 97 to 98 % where these have unlike widths."""
+"""Factor 1 + SQUARES · relative variance for the error of a sum of squares (fitted): three errors
+then cover 99 % of sums of 32 squared normal numbers, 97 to 98 % if their widths differ."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,31 +33,31 @@ class Price(Tabular):
     name: str
     """Name of the change, or the number of changes that are made together."""
     place: str
-    """Weight or group that it changes."""
+    """Weight or group that is changed."""
     how: str
-    """Such as `3 bits`."""
+    """Description of the edit, such as `3 bits`."""
     bits: float | None
-    """Bits per entry that are left, scales not counted; None where it does not round."""
+    """Bits per entry after rounding, scales not counted; None if the change does not round."""
     size: int
-    """Entries that may change."""
+    """Number of entries that may change."""
     relative_size: float
-    """‖Δ‖ / ‖w‖, the largest of its weights."""
+    """‖Δ‖ / ‖w‖, the largest over its weights."""
     forecast: Estimate
-    """½ ΔᵀH_oΔ as far as both forms know it, with the error over samples, data and signs."""
+    """½ ΔᵀH_oΔ, a weighted mean of `full` and `diagonal`; its error covers samples, data, signs."""
     full_share: float
-    """Weight of the full form in the forecast, 1 but for rounding; the rest is the diagonal's."""
+    """Weight of `full` in the forecast: 1 except for rounding; `diagonal` has the rest."""
     diagonal: Estimate
     """½ Σ diag(H_o) Δ²."""
     full: Estimate
     """½ ΔᵀH_oΔ."""
     cross: Estimate
-    """Share of the full form that pairs of different changes add; 0 for a single change."""
+    """Part of `full` from pairs of different changes; 0 for a single change."""
     gradient: Estimate
-    """∇L·Δ, what the loss itself changes by to first order."""
+    """∇L·Δ, the first-order change of the loss."""
 
     @property
     def outside(self) -> str:
-        """Why the quadratic is not trusted here; empty where it is."""
+        """Reason why the forecast is not trusted; empty if it is."""
         if self.forecast.value > MOST_NATS:
             return f"forecast above {MOST_NATS:g} nats"
         if self.relative_size > MOST_CHANGED:
@@ -66,11 +66,11 @@ class Price(Tabular):
 
     @property
     def trusted(self) -> bool:
-        """True where the quadratic is trusted."""
+        """True if the forecast is trusted."""
         return not self.outside
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Build one row: the forecast, both forms, the gradient's term, each with its error."""
+        """Build one row: forecast, diagonal, full, cross and gradient, each with its error."""
         about = {
             name: getattr(self, name)
             for name in ("name", "place", "how", "bits", "size", "relative_size", "full_share")
@@ -82,26 +82,26 @@ class Price(Tabular):
         return [{**about, **numbers, "outside": self.outside}]
 
     def __str__(self) -> str:
-        """Say the forecast with its error, and where it ends."""
-        said = f"{self.forecast.value:.3g} ± {self.forecast.standard_error:.1g} nats"
-        return f"{self.name}: {said}" + (f" (outside: {self.outside})" if self.outside else "")
+        """Print the forecast with its error, and the reason if it is not trusted."""
+        value = f"{self.forecast.value:.3g} ± {self.forecast.standard_error:.1g} nats"
+        return f"{self.name}: {value}" + (f" (outside: {self.outside})" if self.outside else "")
 
 
 def weight_of_full(diagonal: float, full: float, signs: float, samples: int) -> float:
-    """Weigh the full form against the diagonal, by inverse variances.
+    """Compute the weight of the full form against the diagonal, by inverse variances.
 
-    The full form has the error of a mean of D squares, 2/D of its square. The diagonal leaves out
-    Σ_{i≠j} Δ_i H_ij Δ_j / 2, whose mean is 0 and whose variance is `signs` where the signs of Δ are
-    random, as those of rounding are. A difference beyond three errors says that they are not.
+    The full form is a mean of D squares; its variance is 2/D of its square. The diagonal leaves out
+    Σ_{i≠j} Δ_i H_ij Δ_j / 2. If the signs of Δ are random, as in rounding, this has mean 0 and
+    variance `signs`. A difference of more than three errors shows that they are not random.
 
     Args:
         diagonal: ½ Σ diag(H_o) Δ².
         full: ½ ΔᵀH_oΔ.
         signs: ½ Σ (Δ_i H_ij Δ_j)².
-        samples: D.
+        samples: number of samples D.
 
     Returns:
-        From 0 to 1.
+        Weight from 0 to 1.
     """
     noise = 2 / samples * diagonal**2
     left_out = max(signs, (full - diagonal) ** 2 - APART**2 * noise)
@@ -111,20 +111,20 @@ def weight_of_full(diagonal: float, full: float, signs: float, samples: int) -> 
 def ratio_estimate(
     values: Float[Tensor, " U"], shares: Float[Tensor, " U"], probes: int, *, square: bool = True
 ) -> Estimate:
-    """Add up results over the pieces of the data; the error is estimated from the pieces.
+    """Sum values over the pieces of the data, with a standard error from their spread.
 
-    With s the share of the tokens and t = Σ x, the variance is U/(U−1) Σ (x − s t)², that of a
-    ratio. It is widened by Student's factor, and for squares by 1 + 10 r with r the relative
-    variance: a low sum of squares comes with a low spread, and pieces are unlike.
+    With s the share of the tokens and t = Σ x, the variance is U/(U−1) Σ (x − s t)², as for a ratio
+    estimator. The error is multiplied by Student's factor, and for squares by 1 + 10 r with r the
+    relative variance: a low sum of squares has a low spread too, and pieces differ.
 
     Args:
         values: x of each piece.
         shares: s of each piece.
-        probes: what was spent.
+        probes: number of samples, for the result.
         square: whether the values are squares of random numbers.
 
     Returns:
-        The sum.
+        The sum and its standard error.
     """
     total, count = float(values.sum()), len(values)
     variance = float((values - shares * total).square().sum()) * count / (count - 1)

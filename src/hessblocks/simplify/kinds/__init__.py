@@ -1,4 +1,4 @@
-"""Kinds of removal, a file each: from a layer to a candidate, or None where it has no such part."""
+"""Kinds of removal: functions from a layer to a candidate; None if the layer lacks the part."""
 
 from hessblocks.simplify.kinds.frozen_norm import attention_norm, mlp_norm
 from hessblocks.simplify.kinds.heads_and_units import heads, units
@@ -25,4 +25,4 @@ KINDS: dict[str, Kind] = {
     "heads": heads,
     "mlp units": units,
 }
-"""By name, in the order of the table."""
+"""Name → kind of removal, in the order of the table."""

@@ -1,7 +1,7 @@
-"""Freeze a norm to its mean scale, and fold it into the matrices that read it.
+"""Freeze the scale of a norm to its mean, and fold the norm into the matrices that read it.
 
-RMSNorm is x g / rms(x), with the mean of 1 / rms(x) over tokens in the place of 1 / rms(x) it is
-linear; LayerNorm is so too once the mean is taken away by a matrix. Letters: D width.
+RMSNorm is x g / rms(x). It becomes linear if 1 / rms(x) is replaced by its mean over tokens. So
+does LayerNorm, whose subtraction of the mean is a matrix. Letters: D width.
 """
 
 from __future__ import annotations

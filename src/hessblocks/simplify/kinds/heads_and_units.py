@@ -1,4 +1,4 @@
-"""Take away a group of heads that share keys and values, or a quarter of the MLP's units."""
+"""Remove a group of heads with shared keys and values, or a quarter of the MLP's units."""
 
 import torch
 from torch import Tensor
@@ -9,20 +9,20 @@ from hessblocks.simplify.place import Candidate, Place
 
 READ = ("query", "key", "value")
 UNITS = 0.25
-"""Share of the units that goes at a time, where nobody says another."""
+"""Default share of the units that is removed at a time."""
 OUTPUT = "mlp.output"
 SINK = "attention.sink.scores"
 
 
 def heads(at: Place) -> Candidate | None:
-    """Take the group of heads away that the refitted projection misses least."""
+    """Remove the group of heads whose loss the refitted projection corrects best."""
     block, places = at.block, [f"attention.{name}" for name in READ]
     groups, width = block.resolved_key_value_heads, block.resolved_head_width
     part = block.attention
     if not at.dense(*places, PROJECTION) or part.shaping is not None or part.gate is not None:
         return None
     if groups == 1 or part.query_key == "one-matrix" or block.position.biased:
-        return None  # slopes of ALiBi are by head
+        return None  # ALiBi has a slope per head
     mixed, wanted = at.projection_pairs(at.layer)
     equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
@@ -50,7 +50,7 @@ def heads(at: Place) -> Candidate | None:
 
 
 def units(at: Place, share: float = UNITS) -> Candidate | None:
-    """Take a quarter of the MLP's units away, those that add least on the text."""
+    """Remove a share of the MLP's units, those with the smallest output on the text."""
     read = ["mlp.input", *(["mlp.gate"] if at.block.mlp.gated else [])]
     gone = int(share * at.block.resolved_mlp_width)
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
@@ -70,19 +70,19 @@ def units(at: Place, share: float = UNITS) -> Candidate | None:
 
 
 def _cut(state: dict[str, Tensor], name: str, kept: Tensor) -> dict[str, Tensor]:
-    """Weight and bias of a matrix with the outputs that are kept."""
+    """Return weight and bias of a matrix, with only the kept outputs."""
     ends = (f"{name}.weight", f"{name}.bias")
     return {end: state[end][kept] for end in ends if end in state}
 
 
 def _others(group: int, groups: int, width: int) -> Tensor:
-    """Entries of all groups but one."""
+    """Return the indices of all entries except those of one group."""
     every = torch.arange(groups * width)
     return every[every // width != group]
 
 
 def _widened(at: Place, name: str, new: dict[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
-    """The refitted matrix in its old shape: zeros at inputs that go."""
+    """Return the refitted matrix in its old shape, with zeros at removed inputs."""
     full = torch.zeros_like(at.layer.get_submodule(name).weight.detach())
     full[:, kept] = new[f"{name}.weight"]
     return {**new, f"{name}.weight": full}

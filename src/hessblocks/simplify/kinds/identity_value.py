@@ -1,7 +1,7 @@
-"""Replace value ∘ projection by the identity: shaped attention (αI + βA − γC) X, gains refitted.
+"""Replace value and projection by the identity: shaped attention (αI + βA − γC) X, gains refitted.
 
-Source: He & Hofmann (2024), section 4.2; keys of grouped heads are repeated, since each head mixes
-a slice of its own of the states.
+Source: He & Hofmann (2024), section 4.2. Keys of grouped heads are repeated, since each head mixes
+its own slice of the hidden states.
 """
 
 import torch
@@ -16,7 +16,7 @@ NAMES = ("alpha", "beta", "gamma")
 
 @torch.no_grad()
 def identity_value(at: Place) -> Candidate | None:
-    """Take values and projection away; each head keeps three gains."""
+    """Remove values and projection; each head gets three gains."""
     block = at.block
     if not at.dense("attention.key", "attention.value", "attention.projection"):
         return None
@@ -47,7 +47,7 @@ def identity_value(at: Place) -> Candidate | None:
 
 
 def _gains(features: list[Tensor], wanted: Tensor, heads: int) -> Tensor:
-    """Least squares in three unknowns for each head, over tokens and entries; (3, heads)."""
+    """Fit three gains per head by least squares over tokens and entries; shape (3, heads)."""
     by_head = [one.unflatten(1, (heads, -1)) for one in (*features, wanted)]
     found = []
     for head in range(heads):

@@ -1,10 +1,10 @@
-"""Compute attention and MLP side by side, from the same states, in place of one after the other."""
+"""Compute attention and MLP in parallel, from the same hidden states, instead of in sequence."""
 
 from hessblocks.simplify.place import Candidate, Place
 
 
 def parallel(at: Place) -> Candidate | None:
-    """Let both read the input of the layer; each keeps its norm."""
+    """Let attention and MLP both read the input of the layer; each keeps its norm."""
     block = at.block
     plain = block.layout == "sequential" and block.norm_placement == "pre"
     branch = block.mlp_branch

@@ -1,6 +1,6 @@
-"""Replace queries by the identity, queries or values by the first layer's; refit the projection.
+"""Replace the query weight by the identity, or query or value by the first layer's weight.
 
-Letters: N tokens, I inputs of a matrix, K of them that are kept.
+The projection is refitted. Letters: N tokens, I inputs of a matrix, K kept inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROJECTION = "attention.projection"
 
 
 def identity_query(at: Place) -> Candidate | None:
-    """Let the normalised states be the queries (2510.23912)."""
+    """Use the normalised hidden states as queries (arXiv 2510.23912)."""
     block = at.block
     as_wide = block.heads * block.resolved_head_width == block.width
     if not as_wide or not at.dense("attention.query", PROJECTION):
@@ -30,12 +30,12 @@ def identity_query(at: Place) -> Candidate | None:
 
 
 def shared_query(at: Place) -> Candidate | None:
-    """Take the first layer's queries."""
+    """Use the query weight of the first layer."""
     return _shared(at, "query")
 
 
 def shared_value(at: Place) -> Candidate | None:
-    """Take the first layer's values (SVFormer, 2410.17897, shares their matrix's outputs)."""
+    """Use the value weight of the first layer (SVFormer, arXiv 2410.17897, shares its outputs)."""
     return _shared(at, "value")
 
 
@@ -51,7 +51,7 @@ def _shared(at: Place, name: str) -> Candidate | None:
 
 
 def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
-    """Replace a weight, then refit the projection so that it gives what it gave."""
+    """Replace a weight, then refit the projection to its old outputs."""
     block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
     _, wanted = at.projection_pairs(at.layer)
     mixed, _ = at.projection_pairs(at.built(block, at.state))
@@ -71,7 +71,7 @@ def _replaced(at: Place, kind: str, name: str, weight: Weight) -> Candidate:
 
 
 def with_ones(at: Place, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
-    """Add an input of ones where the matrix has a bias."""
+    """Append an input of ones if the matrix has a bias."""
     if at.layer.get_submodule(name).bias is None:
         return x
     return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
@@ -80,10 +80,10 @@ def with_ones(at: Place, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N
 def refitted(
     at: Place, name: str, equations: Refit, kept: Int[Tensor, " K"] | None = None
 ) -> dict[str, Float[Tensor, "..."]]:
-    """Solve for a matrix and its bias, on the inputs that are kept.
+    """Solve for a matrix and its bias, on the kept inputs.
 
     Returns:
-        Both by name in the layer.
+        Weight (O, K) and bias (O) by name in the layer.
     """
     module = at.layer.get_submodule(name)
     weight = module.weight.detach()

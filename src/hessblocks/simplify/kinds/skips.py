@@ -1,15 +1,15 @@
-"""Take a skip away: what goes on is what the sub-block gives."""
+"""Remove a skip connection, so that only the output of the sub-block continues."""
 
 from hessblocks.simplify.place import Candidate, Place
 
 
 def attention_skip(at: Place) -> Candidate | None:
-    """Take the skip around attention away."""
+    """Remove the skip connection around attention."""
     return _without(at, "attention", "mlp")
 
 
 def mlp_skip(at: Place) -> Candidate | None:
-    """Take the skip around the MLP away."""
+    """Remove the skip connection around the MLP."""
     return _without(at, "mlp", "attention")
 
 

@@ -1,4 +1,4 @@
-"""Take a whole layer away, or its attention, or its MLP."""
+"""Remove a whole layer, or its attention, or its MLP."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ SKIP = "attention_branch.skip"
 
 
 def layer(at: Place) -> Candidate | None:
-    """Take the layer away."""
+    """Remove the layer."""
     if at.model.config.depth == 1 or not _attention_elsewhere(at):
         return None
     one, other = (_silenced(at, name) for name in ("attention.projection", "mlp.output"))
@@ -17,7 +17,7 @@ def layer(at: Place) -> Candidate | None:
 
 
 def attention(at: Place) -> Candidate | None:
-    """Take the attention away."""
+    """Remove the attention of the layer."""
     if at.block.sub_blocks != "both" or not _attention_elsewhere(at):
         return None
     block, state = at.block, at.state
@@ -36,7 +36,7 @@ def attention(at: Place) -> Candidate | None:
 
 
 def mlp(at: Place) -> Candidate | None:
-    """Take the MLP away."""
+    """Remove the MLP of the layer."""
     if at.block.sub_blocks != "both":
         return None
     made = at.block.replace(sub_blocks="attention", layout="sequential", mlp_norm=None)
@@ -49,7 +49,7 @@ def _attention_elsewhere(at: Place) -> bool:
 
 
 def _silenced(at: Place, name: str) -> dict[str, Tensor]:
-    """Weights of a dense matrix that give nothing, where its branch then lets its input pass."""
+    """Return zeros for a dense matrix if its branch then is the identity; else an empty mapping."""
     branch = getattr(at.block, f"{name.partition('.')[0]}_branch")
     beside = name == "mlp.output" and at.block.layout == "parallel"
     passes = branch.replace(gain=1.0, trainable=False) == Branch(skip=0.0 if beside else 1.0)
