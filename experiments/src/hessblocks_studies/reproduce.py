@@ -29,8 +29,7 @@ class Effort:
     """Extent of the measurement, and where it runs."""
 
     scale: Annotated[str, OneOf(("smoke", "laptop", "paper"))] = "laptop"
-    """smoke (seconds), laptop (seconds to some hours; baseline is the longest) or paper (published
-    settings)."""
+    """smoke (seconds), laptop (seconds to hours) or paper (the published settings)."""
     seeds: Annotated[int | None, at_least(1)] = None
     """Repetitions; by default those of the scale."""
     workers: Annotated[int | None, at_least(1)] = None
