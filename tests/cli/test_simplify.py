@@ -130,7 +130,7 @@ def test_an_interrupted_call_goes_on_and_ends_the_same(
         shell(*words(place, tmp_path / "out"))
     points = (tmp_path / "out" / "points.jsonl").read_bytes()
     made = json.loads((place / "out" / "summary.json").read_text())["steps"]
-    assert points.count(b'"key":"step ') == len(made) > 0
+    assert points.count(b'"key":"removal ') == len(made) > 0
     assert points == (place / "out" / "points.jsonl").read_bytes()
     lines = points.splitlines(keepends=True)
     (tmp_path / "out" / "points.jsonl").write_bytes(b"".join([lines[0], *lines[2:-1]]))
@@ -157,7 +157,7 @@ def test_another_target_or_healing_needs_no_new_table(
     after = (tmp_path / "out" / "points.jsonl").read_bytes()
     added = after.removeprefix(before)
     assert added != after
-    assert added.count(b'"key":"step ') == added.count(b"\n") == len(found["steps"])
+    assert added.count(b'"key":"removal ') == added.count(b"\n") == len(found["steps"])
     other = shell(*words(place, tmp_path / "out"), "--sequences", "5")
     assert (other.status, "with other settings (sequences" in sentence(other)) == (2, True)
 

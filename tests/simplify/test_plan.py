@@ -2,6 +2,7 @@
 
 import copy
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ def test_each_step_is_the_cheapest_of_all_that_were_measured_anew() -> None:
     plan.run(1e-6)
     assert (plan.steps[0].kind, plan.steps[0].layer) == (best["kind"], best["layer"])
     assert plan.steps[0].kl == pytest.approx(best["kl"], rel=1e-5)
+
+
+@pytest.mark.parametrize("goal", [0.02, 0.15])
+def test_a_second_goal_begins_with_prices_of_whole_removals(goal: float) -> None:
+    """The last prices of a goal count only the parameters that it still lacks."""
+    model, text, held_out = model_of("gpt2").float(), ids(20), ids(6, seed=1)
+    rows = measure_removals(model, text, held_out, samples=0).rows
+    plan = Plan(model, text, held_out, rows)
+    plan.run(goal)
+    before = plan.steps[-1].kl
+    measured = {(r["kind"], r["layer"]): plan._measure((r["kind"], r["layer"])) for r in rows}
+    prices = {
+        key: (found[1].kl.value - before) / found[0].parameters
+        for key, found in measured.items()
+        if found and found[0].parameters > 0
+    }
+    plan.run(0.4)
+    step = next(later for made, later in pairwise(plan.steps) if made.kl == before)
+    assert prices[step.kind, step.layer] == pytest.approx(min(prices.values()), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -154,7 +174,7 @@ def test_each_target_and_each_seed_has_records_of_its_own(tmp_path: Path) -> Non
     for save in (1e-6, 1.00000001e-6):
         Plan(model, text, held_out, rows).run(save, store)
     asked = {key for key in store if not key.startswith("layer")}
-    steps = {"step 1 to 1e-06", "step 1 to 1.00000001e-06"}
+    steps = {"removal 1 to 1e-06", "removal 1 to 1.00000001e-06"}
     assert asked == {"forecasts of 2", "forecasts of 2, seed 1"} | steps
 
 

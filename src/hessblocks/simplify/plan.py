@@ -87,11 +87,12 @@ class Plan:
         self._text, self._held_out = Pass(model, text), Held(model, held_out)
         self._original_size = self._size()
         self._alone: dict[Key, float] = {(r["kind"], r["layer"]): r["kl"] for r in rows}
-        self._guesses: dict[Key, float] = {
-            (row["kind"], row["layer"]): row["kl"] / row["parameters"]
+        self._guesses: dict[Key, tuple[float, int]] = {
+            (row["kind"], row["layer"]): (row["kl"], row["parameters"])
             for row in rows
             if row["parameters"] > 0
         }
+        """Added KL divergence and saved parameters, as they were measured last."""
 
     @property
     def saved(self) -> float:
@@ -112,8 +113,8 @@ class Plan:
 
         Args:
             key: kind of the removal, and number of its layer in the original model.
-            guesses: prices that the earlier call measured before this choice, as rows of kind,
-                layer and price.
+            guesses: what the earlier call measured before this choice, as rows of kind, layer, kl
+                (added nats per token) and parameters (saved).
 
         Returns:
             The step.
@@ -124,7 +125,7 @@ class Plan:
         measured = self._measure(key)
         if measured is None:
             raise ArgumentError(f"plan: {key[0]} of layer {key[1]} cannot be taken any more")
-        self._guesses |= {(row["kind"], row["layer"]): row["price"] for row in guesses}
+        self._guesses |= {(r["kind"], r["layer"]): (r["kl"], r["parameters"]) for r in guesses}
         return self._remove(key, *measured)
 
     def run(self, save: float, store: Store | None = None) -> None:
@@ -142,7 +143,7 @@ class Plan:
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
             # prices depend on the missing share, so that another `save` has other steps
-            name = f"step {len(self.steps) + 1} to {save!r}"
+            name = f"removal {len(self.steps) + 1} to {save!r}"
             if store is not None and (record := store.get(name)) is not None:
                 step, *guesses = record.rows
                 self.take((str(step["kind"]), int(step["layer"])), map(dict, guesses))
@@ -155,8 +156,9 @@ class Plan:
             key, costs = cheapest
             row = asdict(self._remove(key, *costs[key]))
             if store is not None:
-                prices = [{"kind": k, "layer": n, "price": self._guesses[k, n]} for k, n in costs]
-                store.add(name, [row, *prices])
+                found = ((*key, *self._guesses[key]) for key in costs)
+                names = ("kind", "layer", "kl", "parameters")
+                store.add(name, [row, *(dict(zip(names, one, strict=True)) for one in found)])
 
     def _cheapest(self, missing: float) -> tuple[Key, Costs] | None:
         """Find the removal of the lowest price, where `missing` parameters are still to be saved.
@@ -166,8 +168,13 @@ class Plan:
         """
         before = self.steps[-1].kl if self.steps else 0.0
         costs: Costs = {}
+
+        def price(removal: Key) -> float:
+            kl, parameters = self._guesses[removal]
+            return kl / min(parameters, missing)  # parameters beyond the goal are worth nothing
+
         while self._guesses:
-            key = min(self._guesses, key=lambda removal: self._guesses[removal])
+            key = min(self._guesses, key=price)
             if key in costs:
                 return key, costs
             measured = self._measure(key)
@@ -176,8 +183,7 @@ class Plan:
                 continue
             costs[key] = measured
             candidate, cost = measured
-            # parameters beyond the goal are worth nothing
-            self._guesses[key] = (cost.kl.value - before) / min(candidate.parameters, missing)
+            self._guesses[key] = (cost.kl.value - before, candidate.parameters)
         return None
 
     def _measure(self, key: Key) -> tuple[Candidate, Cost] | None:

@@ -71,10 +71,12 @@ FAULTS = (
           "test_healing_lowers_the_divergence_and_touches_what_it_says_alone", within="heal"),
     fault("simplify: healing trains all layers", "$layers or range($a) => range($a)",
           "test_healing_lowers_the_divergence_and_touches_what_it_says_alone", within="heal"),
-    fault("simplify: steps are not kept", "$store.add($name, [$made, *$prices]) =>",
+    fault("simplify: steps are not kept", "store.add(name, [row, *$prices]) =>",
           "test_an_interrupted_call_goes_on_and_ends_the_same"),
     fault("simplify: a plan is chosen by noise", "2 * $clear < len($rows) => False",
           "test_text_that_tells_no_candidates_apart_is_refused"),
+    fault("simplify: a price of the end of a goal stays", "(cost.kl.value - before, $a) => (cost.kl.value - before, min($a, missing))",
+          "test_a_second_goal_begins_with_prices_of_whole_removals"),
     fault("simplify: prices are forgotten when a plan goes on", "self._guesses |= $a => $a",
           "test_a_plan_that_was_torn_ends_as_if_it_had_not_been", within="take"),
 )
