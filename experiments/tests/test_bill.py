@@ -1,5 +1,6 @@
 """The study of the bill: peers' scores by hand, kept layers bit for bit, and a run."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +177,58 @@ def test_the_smallest_run_measures_and_goes_on(tmp_path: Path) -> None:
     assert together.keys() == {points.FORECAST, points.UNIFORM, *scores.PEERS}
     assert all(row["bits"] <= points.BITS for row in together.values())
     assert run_study("bill", out=tmp_path, scale="smoke").measured == 0
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "price.md").read_text(encoding="utf-8")
+TOLD = json.loads(
+    (Path(__file__).parents[2] / "docs" / "results" / "bill.json").read_text(encoding="utf-8")
+)["tables"]
+MODELS = ("gpt2", "modern", "sas-p")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("uniform", "3 bits everywhere"),
+        ("weight error", "weight error"),
+        ("magnitude", "magnitude"),
+        ("activation error", "activation error"),
+        ("trace", "trace of H_o times error (HAWQ)"),
+        ("squared output gradients", "squared output gradients (AutoQuantize)"),
+        ("empirical Fisher", "empirical Fisher"),
+        ("forecast", "`bill.allocate`"),
+    ],
+)
+def test_the_page_has_the_measured_allocations(how: str, words: str) -> None:
+    kl = {
+        row["subject"]: f"{row['kl']:.3g} ± {row['kl_error']:.1g}"
+        for row in TOLD["allocation"]
+        if (row["how"], row["text"]) == (how, "other")
+    }
+    cells = [words, *(kl[name] for name in ("smollm2", *MODELS))]
+    assert f"| {' | '.join(cells)} |" in PAGE.replace("**", "")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("ending", ["bits", "pruned", "merged"])
+def test_the_page_has_the_measured_forecasts(model: str, ending: str) -> None:
+    outside = ("2 bits", "0.5 merged")
+    kinds = [
+        row
+        for row in TOLD["near"]
+        if (row["subject"], row["text"]) == (model, "other")
+        and row["how"].endswith(ending)
+        and row["how"] not in outside
+    ]
+    count = sum(row["changes"] for row in kinds)
+    shares = (
+        f"{sum(row[name] * row['changes'] for row in kinds) / count:.0%}".removesuffix("%")
+        for name in ("near", "within_1", "within_2", "within_3")
+    )
+    near, one, two, three = shares
+    medians = [row["median"] for row in kinds]
+    line = (
+        f"{model} | {count} | {min(medians):.2f} to {max(medians):.2f} | {near} % | "
+        f"{one}, {two}, {three} % |"
+    )
+    assert line in PAGE
