@@ -267,9 +267,7 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
         study.panel("narrower")
 
 
-UNFINISHED = {"simplify-pretrained"}
-"""Stores that a run goes on from; their results are not told yet."""
-STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - UNFINISHED)
+STORES = sorted(path.name for path in (DOCS / "results" / "stores").iterdir())
 SLOW_STORES = {"baseline", "optimisers", "simplification"}
 """Their facts, of many blocks or by bootstrap, take seconds each."""
 

@@ -10,8 +10,7 @@ from statistics import median
 from typing import Any
 
 from hessblocks.blocks import Identity, Shared
-from hessblocks.figures import Heatmap, Panel
-from hessblocks.report import removal_map
+from hessblocks.figures import Panel
 from hessblocks.simplify import Place, saved_between
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
@@ -147,7 +146,7 @@ def summarise(rows: Rows) -> Summary:
     alone = [row for row in rows if row["rule"] == ALONE]
     kl = [row for row in shared.of_quantity(rows, KL) if row["rule"] != ALONE]
     checks = _refit_checks(alone)
-    panels: list[Panel | Heatmap] = []
+    panels: list[Panel] = []
     for healing in sorted({row["healing"] for row in kl}):
         costs = _by_method([row for row in kl if row["healing"] == healing])
         words = f"after {healing} updates of healing" if healing else "without healing"
@@ -164,7 +163,6 @@ def summarise(rows: Rows) -> Summary:
                 log="y",
             )
         )
-    panels += _maps(alone)
     return shared.summary(
         "What is left of a pretrained model when parts go",
         "KL divergence of simplified models from SmolLM2-135M on docstrings of Python's standard "
@@ -195,21 +193,6 @@ def _kinds(alone: Rows) -> list[dict[str, object]]:
         }
         for (kind,), own in shared.gathered(shared.of_quantity(alone, KL), "kind").items()
     ]
-
-
-def _maps(alone: Rows) -> list[Panel | Heatmap]:
-    """Map the cost of each removal by kind and layer, also per percent of the parameters."""
-    found = [
-        {
-            "kind": row["kind"],
-            "layer": row["layer"],
-            "kl": row["value"],
-            "nats_per_percent": row["value"] / row["share"] / 100 if row["share"] > 1e-4 else None,
-        }
-        for row in shared.of_quantity(alone, KL)
-    ]
-    figure = removal_map(found, 1 + max((row["layer"] for row in found), default=0))
-    return list(figure.panels) if figure else []
 
 
 def _refit_checks(alone: Rows) -> list[Check]:
