@@ -84,7 +84,7 @@ FINDINGS = {
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
     "ladder": "Whether the gap of SAS and SAS-P closes as models grow is still to be run.",
     "simplify-pretrained": "A plan by measured prices costs a third to a half of the KL of depth pruning, before healing.",
-    "bill": "Bits by curvature cost 34 to 60 % less KL than uniform bits; which curvature matters little.",
+    "bill": "Bits by curvature cost at least a third less KL than uniform bits; which curvature matters little.",
 }
 """What a study found, in a sentence without numbers; its verdicts say how surely."""
 TOLD = (
