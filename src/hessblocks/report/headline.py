@@ -116,14 +116,14 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
         for name, found in ratios.items()
         if name != base
     }
-    clauses = (
+    verdicts = (
         (-1, f"more even than that of {base}"),
         (1, f"less even than that of {base}"),
         (0, f"not told apart from that of {base}"),
     )
-    found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in clauses]
-    clauses = [f"of {_listed(names)} is {words}" for words, names in found if names]
-    return f"the curvature {'; that '.join(clauses)}"
+    found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in verdicts]
+    shown = [f"of {_listed(names)} is {words}" for words, names in found if names]
+    return f"the curvature {'; that '.join(shown)}"
 
 
 def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
