@@ -186,3 +186,17 @@ def test_partial_results_are_summarised_too() -> None:
         assert all(number <= every[place] for place, number in some.items())
         assert sum(some.values()) < sum(every.values())
     assert seeds([]) == {}
+
+
+def test_a_run_of_the_usual_size_gives_rows_of_all_three_axes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    point = next(p for p in plan.points("smoke", None) if p.also)
+    monkeypatch.setattr(
+        "hessblocks_studies.shared.train_point",
+        lambda settings, observe: [{**settings.owner, "quantity": LOSS, "value": 3.0}],
+    )
+    found = STUDY.measure(point)
+    places = [(row["phase"], row["variant"]) for row in found]
+    assert places == [(plan.WIDTHS, point.name), *point.also]
+    assert {row["value"] for row in found} == {3.0}

@@ -179,7 +179,9 @@ def test_the_divergence_of_squared_errors_is_the_outputs_squared_change() -> Non
     problem = hb.Problem(model, data, "regression")
     new = {"2.bias": lambda old: old + 0.1}
     bill = hb.price(problem, {"up": new}, samples=200)
-    assert bill.check(["up"]).measured[0].value == pytest.approx(0.01, rel=1e-9)
+    (found,) = bill.check(["up"]).measured
+    assert found.value == pytest.approx(0.01, rel=1e-9)
+    assert str(found).endswith(f"({found.probes} pieces of the data)")
     price = bill["up"]
     assert abs(price.full.value - 0.01) < 3 * price.full.standard_error
 

@@ -54,6 +54,7 @@ def check_costs(model: Any) -> set[str]:
         divergence = (before.exp() * (before - after)).sum(-1).mean(-1)
         cost = held.cost([*one.modules, *model.model.layers[start + 1 :]], start)
         assert cost.kl.value == pytest.approx(float(divergence.mean()), rel=1e-4, abs=1e-7)
+        assert cost.kl.method == "measured"
         error = float(divergence.std()) / len(held_out) ** 0.5
         assert cost.kl.standard_error == pytest.approx(error, rel=1e-3, abs=1e-7)
         labels = held_out[:, 1:, None]
