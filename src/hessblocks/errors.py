@@ -159,13 +159,15 @@ def in_units(size: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration for a reader.
+    """Format a time for people.
 
     Returns:
-        Seconds below 100 s, else minutes.
+        At most three digits, in seconds, minutes or hours.
 
     Examples:
-        >>> duration(4.2), duration(400)
-        ('4.2 s', '6.67 minutes')
+        >>> duration(4.2), duration(99.9), duration(400), duration(20_000)
+        ('4.2 s', '1.67 minutes', '6.67 minutes', '5.56 hours')
     """
-    return f"{seconds:.2g} s" if seconds < 100 else f"{seconds / 60:.3g} minutes"
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.3g} minutes" if seconds < 6000 else f"{seconds / 3600:.3g} hours"
