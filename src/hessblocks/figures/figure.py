@@ -120,7 +120,7 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
     positive = [value for value in shown if value > 0]
     lowest = math.floor(math.log10(min(positive, default=1.0)))
     highest = max(math.ceil(math.log10(max(positive, default=1.0))), lowest + 1)
-    low, high = 10.0**lowest, 10.0 ** (highest + 0.05)
+    low, high = 10.0**lowest, 10.0 ** (highest + 0.2)  # markers at the top are whole
     if len(positive) < len(shown):
         return {"y_scale": "symlog", "limits": (-low / 3, high)}
     return {"y_scale": "log", "limits": (low, high)}
