@@ -118,6 +118,29 @@ def test_bf16_leaves_weights_and_files_in_float32(corpus: Corpus, tmp_path: Path
     assert {p.dtype for p in saved.parameters()} == {torch.float32}
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_layers_train_to_the_same_losses(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """Each layer is compiled once, and runs compiled in every training step."""
+    own, compiled = torch.nn.Module.compile, []
+
+    def compile_and_note(module: torch.nn.Module) -> None:
+        own(module, backend=backend)
+        compiled.append(module)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_and_note)
+    chosen = settings(compile=True, learning_rate=1e-2)
+    train(chosen, corpus, tmp_path / "out", Progress())
+    assert len(compiled) == SIZES["depth"]
+    assert torch._dynamo.utils.counters["frames"]["ok"] >= 1
+    assert np.allclose(losses(tmp_path / "out"), by_hand(corpus, chosen), rtol=1e-4)
+    restored = RunFolder(tmp_path / "out").model
+    assert not any("orig_mod" in name for name in hb.load(restored)[0].state_dict())
+
+
 @pytest.mark.parametrize(
     "case",
     ["muon", *(pytest.param(n, marks=pytest.mark.slow) for n in ("accumulate", "sgd", "bf16"))],

@@ -59,6 +59,8 @@ class TrainingSettings:
     """Norm at which gradients are clipped."""
     bf16: bool = False
     """Matrix products in bfloat16; weights and optimiser stay in float32."""
+    compile: bool = False
+    """Compile each layer with torch.compile; meant for CUDA, on a CPU steps take longer."""
     accumulate: Annotated[int, field_marks.at_least(1)] = 1
     """Passes into which a device splits its part of an update (gradient accumulation)."""
     log_every: Annotated[int, field_marks.at_least(1), field_marks.NoOption()] = 10

@@ -5,6 +5,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -159,7 +160,10 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
             loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
 
-    found = peak_bytes(step, [*model.parameters(), *model.buffers()])
+    # compiled code hides its tensors
+    eager = torch.compiler.set_stance if settings.training.compile else nullcontext
+    with eager("force_eager"):
+        found = peak_bytes(step, [*model.parameters(), *model.buffers()])
     model.zero_grad(set_to_none=True)
     kept = averages(model, settings.training.optimiser)
     return found + sum(count * p.numel() * p.element_size() for count, p in kept)

@@ -318,6 +318,9 @@ def make_trainer(
     if isinstance(trainer, MaskedRunTrainer):
         trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
+    if settings.training.compile:
+        for layer in model.base_model.layers:
+            layer.compile()  # in place, so that names and saved weights stay as they are
     trainer.model_accepts_loss_kwargs = False  # the loss is a mean over its own batch
     model.config.use_cache = True  # the Trainer sets and would save False
     return trainer
