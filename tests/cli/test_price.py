@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import hessblocks as hb
+from hessblocks import storage
 from hessblocks.cli.app import main
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError
@@ -261,6 +262,9 @@ def test_numbers_flipped_in_the_samples_are_never_used(
     outcome = run(shell, place, out)
     assert outcome.status == 1
     assert "draws.safetensors: damaged" in sentence(outcome)
+    states = {one.path.name: one.state for one in storage.check_folder(out)}
+    assert states.pop("draws.safetensors") == "edited"
+    assert set(states.values()) == {"whole"}
 
 
 def test_shares_close_together_are_priced_apart_and_a_check_costs_no_more_than_there_is(

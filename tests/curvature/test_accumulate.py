@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.flop_counter import FlopCounterMode
 
 from hessblocks.curvature import Hessian, Problem, parameter_groups
 from hessblocks.curvature.closed.accumulate import Sum, adding, sum_of, wanted
@@ -221,3 +222,15 @@ def test_outputs_that_are_changed_in_place_and_single_rows() -> None:
     flat = torch.cat([g.flatten() for g in grads])
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(flat @ vector, parameters)])
     torch.testing.assert_close(Hessian(problem) @ vector, expected)
+
+
+def test_a_graph_is_built_without_the_values_of_the_gradient() -> None:
+    """Products of its construction: those of a forward pass, and of the gradient by each input."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    made = Problem(model, [(torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1]))], "classification")
+    batch, names = next(iter(made.plan.passes)), tuple(made.parameters)
+    with FlopCounterMode(display=False) as counter:
+        BatchGraph(made, batch, names, split=False)
+    inner, last = 2 * 5 * 8 * 8, 2 * 5 * 8 * 3
+    # forward: both inner layers and the last; backward: all inputs, also that of the first layer
+    assert counter.get_total_flops() == 2 * (2 * inner + last)

@@ -113,7 +113,7 @@ def test_more_than_can_go_is_refused_with_what_can() -> None:
     table = measure_removals(model, text, held_out, kinds=["heads"], samples=0)
     with pytest.raises(hb.ArgumentError, match=r"90\.0% of the parameters are more than can go"):
         Plan(model, text, held_out, table.rows).run(0.9)
-    for save in (0.0, 1.0, float("nan")):
+    for save in (0.0, 1.0, float("nan"), "0.3"):
         with pytest.raises(hb.ArgumentError, match="save: expected a share between 0 and 1"):
             Plan(model, text, held_out, table.rows).run(save)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hessblocks import curvature, storage
@@ -158,7 +155,7 @@ def _bill(
     """Read the samples of an earlier call, or draw and store them."""
     path = folder / "draws.safetensors"
     if path.exists():
-        kept = _read(path, of)
+        kept = storage.read_tensors(path, of)
         sizes = tuple(kept.pop("relative_sizes").tolist())
         return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
     progress.note(_cost(problem, changes, settings))
@@ -166,26 +163,8 @@ def _bill(
         bill = curvature.price(problem, changes, settings.samples, settings.seed)
     tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
-    with storage.atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(of, tensors)}))
+    storage.write_tensors(path, tensors, of)
     return bill
-
-
-def _tag(of: str, tensors: dict[str, Tensor]) -> str:
-    """Make a tag: identity of the run, and SHA-256 of the tensors, which safetensors lacks."""
-    return f"{of} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"
-
-
-def _read(path: Path, of: str) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            of = _tag(of, found)
-            if file.metadata() == {"of": of}:
-                return found
-    except (SafetensorError, OSError):
-        pass
-    raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
 
 
 def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSettings) -> str:

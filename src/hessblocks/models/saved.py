@@ -1,6 +1,7 @@
 """Open a saved model with its tokeniser, offline and without remote code."""
 
 import hashlib
+import os
 import re
 import warnings
 from contextlib import nullcontext
@@ -203,7 +204,7 @@ def fingerprint(model: nn.Module) -> str:
 def _place(source: str) -> str:
     """Find transformers' argument: the folder, the model in a run folder, or the hub name."""
     folder = Path(source)
-    if source and folder.is_dir():
+    if source and os.path.isdir(source):  # of a name that is too long, Path.is_dir raises
         if (folder / "model" / "config.json").is_file():
             storage.refuse_links(folder)
             return str(folder / "model")

@@ -139,7 +139,7 @@ class Plan:
             ArgumentError: `save` is not between 0 and 1, or more than can be removed; the message
                 says how much can.
         """
-        if not 0 < save < 1:
+        if not (isinstance(save, int | float) and 0 < save < 1):
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
             # prices depend on the missing share, so that another `save` has other steps

@@ -88,3 +88,4 @@ from hessblocks.storage.tables import (
     write_table,
 )
 from hessblocks.storage.tabular import Rows, Tabular, read_result
+from hessblocks.storage.tensors import read_tensors, write_tensors

@@ -14,6 +14,7 @@ from hessblocks.storage.curvature_results import MapRow, SpectrumRow, curvature_
 from hessblocks.storage.files import read_bytes, read_object
 from hessblocks.storage.lines import KINDS, fault_in_finished_lines, fault_in_lines
 from hessblocks.storage.store import POINTS, read_store
+from hessblocks.storage.tensors import read_tensors
 
 ABSENT = "is absent"
 DAMAGED = "is damaged"
@@ -132,6 +133,8 @@ def _signal(folder: Path, _: Mapping[str, Any]) -> Iterator[manifest.Finding]:
 
 def _price(folder: Path, config: Mapping[str, Any]) -> Iterator[manifest.Finding]:
     unasked = {"allocation.csv": not config.get("allocate"), "check.csv": not config.get("check")}
+    drawn = manifest.identity_of({n: one for n, one in config.items() if n != "allocate"})
+    yield _file(folder / "draws.safetensors", partial(read_tensors, of=drawn))
     for name in ("summary.json", *(table for table in PRICES if not unasked.get(table))):
         yield _file(folder / name)
 

@@ -6,8 +6,8 @@ leaves the copy into the result to its caller. Our closed forms add both product
 Letters: N rows that are added.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Float, Int
@@ -66,14 +66,27 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
             del _open[key]
 
 
+def graph_only(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Build graphs of these parameters' gradients during the block, without their values."""
+    return adding({id(one): None for one in parameters})
+
+
 def sum_of(key: int) -> Sum | None:
     """Look up the sum of a parameter by its `id`; None if there is none."""
     return _open.get(key)
 
 
 def wanted(key: int) -> bool:
-    """Tell whether a running replay, if any, needs the gradient of a parameter."""
+    """Tell whether a running replay or construction, if any, reads the gradient of a parameter."""
     return key not in _open or _open[key] is not None
+
+
+def unread(like: Float[Tensor, "..."], *shape: int) -> Float[Tensor, "..."]:
+    """Return one zero, expanded to `shape` or that of `like`; it takes no memory.
+
+    It stands for a gradient whose values nobody reads, since only its graph is needed.
+    """
+    return like.new_zeros(()).expand(shape or like.shape)
 
 
 def transformed() -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.curvature.closed.accumulate import sum_of, transformed, wanted
+from hessblocks.curvature.closed.accumulate import sum_of, transformed, unread, wanted
 from hessblocks.curvature.closed.softmax import DTYPES
 from hessblocks.curvature.closed.watch import note_derivative
 
@@ -100,7 +100,8 @@ class _Backwards(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g, x, weight)
         W = weight.T if turned else weight
-        return g @ W.T, (g.T @ x if turned else x.T @ g), g.sum(0) if biased else None
+        whole = _product(x, g, turned=turned) if wanted(keys[0]) else unread(weight)
+        return g @ W.T, whole, g.sum(0) if biased else None
 
     @staticmethod
     @once_differentiable
@@ -130,11 +131,15 @@ def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tenso
     """Compute rowsᵀ cotangents for W; None if it was added to W's sum or is not needed."""
     if not wanted(key):
         return None
-    left, right = (cotangents, rows) if turned else (rows, cotangents)
     if (own := sum_of(key)) is None:
-        return left.mT @ right
+        return _product(rows, cotangents, turned=turned)
+    left, right = (cotangents, rows) if turned else (rows, cotangents)
     own.add_product(left.T, right)
     return None
+
+
+def _product(rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tensor:
+    return cotangents.mT @ rows if turned else rows.mT @ cotangents
 
 
 def embedding(
@@ -183,6 +188,8 @@ class _Lookup(Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, None, None]:
         (rows,), (values,) = ctx.saved_tensors, cotangents
+        if torch.is_grad_enabled():
+            return _Scatter.apply(values, rows, ctx.size, ctx.padding, ctx.key), None, None
         if (own := sum_of(ctx.key)) is not None:
             flat, values = rows.flatten(), values.reshape(-1, values.shape[-1])
             if ctx.padding >= 0:
@@ -191,7 +198,32 @@ class _Lookup(Function):
             return None, None, None
         if not wanted(ctx.key):
             return None, None, None
-        whole: Tensor = torch.ops.aten.embedding_dense_backward(
-            values, rows, ctx.size, ctx.padding, False
-        )
-        return whole, None, None
+        return _scattered(values, rows, ctx.size, ctx.padding), None, None
+
+
+class _Scatter(Function):
+    """Gradient of the table as a function of the rows' cotangents."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, rows: Tensor, size: int, padding: int, key: int
+    ) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.padding = padding
+        if not wanted(key):
+            return unread(values, size, values.shape[-1])
+        return _scattered(values, rows, size, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,), (along,) = ctx.saved_tensors, cotangents
+        found = along[rows]
+        if ctx.padding >= 0:
+            found = found.masked_fill((rows == ctx.padding)[..., None], 0)
+        return found, None, None, None, None
+
+
+def _scattered(values: Tensor, rows: Tensor, size: int, padding: int) -> Tensor:
+    whole: Tensor = torch.ops.aten.embedding_dense_backward(values, rows, size, padding, False)
+    return whole

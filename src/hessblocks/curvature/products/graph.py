@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hessblocks.conventions import Part
-from hessblocks.curvature.closed import Sum, adding
+from hessblocks.curvature.closed import Sum, adding, graph_only
 from hessblocks.curvature.losses import Batch, make_loss_node
 from hessblocks.curvature.products.problem import Problem
 
@@ -99,7 +99,7 @@ class BatchGraph:
         if not hidden.requires_grad:
             return []
         leaves = list(self.parameters.values())
-        with self._backward():
+        with graph_only(leaves), self._backward():
             pulled = torch.autograd.grad(
                 hidden, leaves, gradients[0], create_graph=True, allow_unused=True
             )

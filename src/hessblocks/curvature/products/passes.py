@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hessblocks.curvature.closed import graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
@@ -253,7 +254,11 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         check_same(readout, problem.forward(row, problem.parameters, twice=twice)[0])
         if twice and readout.hidden.requires_grad:  # the graph of the gradient saves more tensors
             ones = torch.ones_like(readout.hidden, requires_grad=True)
-            with problem.backward(), named_in_errors(reached.functions):
+            with (
+                graph_only(leaves.values()),
+                problem.backward(),
+                named_in_errors(reached.functions),
+            ):
                 torch.autograd.grad(
                     readout.hidden,
                     list(leaves.values()),

@@ -1,0 +1,57 @@
+"""Tensors of a run in one safetensors file, tagged with the run and a SHA-256 of their bytes."""
+
+import hashlib
+from pathlib import Path
+
+import safetensors.torch
+from jaxtyping import Shaped
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hessblocks.errors import RunError
+from hessblocks.storage.files import atomic_path
+
+Tensors = dict[str, Shaped[Tensor, "..."]]
+
+
+def write_tensors(path: Path, tensors: Tensors, of: str) -> None:
+    """Write tensors, whole or not at all.
+
+    Args:
+        path: file to write.
+        tensors: tensors by name.
+        of: identity of the run.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(of, tensors)}))
+
+
+def read_tensors(path: Path, of: str) -> Tensors:
+    """Read the tensors of a run.
+
+    Args:
+        path: file of `write_tensors`.
+        of: identity of the run.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        RunError: the file is damaged, or of another run.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if file.metadata() == {"of": _tag(of, found)}:
+                return found
+    except (SafetensorError, OSError):
+        pass
+    raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
+
+
+def _tag(of: str, tensors: Tensors) -> str:
+    # safetensors itself has no checksum
+    return f"{of} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"
