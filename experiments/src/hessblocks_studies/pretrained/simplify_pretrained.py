@@ -15,10 +15,10 @@ from hessblocks.simplify import Place, saved_between
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
+from hessblocks_studies.data import SMOLLM2
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
 from hessblocks_studies.pretrained.pretrained_ground import (
     REVISION,
-    SMOLLM2,
     TINY,
     Ground,
     ground,

