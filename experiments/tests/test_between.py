@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import hessblocks as hb
-from hessblocks_studies.our_questions import between_blocks as blocks
-from hessblocks_studies.our_questions.between import BASE, PROSE, SIMPLE, STUDY, settings
+from hessblocks_studies.between import diagonal_blocks as blocks
+from hessblocks_studies.between.between import BASE, PROSE, SIMPLE, STUDY, settings
 
 K = 6
 
@@ -192,4 +192,4 @@ def test_points_share_their_tokens_and_differ_in_one_thing() -> None:
         changed = replace(one.size, learning_rate=usual.learning_rate)
         same = [changed == usual, changed.width != usual.width, changed.vocab_size != 1024]
         assert sum(same) == 1
-        assert one.steps == (changed == usual)
+        assert one.takes_steps == (changed == usual)

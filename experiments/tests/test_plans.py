@@ -12,7 +12,7 @@ from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.shared import BlockSettings
 
 MONTH = r"(?:\d{1,2}(?: and \d{1,2})?) [A-Z][a-z]+ \d{4}"
-ROOMS = ("blocks_paper", "fair_trial", "our_questions", "pretrained", "bill")
+ROOMS = ("blocks_paper", "fair_trial", "our_questions", "between", "pretrained", "bill")
 TRAINED = [n for n in names() if isinstance(find(n).points("smoke")[0].settings, BlockSettings)]
 
 

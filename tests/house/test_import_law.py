@@ -83,6 +83,7 @@ STUDY_ROOMS: dict[str, set[str]] = {
     "blocks_paper": {"engine", "data", "shared", "masked"},
     "fair_trial": {"engine", "shared"},
     "our_questions": {"engine", "data", "shared", "growth"},
+    "between": {"engine", "data", "shared"},
     "pretrained": {"engine", "data", "shared"},
     "bill": {"engine", "data", "shared"},
     "gallery": set(),

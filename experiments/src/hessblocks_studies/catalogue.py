@@ -5,6 +5,7 @@ from typing import Any
 
 from hessblocks.errors import check_name
 from hessblocks_studies import (
+    between,
     bill,
     blocks_paper,
     fair_trial,
@@ -16,7 +17,7 @@ from hessblocks_studies.engine import Study
 
 _PLACES = {
     name: f"{room.__name__}.{module}"
-    for room in (hessian_paper, blocks_paper, fair_trial, our_questions, pretrained, bill)
+    for room in (hessian_paper, blocks_paper, fair_trial, our_questions, between, pretrained, bill)
     for name, module in room.STUDIES.items()
 }
 """Name → module whose constant `STUDY` is the study; it is imported only when `find` needs it."""

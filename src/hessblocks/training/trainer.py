@@ -319,7 +319,7 @@ def make_trainer(
         trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
     if settings.training.compile:
-        for layer in model.base_model.layers:
+        for layer in cast(nn.ModuleList, model.base_model.layers):
             layer.compile()  # in place, so that names and saved weights stay as they are
     trainer.model_accepts_loss_kwargs = False  # the loss is a mean over its own batch
     model.config.use_cache = True  # the Trainer sets and would save False

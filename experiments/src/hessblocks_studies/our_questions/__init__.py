@@ -6,6 +6,5 @@ STUDIES = {
     "temperature": "temperature",
     "edge-of-stability": "edge_of_stability",
     "ladder": "ladder",
-    "between": "between",
 }
 """Name of a study → module of this package with the study as `STUDY`."""

@@ -66,7 +66,7 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
             del _open[key]
 
 
-def graph_only(parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
+def graph_only(parameters: Iterable[Float[Tensor, "..."]]) -> AbstractContextManager[None]:
     """Build graphs of these parameters' gradients during the block, without their values."""
     return adding({id(one): None for one in parameters})
 

@@ -124,8 +124,7 @@ class Blocks:
                 sums += torch.stack([_squares(one) for one in (own, block, own - mixed @ u, alone)])
             for name, all_of, inside in ((SHARE, *sums[:2]), (DEFLATED, *sums[2:])):
                 value, error = _left_out(all_of, inside)
-                place = {"group": division, "standard_error": error}
-                yield shared.measured(name, value, "estimate", **place)
+                yield shared.measured(name, value, "estimate", group=division, standard_error=error)
 
     def cosine_rows(self) -> Iterator[Row]:
         """Compute the cosine between H g and B g for every division."""
@@ -194,13 +193,14 @@ class Blocks:
 
 def _part(group: ParameterGroup, tensors: Tensors) -> Float[Tensor, "K size"]:
     some = next(iter(tensors.values()))
-    into = some.new_zeros(len(some), group.size)
+    into: Tensor = some.new_zeros(len(some), group.size)
     group.collect(tensors, into)
     return into
 
 
 def _squares(vectors: Float[Tensor, "K size"]) -> Float[Tensor, " K"]:
-    return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def _left_out(all_of: Float[Tensor, " K"], inside: Float[Tensor, " K"]) -> tuple[float, float]:
@@ -227,8 +227,9 @@ def sampled_rows(problem: Problem, samples: int, seed: int) -> Iterator[Row]:
             problem, groups, "outer", samples // 4, seed, method="sampled"
         ).off_diagonal_share
         assert found is not None
-        place = {"group": division, "standard_error": found.standard_error}
-        yield shared.measured(SHARE, found.value, "estimate", **place)
+        yield shared.measured(
+            SHARE, found.value, "estimate", group=division, standard_error=found.standard_error
+        )
 
 
 def problem_of(model: nn.Module, windows: Int[Tensor, "windows tokens"]) -> Problem:

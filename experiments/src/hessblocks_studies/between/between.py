@@ -16,9 +16,9 @@ from hessblocks.figures import Panel
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
+from hessblocks_studies.between import diagonal_blocks as blocks
 from hessblocks_studies.data import SMOLLM2, load_docstrings, load_packaged
 from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
-from hessblocks_studies.our_questions import between_blocks as blocks
 
 BASE, SIMPLE = "pre-ln, zero queries", "sas-p"
 PROSE, CODE = "prose", "docstrings"
@@ -55,7 +55,7 @@ class BetweenSettings(shared.TrainedSettings):
     """Numbers of held-out windows of the measured batches."""
     probes: int
     """Random vectors, or sampled gradients for SmolLM2."""
-    steps: bool = False
+    takes_steps: bool = False
     """Whether Gauss-Newton steps are measured after training."""
     text: str | None = None
     """Text of SmolLM2; None for models that are trained here."""
@@ -77,7 +77,7 @@ def settings(scale: Scale, seeds: int | None) -> list[BetweenSettings]:
             embedding_std=shared.best_start(block, size.width),
             windows=some,
             probes=PROBES[scale],
-            steps=steps,
+            takes_steps=steps,
         )
         for (block, size, some, steps), seed in itertools.product(
             places, range(seeds or SEEDS[scale])
@@ -85,7 +85,7 @@ def settings(scale: Scale, seeds: int | None) -> list[BetweenSettings]:
     ]
     if scale == "smoke":
         return found
-    real = replace(found[0], variant=SMOLLM2, embedding_std=None, probes=SAMPLES, steps=False)
+    real = replace(found[0], variant=SMOLLM2, embedding_std=None, probes=SAMPLES, takes_steps=False)
     return [*found, *(replace(real, windows=(4,), text=text) for text in (PROSE, CODE))]
 
 
@@ -93,8 +93,8 @@ def measure(settings: BetweenSettings) -> list[Row]:
     """Train a model and measure its blocks before and after, or measure SmolLM2's."""
     size = settings.size
     if settings.text is not None:
-        rows = _pretrained(settings, settings.text)
-        return [{**settings.owner, "step": 0, "text": settings.text, **row} for row in rows]
+        found = _pretrained(settings, settings.text)
+        return [{**settings.owner, "step": 0, "text": settings.text, **row} for row in found]
     corpus = shared.text_of(size)
     held = corpus.windows("validation", size.context)
 
@@ -109,7 +109,7 @@ def measure(settings: BetweenSettings) -> list[Row]:
         for count in settings.windows:
             one = blocks.Blocks(problem=blocks.problem_of(model, drawn(count, settings.seed)))
             found = [*one.share_rows(settings.probes, settings.seed), *one.cosine_rows()]
-            if settings.steps and step and count == settings.windows[-1]:
+            if settings.takes_steps and step and count == settings.windows[-1]:
                 others = blocks.problem_of(model, drawn(count, settings.seed + OTHERS))
                 found += one.step_rows(others)
             rows += [{**row, "windows": count} for row in found]
@@ -178,7 +178,8 @@ class _Found:
         losses = [row for row in shared.of_quantity(rows, shared.LOSS) if row["step"]]
         self.losses = shared.nested(losses, ("variant", "width", "classes"), "group", "seed")
         usual = [row for row in self.rows if row["variant"] == SIMPLE]
-        self.width, self.classes = next(((r["width"], r["classes"]) for r in usual), (None, None))
+        self.width: Scalar = usual[0]["width"] if usual else None
+        self.classes: Scalar = usual[0]["classes"] if usual else None
         counts = sorted({row["windows"] for row in usual})
         self.windows = counts[len(counts) // 2] if counts else None
 
