@@ -35,7 +35,7 @@ SIZES: dict[Scale, shared.TextSize] = {
 WIDTHS: dict[Scale, tuple[int, ...]] = {"smoke": (), "laptop": (32, 128), "paper": (512,)}
 CLASSES: dict[Scale, tuple[int, ...]] = {"smoke": (512,), "laptop": (256, 4096), "paper": (8192,)}
 """Scale → further sizes of the vocabulary."""
-WINDOWS: dict[Scale, tuple[int, ...]] = {"smoke": (2,), "laptop": (4, 16, 64), "paper": (16, 64)}
+WINDOWS: dict[Scale, tuple[int, ...]] = {"smoke": (2,), "laptop": (4, 16, 32), "paper": (16, 64)}
 """Scale → numbers of windows at the usual size; the middle one elsewhere."""
 PROBES: dict[Scale, int] = {"smoke": 4, "laptop": 16, "paper": 16}
 OTHERS = 1000
