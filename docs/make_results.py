@@ -84,7 +84,7 @@ FINDINGS = {
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
     "ladder": "Whether the gap of SAS and SAS-P closes as models grow is still to be run.",
     "between": "Whether a step needs what lies between layers is still to be run.",
-    "simplify-pretrained": "Before healing, a plan by measured prices costs a third to a half of the best depth pruning's KL.",
+    "simplify-pretrained": "Healed or not, a plan by measured prices costs a third to three fifths of the best depth pruning's KL.",
     "bill": "Bits by curvature save a third to over a half of uniform bits' KL; which curvature matters little.",
 }
 """What a study found, in a sentence without numbers; its verdicts say how surely."""

@@ -13,6 +13,7 @@ from experiments.tests.smoke_runs import run_a_point_of_each_kind, run_whole
 from hessblocks.errors import ArgumentError
 from hessblocks.simplify import Pass
 from hessblocks.storage import Row
+from hessblocks_studies.data import SMOLLM2
 from hessblocks_studies.engine.study import Check
 from hessblocks_studies.pretrained import pretrained_ground as grounds
 from hessblocks_studies.pretrained.simplify_methods import METHODS, PLAN
@@ -108,7 +109,7 @@ def rows_of(**costs: list[float]) -> list[Row]:
             "standard_error": 0.1,
         }
         for name, values in costs.items()
-        for layers, value in zip(LAYERS[grounds.SMOLLM2], values, strict=True)
+        for layers, value in zip(LAYERS[SMOLLM2], values, strict=True)
         for seed in range(2 if name == "random" else 1)
     ]
 
@@ -200,8 +201,7 @@ def test_the_page_has_the_measured_costs(rule: str, words: str, healing: int) ->
         if (row["rule"], row["quantity"], row["healing"]) == (rule, "KL", healing)
     ]
     means = (
-        fmean(row["value"] for row in kl if row["layers"] == layers)
-        for layers in LAYERS[grounds.SMOLLM2]
+        fmean(row["value"] for row in kl if row["layers"] == layers) for layers in LAYERS[SMOLLM2]
     )
     page = (DOCS / "simplify.md").read_text(encoding="utf-8").replace("**", "")
     assert f"| {words} | {' | '.join(f'{one:.2g}' for one in means)} |" in page
