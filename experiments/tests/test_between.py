@@ -96,7 +96,7 @@ def test_standard_errors_cover_the_share_of_all_probes(made: blocks.Blocks, dens
 def test_steps_are_the_best_of_dense_solutions(made: blocks.Blocks, dense: Tensor) -> None:
     """On the windows of the step itself, where both choose alike."""
     model, problem = made.problem.model, made.problem
-    found = {row["group"]: row["value"] for row in made.step_rows(problem)}
+    found = {row["group"]: row["value"] for row in made.step_rows(problem, problem)}
     start = {name: p.clone() for name, p in problem.parameters.items()}
     before, largest = problem.value(), float(torch.linalg.eigvalsh(dense)[-1])
 

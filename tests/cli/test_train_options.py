@@ -13,7 +13,7 @@ from cyclopts import Argument
 from hessblocks.cli import main
 from hessblocks.cli.app import app
 from hessblocks.report.page import command_line
-from hessblocks.settings.field_marks import said_again
+from hessblocks.settings.field_marks import option_words
 from hessblocks.settings.inspected import CurvatureInspection, SignalInspection
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import (
@@ -258,14 +258,14 @@ def test_an_option_that_is_abbreviated_or_misspelt_is_answered_with_the_one_that
 def test_options_that_differ_from_their_defaults_are_said_again() -> None:
     chosen = TrainingSettings.chosen(steps=8, bf16=True, optimiser="sgd", momentum=0.5)
     words = ["--steps", "8", "--optimiser", "sgd", "--momentum", "0.5", "--bf16"]
-    assert said_again(TrainingSettings, asdict(chosen)) == words
-    assert said_again(ModelSettings, asdict(ModelSettings())) == []
+    assert option_words(TrainingSettings, asdict(chosen)) == words
+    assert option_words(ModelSettings, asdict(ModelSettings())) == []
     observed = ObservationSettings(curvature_every=2, curvature_groups=("key", "*.mlp.*"))
-    assert said_again(ObservationSettings, asdict(observed)) == [
+    assert option_words(ObservationSettings, asdict(observed)) == [
         "--curvature-every", "2", "--curvature-groups", "key,*.mlp.*",
     ]  # fmt: skip
     asked = ObservationSettings(sample=CurvatureSettings(probes=4, seed=3))
-    assert said_again(ObservationSettings, asdict(asked)) == ["--curvature-probes", "4"]
+    assert option_words(ObservationSettings, asdict(asked)) == ["--curvature-probes", "4"]
 
 
 def test_every_option_of_a_run_stands_in_the_command_of_its_page(

@@ -113,11 +113,11 @@ def measure_curvature(
         "model": {
             "name": subject.name,
             "parameters": sum(group.size for group in known.values()),
-            **subject.said(),
+            **subject.digests(),
         },
         "data": _described(settings, tokens) | ({} if subject.ours else {"text": "whole"}),
         "groups": list(selected),
-        "curvature": measured | spending.said(settings),
+        "curvature": measured | spending.to_config(settings),
         "device": device,
     }
     with claimed(folder, config):
@@ -215,7 +215,7 @@ def measure_signal(
             "command": "signal",
             "models": dict(zip(names, map(_source_name, sources), strict=True)),
             "digests": {
-                name: {**subject.said(), "tokens": _fingerprint(tokens)}
+                name: {**subject.digests(), "tokens": _fingerprint(tokens)}
                 for name, (subject, tokens) in zip(names, found, strict=True)
             },
             "rows": len(rows),

@@ -83,7 +83,7 @@ def measure_price(
     config = {
         "command": "price",
         "source": source,
-        "model": {"name": subject.name, **subject.said()},
+        "model": {"name": subject.name, **subject.digests()},
         "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
         "edits": list(edits),
         **asdict(settings),

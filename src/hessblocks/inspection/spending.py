@@ -73,7 +73,7 @@ class Spending:
     budget: float | None = None
     """Time budget of the user, in minutes."""
 
-    def said(self, settings: CurvatureInspection) -> dict[str, Any]:
+    def to_config(self, settings: CurvatureInspection) -> dict[str, Any]:
         """Describe the choice for config.json, without unused numbers; add differing settings."""
         chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
         asked = {name: getattr(settings, name) for name in ASKED}
@@ -196,7 +196,7 @@ class _TimeBudget:
             f"{duration(least * self.step)}, at least: give more, or --eigenvalues 0"
         )
 
-    def said(self, spending: Spending, cost: curvature.Cost) -> str:
+    def sentence(self, spending: Spending, cost: curvature.Cost) -> str:
         """Describe eigenvalues and spectra, and the total time and memory."""
         eigen = spending.products * self.units
         spectra = spending.steps * spending.spectrum_probes * len(spending.parts) * self.units
@@ -272,7 +272,7 @@ def chosen(
     cost, spending, more = _norms(of, settings, purse)
     spending = purse.with_eigenvalues(spending, cost)
     text = f"{'map' if spending.map else 'norms'}: {cost}"
-    progress.note(text + purse.said(spending, cost))
+    progress.note(text + purse.sentence(spending, cost))
     if more is not None and more < math.inf:
         progress.note(
             "more: H and its two parts by probes with --budget "

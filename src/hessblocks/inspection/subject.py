@@ -55,7 +55,7 @@ class Subject:
         text = json.dumps(values, sort_keys=True, default=repr) + repr(self.model)
         return hashlib.sha256(_ADDRESS.sub("", text).encode()).hexdigest()
 
-    def said(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """Return digests of weights and configuration; models with equal digests are equal."""
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 

@@ -158,7 +158,7 @@ def with_bias(mask: Any, bias: Float[Tensor, "#B H T S"] | None, *, causal: bool
     return bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
 
 
-def padding(
+def real_tokens(
     mask: Shaped[Tensor, "#sequences ..."] | None,
 ) -> Bool[Tensor, "#sequences keys"] | None:
     """Return True at tokens and False at padding; None without a mask of two axes."""
@@ -191,7 +191,7 @@ def starts_again(
     if mask is not None and mask.ndim != 2:
         return False
     found = position_ids.diff(dim=-1) < 1
-    real = padding(mask)
+    real = real_tokens(mask)
     if real is not None:
         real = real[:, -position_ids.shape[1] :]
         found = found & real[:, 1:] & real[:, :-1]

@@ -23,7 +23,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hessblocks.conventions import IGNORED
 from hessblocks.errors import ArgumentError
-from hessblocks.models.attention_functions import padding
+from hessblocks.models.attention_functions import real_tokens
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.modeling import HessblocksModel
 from hessblocks.models.pretrained import HARMLESS, HessblocksPreTrainedModel, check_keywords
@@ -246,7 +246,7 @@ class HessblocksForSequenceClassification(_WithoutCache):
         return loss(logits, labels, items)
 
     def _logits(self, hidden: Tensor, mask: Tensor | None) -> Float[Tensor, "sequences classes"]:
-        real = padding(mask)
+        real = real_tokens(mask)
         if real is not None:
             weights = real.to(hidden.dtype)[..., None]
             mean = (weights * hidden).sum(dim=1) / weights.sum(dim=1).clamp(min=1)

@@ -124,7 +124,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
             causal=self.config.causal,
             mask=biased(self._mask(given)),
             windows={window: biased(mask) for window, mask in windows.items()},
-            allowed=attention_functions.padding(attention_mask),
+            allowed=attention_functions.real_tokens(attention_mask),
             aligned=not own_mask and bias is None,
             rotation=self.position.rotation(places, self.config.head_dim, x.dtype),
             bias=bias,
@@ -185,7 +185,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         """Make positions (sequences, tokens), by default counted over the unpadded tokens."""
         x, mask, positions, _ = given
         tokens = x.shape[1]
-        real = attention_functions.padding(mask)
+        real = attention_functions.real_tokens(mask)
         limited = isinstance(self.position_embedding, nn.Embedding)
         if limited and not torch.compiler.is_compiling() and past + tokens > self.config.context:
             first = isinstance(past, int) and past == 0
@@ -210,7 +210,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         if cache is None:
             return places, places
         tokens, keys = x.shape[1], cache.get_mask_sizes(x.shape[1], 0)[0]
-        real = attention_functions.padding(mask)
+        real = attention_functions.real_tokens(mask)
         found = torch.arange(keys, device=x.device)[None]
         if real is not None:
             real = nn.functional.pad(real, (0, keys - real.shape[1]))

@@ -147,7 +147,7 @@ def _options(config: Settings) -> Iterator[str]:
     if config.command not in ("train", "demo"):
         yield from ("--presets", ",".join(_words(config)), "--seeds", str(len(config.seeds)))
         chosen = {name: config.values.get(name) for name in ("match", "tune")}
-        yield from settings.said_again(settings.ComparisonSettings, chosen)
+        yield from settings.option_words(settings.ComparisonSettings, chosen)
     if config.command != "demo":
         yield from _chosen(config)
     if config.seeds:
@@ -168,4 +168,4 @@ def _chosen(config: Settings) -> Iterator[str]:
         (settings.TrainingSettings, config.section("training")),
         (settings.ObservationSettings, {**observation, "sample": sample}),
     ):
-        yield from settings.said_again(one, values)
+        yield from settings.option_words(one, values)

@@ -17,8 +17,8 @@ from hessblocks.settings.field_marks import (
     kinds,
     make,
     option,
+    option_words,
     prefix,
-    said_again,
     words,
 )
 from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection

@@ -175,7 +175,7 @@ def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
+def option_words(settings: Any, values: Mapping[str, Any]) -> list[str]:
     """Rebuild the command-line options of given settings; defaults are left out.
 
     Args:
@@ -192,7 +192,7 @@ def said_again(settings: Any, values: Mapping[str, Any]) -> list[str]:
         if value is None or kind.mark(NoOption):
             continue
         if is_dataclass(kind.type):
-            flags += said_again(kind.type, value if isinstance(value, Mapping) else {})
+            flags += option_words(kind.type, value if isinstance(value, Mapping) else {})
         elif own := kind.mark(ByOptimiser):
             default = own.defaults.get(str(values.get("optimiser")), value)
             flags += _words(prefix(settings) + name, kind, value, default)

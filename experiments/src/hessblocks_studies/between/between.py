@@ -28,7 +28,7 @@ RATES = {BASE: 1e-2, SIMPLE: 1e-2}
 SIZES: dict[Scale, shared.TextSize] = {
     "smoke": replace(shared.SMALLEST, evaluations=1),
     "laptop": replace(
-        shared.LAPTOP, steps=600, evaluations=1, data=f"{shared.PACKAGE}torch{shared.NO_TABLES}"
+        shared.LAPTOP, steps=1500, evaluations=1, data=f"{shared.PACKAGE}torch{shared.NO_TABLES}"
     ),
     "paper": shared.PAPER,
 }
@@ -39,7 +39,7 @@ WINDOWS: dict[Scale, tuple[int, ...]] = {"smoke": (2,), "laptop": (4, 16, 32), "
 """Scale → numbers of windows at the usual size; the middle one elsewhere."""
 PROBES: dict[Scale, int] = {"smoke": 4, "laptop": 16, "paper": 16}
 OTHERS = 1000
-"""Added to the seed of the windows that judge steps."""
+"""Added to the seed of the windows that choose and judge steps."""
 SAMPLES = 64
 """Sampled gradients for SmolLM2."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
@@ -110,8 +110,9 @@ def measure(settings: BetweenSettings) -> list[Row]:
             one = blocks.Blocks(problem=blocks.problem_of(model, drawn(count, settings.seed)))
             found = [*one.share_rows(settings.probes, settings.seed), *one.cosine_rows()]
             if settings.takes_steps and step and count == settings.windows[-1]:
-                others = blocks.problem_of(model, drawn(count, settings.seed + OTHERS))
-                found += one.step_rows(others)
+                chosen, judged = drawn(2 * count, settings.seed + OTHERS).split(count)
+                others = (blocks.problem_of(model, tokens) for tokens in (chosen, judged))
+                found += one.step_rows(*others)
             rows += [{**row, "windows": count} for row in found]
         return rows
 

@@ -27,15 +27,15 @@ SHARE, DEFLATED = "share between", "share between, without outliers"
 """1 − ‖B‖² / ‖H‖² in squared Frobenius norms, of H or of H − Σ λ u uᵀ."""
 COSINE = "cosine of H g and B g"
 DECREASE = "decrease of the loss"
-"""L(θ) − L(θ + step) on windows that neither step nor damping was chosen by, in nats per token."""
+"""L(θ) − L(θ + step) in nats per token, on windows by which nothing was chosen."""
 GRADIENT = "gradient"
 OUTLIERS = 3
 """Number of largest eigenvalues that are taken out."""
-DAMPINGS = (1e-3, 1e-2, 1e-1)
+DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
 """Dampings tried, as shares of the largest eigenvalue."""
-SCALES = tuple(2.0**power for power in range(-3, 2))
+SCALES = tuple(2.0**power for power in range(-6, 2))
 """Factors tried of a step (B + damping)⁻¹ g."""
-RATES = tuple(2.0**power for power in range(-2, 9))
+RATES = tuple(2.0**power for power in range(-6, 9))
 """Factors tried of the step g / λ."""
 TOLERANCE, ITERATIONS = 1e-2, 50
 """Relative residual and number of iterations at which conjugate gradients stop."""
@@ -140,13 +140,14 @@ class Blocks:
             inner, *squares = both.tolist()
             yield shared.measured(COSINE, inner / math.sqrt(math.prod(squares)), group=division)
 
-    def step_rows(self, others: Problem) -> Iterator[Row]:
+    def step_rows(self, choosing: Problem, judging: Problem) -> Iterator[Row]:
         """Measure the decrease of the loss by damped Gauss-Newton steps, H or B, and by gradients.
 
-        Damping and scale are the best of `DAMPINGS` and `SCALES` on the problem's own batch.
+        Damping and scale are the best of `DAMPINGS` and `SCALES` on `choosing`.
 
         Args:
-            others: the same model on other windows.
+            choosing: the same model on other windows.
+            judging: the same model on further windows.
 
         Yields:
             A row per kind of step.
@@ -162,8 +163,8 @@ class Blocks:
         for name, each in directions.items():
             scales = RATES if name == GRADIENT else SCALES
             steps = [(one, scale) for one in each for scale in scales]
-            best = min(steps, key=lambda step: self._loss(self.problem, *step))
-            decrease = others.value(twice=False) - self._loss(others, *best)
+            best = min(steps, key=lambda step: self._loss(choosing, *step))
+            decrease = judging.value(twice=False) - self._loss(judging, *best)
             yield shared.measured(DECREASE, decrease, group=name)
 
     def _solved(

@@ -84,7 +84,7 @@ def _next(
         training, steps=4 * training.steps, learning_rate=rate or training.learning_rate
     )
     given = (text, comparison.model, longer)
-    words = [word for one in given for word in settings.said_again(type(one), vars(one))]
+    words = [word for one in given for word in settings.option_words(type(one), vars(one))]
     return shell_line(
         ["hessblocks", "train", last, *words, "--out", f"runs/{comparison.presets[-1]}"]
     )

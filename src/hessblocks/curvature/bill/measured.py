@@ -196,7 +196,7 @@ class _Before:
         self.counts: list[float] = []
         for part, count in parts_of(loss, logits, several):
             own = part if isinstance(loss, CrossEntropy) else None
-            some = loss.some(part) if isinstance(loss, CrossEntropy) else loss
+            some = loss.of_rows(part) if isinstance(loss, CrossEntropy) else loss
             before = _some(logits, own)
             gradient = some.derivatives(before, 1.0).gradient
             self._parts.append((own, some, before, gradient, some.total(before)))

@@ -123,8 +123,8 @@ class _OfHidden(LossNode):
         self._kept: list[_Piece] | None = [] if keep else None
         hidden, self._weight, *bias = (tensor.detach() for tensor in self.inputs)
         self._bias = bias[0] if bias else None
-        self._rows = loss.counted(tuple(hidden.shape[:-1]), readout.classes)
-        self._counting = loss.some(self._rows)
+        self._rows = loss.counted_rows(tuple(hidden.shape[:-1]), readout.classes)
+        self._counting = loss.of_rows(self._rows)
         self._hidden, self._shape = self._counted(hidden[None])[0], hidden.shape
 
     def _counted(self, hidden: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class _OfHidden(LossNode):
         for rows in _cut(len(self._rows), rows_together(len(self._weight))):
             shift = None if self._bias is None else self._bias[None]
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
-            yield rows, self._counting.some(rows), logits
+            yield rows, self._counting.of_rows(rows), logits
 
     def _pieces(self) -> Iterator[_Piece]:
         """Yield a slice of rows at a time with its derivatives, from the cache if there is one."""
@@ -150,7 +150,7 @@ class _OfHidden(LossNode):
             yield from self._kept
             return
         for rows, loss, logits in self._by_rows():
-            yield (rows, *loss.at(logits, self._share))
+            yield (rows, *loss.derivatives_in_place(logits, self._share))
 
     def total(self) -> float:
         return sum(loss.total(logits) for _, loss, logits in self._by_rows()) * self._share
@@ -159,7 +159,7 @@ class _OfHidden(LossNode):
         total, gradient = 0.0, torch.empty_like(self._hidden)
         for rows, loss, logits in self._by_rows():
             total += loss.total(logits) * self._share
-            residual, curvature = loss.at(logits, self._share)
+            residual, curvature = loss.derivatives_in_place(logits, self._share)
             torch.mm(residual, self._weight, out=gradient[rows])
             if self._kept is not None:
                 self._kept.append((rows, residual, curvature))

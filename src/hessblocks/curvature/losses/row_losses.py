@@ -56,7 +56,7 @@ class CrossEntropy(BatchLoss):
             for part, some in pieces
         )
 
-    def counted(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
+    def counted_rows(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
         """Find the rows whose label is not ignored.
 
         Args:
@@ -69,19 +69,19 @@ class CrossEntropy(BatchLoss):
         check_targets(self.targets, (*rows, classes))
         return (self.targets.flatten() != IGNORED).nonzero()[:, 0]
 
-    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
+    def of_rows(self, rows: slice | Int[Tensor, " N"]) -> Self:
         """Return the loss of these flattened rows alone."""
         return type(self)(self.targets.flatten()[rows])
 
     def derivatives(self, logits: Float[Tensor, "... V"], share: float) -> LossDerivatives:
         """See `BatchLoss`."""
         total = self.total(logits) * share
-        gradient, curvature = self.at(logits.clone(), share)
+        gradient, curvature = self.derivatives_in_place(logits.clone(), share)
         return LossDerivatives(
             total=total, gradient=gradient, curvature=lambda u: curvature(u.clone())
         )
 
-    def at(
+    def derivatives_in_place(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]]:
         """Compute gradient and curvature in place: `logits` and the directions are overwritten.

@@ -170,11 +170,11 @@ class _Classes(losses.CrossEntropy):
         super().__init__(loss.targets)
         self._uniform = uniform
 
-    def some(self, rows: slice | Int[Tensor, " N"]) -> Self:
+    def of_rows(self, rows: slice | Int[Tensor, " N"]) -> Self:
         uniform = None if self._uniform is None else self._uniform.flatten(0, -2)[rows]
         return type(self)(losses.CrossEntropy(self.targets.flatten()[rows]), uniform)
 
-    def at(
+    def derivatives_in_place(
         self, logits: Float[Tensor, "... V"], share: float
     ) -> tuple[Float[Tensor, "... V"], Curvature]:
         probabilities, targets = logits.softmax(-1), self.targets[..., None]
@@ -188,7 +188,7 @@ class _Classes(losses.CrossEntropy):
             found = probabilities * inner.sum(-1, keepdim=True)
             return found.scatter_add(-1, chosen, -inner)
 
-        return super().at(logits, share)[0], curvature
+        return super().derivatives_in_place(logits, share)[0], curvature
 
     def root(self, logits: Float[Tensor, "... V"], share: float) -> losses.Root:
         """Return ε ↦ Σ_y (p − e_y) ε_y of each row, with one sign per label."""
