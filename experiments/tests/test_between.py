@@ -118,6 +118,19 @@ def test_steps_are_the_best_of_dense_solutions(made: blocks.Blocks, dense: Tenso
     assert model.training is False
 
 
+def test_a_step_is_chosen_and_judged_on_other_windows(
+    made: blocks.Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made.problem.model
+    one, two = (blocks.problem_of(model, torch.randint(11, (3, 8))) for _ in range(2))
+    free = [row["value"] for row in made.step_rows(one, two)]
+    same = [row["value"] for row in made.step_rows(two, two)]
+    assert all(chosen >= judged for judged, chosen in zip(free, same, strict=True))
+    for name in ("SCALES", "RATES"):
+        monkeypatch.setattr(blocks, name, (0.0,))
+    assert [row["value"] for row in made.step_rows(one, two)] == [0.0] * 4
+
+
 def row(variant: str, value: float, **place: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {
         "step": 9,

@@ -53,7 +53,7 @@ FAULTS = (
           "test_preconditioned.py"),
     fault("ignored labels have a Fisher gradient",
           "($targets != IGNORED).to($logits.dtype) => torch.ones_like($logits[..., :1])",
-          "test_fisher.py", within="_Classes.at"),
+          "test_fisher.py", within="_Classes.derivatives_in_place"),
     fault("a label is drawn one class too low",
           "$found.clamp(max=$ends.shape[-1] - 1) => ($found - 1).clamp(min=0)", "test_fisher.py"),
     fault("targets are drawn with variance one", "math.sqrt(2) => 2", "test_fisher.py",

@@ -4,6 +4,11 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("a graph is built with the values of its gradient", "graph_only($leaves) => graph_only([])",
+          "test_a_graph_is_built_without_the_values_of_the_gradient", within="BatchGraph._pull_back"),
+    fault("a table's row without derivative has one",
+          "$found.masked_fill($a, 0) => $found", "test_all_uses_of_a_parameter_are_added_up",
+          within="_Scatter.backward"),
     fault("tiles take the place of any attention",
           "torch.allclose($expected, $$a) => torch.allclose(found, $$a)",
           "test_a_function_that_is_another_is_left_alone", within="in_place_of"),

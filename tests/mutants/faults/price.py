@@ -4,10 +4,12 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("check does not know the samples of price", "partial(read_tensors, of=drawn) => None",
+          "test_numbers_flipped_in_the_samples_are_never_used", within="_price"),
     fault("price: the check sees the text of the forecasts", "found[count:] => found[:count]",
           "test_every_number_is_that_of_the_library", within="_batches"),
-    fault("price: samples of another run are taken", "file.metadata() == {'of': of} => True",
-          "test_samples_of_another_run_are_refused", within="_read"),
+    fault("price: samples of another run are taken", "file.metadata() == {'of': _tag(of, found)} => True",
+          "test_samples_of_another_run_are_refused", within="read_tensors"),
     fault("price: samples are not kept", "if path.exists(): $$body =>",
           "test_the_same_call_goes_on_and_draws_nothing", within="_bill"),
     fault("price: the allocation's budget is forgotten",

@@ -4,6 +4,14 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("between: outliers stay in a block", "block - $a @ $u => block",
+          "test_shares_and_cosines_are_those_of_the_dense_matrix", within="share_rows"),
+    fault("between: a step is judged where it was chosen",
+          "self._loss(judging, *$best) => self._loss(choosing, *$best)",
+          "test_a_step_is_chosen_and_judged_on_other_windows", within="step_rows"),
+    fault("between: a block that learnt nothing counts", "loss < table[seed] => True",
+          "test_most_lies_between_layers_only_where_the_interval_says_so",
+          within="_if_it_learnt"),
     fault("a trial leaves positions to the default",
           "(f'position={$position}', *($outputs if $start == SMALL else ()))"
           " => $outputs if $start == SMALL else ()",

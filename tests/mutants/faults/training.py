@@ -4,6 +4,8 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("no layer is compiled", "if settings.training.compile: $$a => pass",
+          "test_compiled_layers_train_to_the_same_losses", within="make_trainer"),
     fault("other settings enter a finished folder", "if found: $$a => if False: $$a",
           "test_other_settings_in_the_same_folder_are_named", within="_compare"),
     fault("two processes write to one folder", "with storage.held($path): $$body => if True: $$body",
