@@ -188,6 +188,17 @@ def test_a_step_by_layers_matches_within_the_tolerance() -> None:
         assert judged(rows)[fact] is expected
 
 
+def test_shares_that_are_smaller_with_more_classes_fall() -> None:
+    fact = "the share between layers falls as classes are more, before training"
+    for change, expected in ((-0.1, True), (0.1, False)):
+        rows = [row(SIMPLE, 0.1)]
+        for seed in range(3):
+            for place, classes in enumerate((256, 1024, 4096)):
+                value = 0.6 + change * place + 0.001 * seed * place
+                rows.append(row(BASE, value, seed=seed, step=0, classes=classes))
+        assert judged(rows)[fact] is expected
+
+
 def test_the_model_of_a_package_is_judged_by_its_own_error() -> None:
     fact = f"most of ‖H_o‖² lies between layers of SmolLM2-135M on {PROSE}"
     for value, expected in ((0.8, True), (0.3, False), (0.52, None)):

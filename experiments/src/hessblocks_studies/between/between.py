@@ -234,10 +234,18 @@ class _Found:
 
     def checks(self) -> list[Check]:
         """Judge the shares, their change with the classes, and the steps."""
-        checks: list[Check] = []
+        texts = itertools.product((PROSE, CODE), blocks.DIVISIONS)
+        return [
+            *self._share_checks(),
+            *(self._pretrained_check(text, division) for text, division in texts),
+            *self._class_checks(),
+            *self._step_checks(),
+        ]
+
+    def _share_checks(self) -> Iterator[Check]:
+        quantities = {blocks.SHARE: "", blocks.DEFLATED: " without outliers"}
         for block, division in itertools.product((BASE, SIMPLE), blocks.DIVISIONS):
-            for quantity in (blocks.SHARE, blocks.DEFLATED):
-                words = " without outliers" if quantity == blocks.DEFLATED else ""
+            for quantity, words in quantities.items():
                 each = shared.over_seeds(self.at(quantity, division, block, AFTER))
                 check = each.judged(
                     f"most of ‖H_o‖²{words} lies between {division} of {block} after training",
@@ -246,26 +254,30 @@ class _Found:
                     unit="of ‖H_o‖²",
                     signed=False,
                 )
-                checks.append(self._if_it_learnt(block, check))
-        for text, division in itertools.product((PROSE, CODE), blocks.DIVISIONS):
-            checks.append(self._pretrained_check(text, division))
+                yield self._if_it_learnt(block, check)
+
+    def _class_checks(self) -> Iterator[Check]:
+        counts = sorted({row["classes"] for row in self.rows if row["classes"]})
         for division, moment in itertools.product(blocks.DIVISIONS, (BEFORE, AFTER)):
-            counts = sorted({row["classes"] for row in self.rows if row["classes"]})
-            ends = [
-                self.at(blocks.SHARE, division, BASE, moment, classes=one)
-                for one in (counts[:1] + counts[-1:])
-            ]
-            fall = shared.over_seeds(shared.gaps(*ends)) if len(ends) > 1 else _none()
-            checks.append(
-                fall.judged(
-                    f"the share between {division} falls as classes are more, {moment}",
-                    "arXiv 2505.02809: off-diagonal blocks fall with the number of classes",
-                    unit="of ‖H_o‖²",
+            few, many = (
+                (
+                    self.at(blocks.SHARE, division, BASE, moment, classes=one)
+                    for one in (counts[0], counts[-1])
                 )
+                if counts[1:]
+                else ({}, {})
             )
+            yield shared.over_seeds(shared.gaps(few, many)).judged(
+                f"the share between {division} falls as classes are more, {moment}",
+                "arXiv 2505.02809: off-diagonal blocks fall with the number of classes",
+                unit="of ‖H_o‖²",
+            )
+
+    def _step_checks(self) -> Iterator[Check]:
         for block, division in itertools.product((BASE, SIMPLE), blocks.DIVISIONS):
             whole, own = (self._decreases(block, kind) for kind in (blocks.WHOLE, division))
-            ratios = {seed: own[seed] / whole[seed] for seed in own if whole.get(seed, 0) > 0}
+            gains = all(decrease > 0 for decrease in whole.values())
+            ratios = {seed: own[seed] / whole[seed] for seed in own} if gains else {}
             check = shared.over_seeds(ratios).matches(
                 f"a step of {block} by blocks of {division} gains as much as one by all of H_o",
                 f"arXiv 2510.09378 for layers: a ratio within {NEAR} of 1",
@@ -274,14 +286,13 @@ class _Found:
                 unit="of the decrease",
                 signed=False,
             )
-            checks.append(self._if_it_learnt(block, check))
-        return checks
+            yield self._if_it_learnt(block, check)
 
     def _if_it_learnt(self, block: str, check: Check) -> Check:
         """Void a check if the block did not end below the bigram table in every seed."""
         found = self.losses.get((block, self.width, self.classes), {})
         own, table = found.get(None, {}), found.get(shared.BIGRAMS, {})
-        if own and all(loss < table[seed] for seed, loss in own.items() if seed in table):
+        if all(loss < table[seed] for seed, loss in own.items() if seed in table):
             return check
         return check.void(f"{block} is not below the bigram table")
 
@@ -315,10 +326,6 @@ class _Found:
 
 KINDS = (blocks.GRADIENT, blocks.MATRICES, blocks.LAYERS, blocks.WHOLE)
 """Kinds of steps, in the order of the figure."""
-
-
-def _none() -> shared.Difference:
-    return shared.over_seeds({})
 
 
 STUDY = Study(
