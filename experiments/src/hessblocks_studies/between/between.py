@@ -198,7 +198,7 @@ class _Found:
         for axis, label in labels.items():
             places = sorted({row[axis] for row in self.rows if row[axis] is not None})
             curves = {
-                f"between {division}, {moment}": [
+                f"{division}, {moment.removesuffix(' training')}": [
                     (float(one), *mean_and_error(list(each.values())))
                     for one in places
                     if (each := self.at(blocks.SHARE, division, BASE, moment, **{axis: one}))
@@ -206,7 +206,9 @@ class _Found:
                 for division in blocks.DIVISIONS
                 for moment in (BEFORE, AFTER)
             }
-            yield shared.panel(f"against the {axis}", label, "share of ‖H_o‖²", curves, log="x")
+            yield shared.panel(
+                f"against the {axis}", label, "share of ‖H_o‖² between blocks", curves, log="x"
+            )
 
     def step_panel(self) -> Panel:
         """Plot the decrease of the loss by each kind of step."""
