@@ -234,3 +234,28 @@ def test_a_graph_is_built_without_the_values_of_the_gradient() -> None:
     inner, last = 2 * 5 * 8 * 8, 2 * 5 * 8 * 3
     # forward: both inner layers and the last; backward: all inputs, also that of the first layer
     assert counter.get_total_flops() == 2 * (2 * inner + last)
+
+
+class InnerStep(nn.Module):
+    """An embedding moved by a gradient of its own, as meta-learning moves weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        weight = self.table.weight
+        with torch.enable_grad():
+            weight = weight if weight.requires_grad else weight.detach().requires_grad_()
+            inner = (F.embedding(input_ids, weight).sin() ** 2).sum()
+            (gradient,) = torch.autograd.grad(inner, weight, create_graph=True)
+        return self.out((weight - 0.1 * gradient)[input_ids].mean(1))
+
+
+def test_a_table_that_its_own_gradient_moves_has_the_right_hessian() -> None:
+    """The model takes one of the two derivatives that the closed form has."""
+    torch.manual_seed(0)
+    rows = torch.tensor([[0, 1, 5, 5], [2, 5, 1, 1], [3, 4, 6, 0]])
+    made = Problem(InnerStep().double(), [(rows, torch.tensor([1, 2, 0]))], "classification")
+    torch.testing.assert_close(Hessian(made).dense(), dense(made), rtol=1e-10, atol=1e-12)

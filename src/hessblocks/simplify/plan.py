@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from numbers import Real
 
 from jaxtyping import Int
 from torch import Tensor
@@ -139,7 +140,7 @@ class Plan:
             ArgumentError: `save` is not between 0 and 1, or more than can be removed; the message
                 says how much can.
         """
-        if not (isinstance(save, int | float) and 0 < save < 1):
+        if not (isinstance(save, Real) and 0 < save < 1):
             raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
         while (missing := save - self.saved) > 0:
             # prices depend on the missing share, so that another `save` has other steps

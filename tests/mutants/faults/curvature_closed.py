@@ -4,6 +4,9 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("nobody notices that a model differentiates by its table", "note_derivative() =>",
+          "test_a_table_that_its_own_gradient_moves_has_the_right_hessian",
+          within="_Lookup.backward"),
     fault("a graph is built with the values of its gradient", "graph_only($leaves) => graph_only([])",
           "test_a_graph_is_built_without_the_values_of_the_gradient", within="BatchGraph._pull_back"),
     fault("a table's row without derivative has one",

@@ -189,6 +189,7 @@ class _Lookup(Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, None, None]:
         (rows,), (values,) = ctx.saved_tensors, cotangents
         if torch.is_grad_enabled():
+            note_derivative()
             return _Scatter.apply(values, rows, ctx.size, ctx.padding, ctx.key), None, None
         if (own := sum_of(ctx.key)) is not None:
             flat, values = rows.flatten(), values.reshape(-1, values.shape[-1])
