@@ -83,7 +83,7 @@ FINDINGS = {
     "temperature": "Hot attention shrinks query and key blocks, and equal tokens leave none.",
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
     "ladder": "Whether the gap of SAS and SAS-P closes as models grow is still to be run.",
-    "between": "Most of a pretrained model's Gauss-Newton matrix lies between its weight matrices.",
+    "between": "On small batches most of a pretrained Gauss-Newton matrix lies between weight matrices.",
     "simplify-pretrained": "Healed or not, a plan by measured prices costs a third to three fifths of the best depth pruning's KL.",
     "bill": "Bits by curvature save a third to over a half of uniform bits' KL; which curvature matters little.",
 }

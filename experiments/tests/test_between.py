@@ -197,6 +197,32 @@ def test_shares_that_are_smaller_with_more_classes_fall() -> None:
                 value = 0.6 + change * place + 0.001 * seed * place
                 rows.append(row(BASE, value, seed=seed, step=0, classes=classes))
         assert judged(rows)[fact] is expected
+        assert judged([one for one in rows if one["classes"] != 4096])[fact] is None
+
+
+def test_a_change_with_classes_is_void_where_nothing_was_learnt() -> None:
+    fact = "the share between layers falls as classes are more, after training"
+    for loss, expected in ((2.0, True), (5.0, None)):
+        rows = [row(SIMPLE, 0.1)]
+        for seed in range(3):
+            for place, classes in enumerate((512, 1024, 4096)):
+                value = 0.6 - 0.1 * place + 0.001 * seed * place
+                rows.append(row(BASE, value, seed=seed, classes=classes))
+                rows += [{**one, "classes": classes} for one in learnt(BASE, seed, loss)]
+        assert judged(rows)[fact] is expected
+
+
+def test_a_whole_step_that_loses_voids_the_ratio() -> None:
+    fact = f"a step of {BASE} by blocks of layers gains as much as one by all of H_o"
+    rows = [row(SIMPLE, 0.1)]
+    for seed in range(3):
+        rows += learnt(BASE, seed)
+        for group in (blocks.WHOLE, blocks.LAYERS):
+            place = {"group": group, "quantity": blocks.DECREASE, "seed": seed}
+            rows.append(row(BASE, 0.2 - 0.2 * (seed == 1), **place))
+    (check,) = [one for one in STUDY.summarise(rows).checks if one.fact == fact]
+    assert check.holds is None
+    assert "raised the loss in seed 1" in check.ours
 
 
 def test_the_model_of_a_package_is_judged_by_its_own_error() -> None:
@@ -211,6 +237,7 @@ def test_points_share_their_tokens_and_differ_in_one_thing() -> None:
     trained = [one for one in found if one.text is None]
     usual = trained[0].size
     assert len(trained) == 18
+    assert min(one.size.vocab_size for one in trained) > 256  # bytes and the end of text
     assert len(found) == 20
     for one in trained:
         changed = replace(one.size, learning_rate=usual.learning_rate)

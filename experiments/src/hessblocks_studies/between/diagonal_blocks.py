@@ -110,7 +110,7 @@ class Blocks:
         """
         draw = torch.Generator().manual_seed(seed)
         signs = 2 * torch.randint(2, (count, self.whole.shape[0]), generator=draw) - 1
-        signs = signs.to(self.whole.dtype)
+        signs = signs.to(self.whole.device, self.whole.dtype)
         outliers, values = (one.to(signs) for one in (self.outliers.vectors, self.outliers.values))
         mixed = signs @ outliers * values  # λ u·z, (K, outliers)
         probes, pushed = self.tensors(signs), self.tensors((self.whole @ signs.T).T)
@@ -136,7 +136,7 @@ class Blocks:
                 own, z = (_part(group, one)[0] for one in (pushed, start))
                 block = OuterProduct(self.problem, group) @ z
                 pairs = ((own, block), (own, own), (block, block))
-                both += torch.stack([(a.double() * b.double()).sum() for a, b in pairs])
+                both += torch.stack([(a.double() * b.double()).sum() for a, b in pairs]).cpu()
             inner, *squares = both.tolist()
             yield shared.measured(COSINE, inner / math.sqrt(math.prod(squares)), group=division)
 
