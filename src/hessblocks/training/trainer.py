@@ -50,6 +50,19 @@ class GuardedTrainer(Trainer):
         """List the parameters with two axes or more; gains, norms and biases have no decay."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
+    def train(self, *given: Any, **named: Any) -> Any:
+        """Train; a failure of torch.compile, such as a missing compiler, becomes a RunError."""
+        try:
+            return super().train(*given, **named)
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            why = " ".join(str(error).partition("\n\n")[0].split())
+            raise RunError(
+                f"--compile: torch.compile failed ({why}); it needs a C++ compiler on a CPU and "
+                "Triton on CUDA; leave the option out to train without it."
+            ) from error
+
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:

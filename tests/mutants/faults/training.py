@@ -4,6 +4,9 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
+    fault("a failure of torch.compile is a traceback", "not $kind.startswith($a) => True",
+          "test_layers_that_cannot_be_compiled_are_refused_in_a_sentence",
+          within="GuardedTrainer.train"),
     fault("no layer is compiled", "if settings.training.compile: $$a => pass",
           "test_compiled_layers_train_to_the_same_losses", within="make_trainer"),
     fault("other settings enter a finished folder", "if found: $$a => if False: $$a",
