@@ -33,6 +33,8 @@ from hessblocks.training.trainer import (
     masking,
     quiet_arguments,
     run_arguments,
+    single_products,
+    step_products,
     tokenizer_of,
 )
 from hessblocks.training.tuning import next_rate, tuning_loss

@@ -22,7 +22,7 @@ PAPER_TOKENS = 4
 """Training tokens per parameter of the paper's main runs."""
 RUNGS: dict[Scale, tuple[int, ...]] = {
     "smoke": (16, 32, 48, 64),
-    "laptop": (48, 64, 96, 128),
+    "laptop": (64, 96, 128, 192),
     "paper": (256, 384, 512, 768),
 }
 """Scale → widths; rates are tuned at the first three and checked at the fourth."""

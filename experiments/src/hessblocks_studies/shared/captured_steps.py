@@ -1,0 +1,75 @@
+"""Replay the forward and backward pass of training steps as one CUDA graph."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hessblocks import training
+
+WARM_UP = 3
+"""Passes before the capture, in which libraries allocate their workspaces."""
+
+
+class CapturedPasses:
+    """Forward and backward pass of batches of one shape, captured as a CUDA graph.
+
+    A small model on a GPU spends its time on launching kernels; a replay launches them all at once.
+    """
+
+    def __init__(self, model: nn.Module, batch: dict[str, Tensor]) -> None:
+        """Capture the passes of `model` on a batch; gradients of the parameters are overwritten."""
+        self.batch = {name: tensor.clone() for name, tensor in batch.items()}
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._forget()
+                model(**self.batch).loss.backward()
+        torch.cuda.current_stream().wait_stream(side)
+        self._forget()  # the capture then allocates gradients of its own
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.loss = model(**self.batch).loss
+            self.loss.backward()
+        self.gradients = [p.grad for p in self.parameters]
+
+    def _forget(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def __call__(self, batch: dict[str, Tensor]) -> Tensor:
+        """Compute the loss of a batch; the parameters' gradients are set, not added to."""
+        for name, tensor in batch.items():
+            self.batch[name].copy_(tensor)
+        self.graph.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+        return self.loss.detach().clone()
+
+
+def capture_steps(trainer: training.RunTrainer) -> None:
+    """Make a trainer replay its steps on a GPU; on another device it remains as it is.
+
+    Losses equal those of usual steps up to rounding.
+
+    Args:
+        trainer: trainer with one batch per update.
+    """
+    if trainer.args.device.type != "cuda" or trainer.args.gradient_accumulation_steps > 1:
+        return
+    passes: list[CapturedPasses] = []
+    precision = training.step_products("cuda", bf16=trainer.args.bf16)
+
+    def step(model: nn.Module, inputs: dict[str, Any], *_: object) -> Tensor:
+        model.train()
+        batch = trainer._prepare_inputs(inputs)
+        if not passes:
+            with training.single_products(precision):
+                passes.append(CapturedPasses(model, batch))
+        loss = passes[0](batch)
+        trainer._passes.append((batch, loss))
+        return loss
+
+    trainer.training_step = step  # type: ignore[assignment]
