@@ -35,7 +35,7 @@ def test_every_rung_reads_four_tokens_a_parameter_of_a_text_without_tables() -> 
         assert size.data == "package:torch, no tables"
         assert (size.heads, size.mlp_width) == (4, 4 * width)
     most = max(p.size.steps * p.size.batch_size * p.size.context for p in PLAN)
-    assert most < 10e6
+    assert most < 15e6
 
 
 def test_rates_and_starts_follow_the_width() -> None:
@@ -58,13 +58,13 @@ def test_rates_and_starts_follow_the_width() -> None:
 
 def test_the_rates_are_tried_at_three_widths_and_checked_at_the_fourth() -> None:
     tuned = [p for p in PLAN if p.phase == plan.TUNING]
-    assert {p.size.width for p in tuned} == {48, 64, 96}
+    assert {p.size.width for p in tuned} == {64, 96, 128}
     assert {p.seed for p in tuned} == {0}
     assert len(tuned) == 3 * 3 * 4
     nexts = [p for p in PLAN if p.phase == plan.NEIGHBOURS]
-    assert {(p.size.width, round(p.size.learning_rate * 12800, 1)) for p in nexts} == {
-        (128, 20.2),
-        (128, 202.4),
+    assert {(p.size.width, round(p.size.learning_rate * 19200, 1)) for p in nexts} == {
+        (192, 20.2),
+        (192, 202.4),
     }
 
 

@@ -1,6 +1,8 @@
 """How weights are drawn: by the widths, or with one standard deviation as before."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksConfig, HessblocksForCausalLM
 
 SIZES = {"depth": 2, "width": 256, "heads": 4, "vocab_size": 2000, "context": 8}
+ROOT = Path(__file__).parents[2]
 BESIDE_A_SKIP = ["pre-ln", "pre-ln-zero", "post-ln", "parallel", "op", "modern"]
 
 
@@ -107,3 +110,22 @@ def test_one_matrix_scores_leave_the_key_as_either_start_has_it() -> None:
 def test_what_is_no_start_is_refused(make, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_the_best_rates_are_those_of_the_benchmark() -> None:
+    """With scaled starts and rates by width they lie within half a decade; the page says so."""
+    path = ROOT / "benchmarks" / "results" / "transfer.json"
+    figures = json.loads(path.read_text(encoding="utf-8"))["figures"]
+    page = (ROOT / "docs" / "blocks.md").read_text(encoding="utf-8")
+    words = {"scaled, by width": "scaled, `--rates width`", "fixed, the same": "fixed, same rate"}
+    for block in ("pre-ln-zero", "sas-p"):
+        for way, said in words.items():
+            searches = figures[block][way]
+            best = [searches[width]["best"] for width in ("64", "128", "256")]
+            for search in searches.values():
+                losses = {float(rate): loss for rate, loss in search["losses"].items()}
+                assert min(losses, key=losses.__getitem__) == search["best"]
+                assert min(losses) < search["best"] < max(losses)
+            assert f"| {block} | {said} | {' | '.join(f'{rate:g}' for rate in best)} |" in page
+            if way == "scaled, by width":
+                assert max(best) / min(best) < 3.5

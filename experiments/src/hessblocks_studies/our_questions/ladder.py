@@ -22,6 +22,10 @@ AXES = {
     plan.DEPTHS: "layers",
 }
 """Phase → quantity that varies in it."""
+Controls = Sequence[tuple[Check, str]]
+"""Checks that must hold for a rung to count, each with the note if it fails."""
+UNLEARNT = shared.void_of(plan.BASE)
+UNTUNED = "void, since a next rate is better"
 
 
 def measure(settings: plan.LadderSettings) -> list[Row]:
@@ -62,10 +66,11 @@ def summarise(rows: Rows) -> Summary:
     """Plot the gap to pre-ln against size, tokens and depth; judge every rung and the slope."""
     by_phase = {phase: each for (phase,), each in shared.grouped(rows, "phase").items()}
     runs = {phase: shared.Runs(by_phase.get(phase, ())) for phase in AXES}
-    tuned = shared.Tuned.of(rows, plan.TUNING, plan.WIDTHS)
-    checks: list[Check] = tuned.rate_checks()[:1]
-    table: list[dict[str, object]] = []
+    tuned = over_widths(shared.Runs(by_phase.get(plan.TUNING, ())).grids)
+    checks: list[Check] = [_tuning_check(tuned)]
+    tables: list[dict[str, object]] = []
     panels: list[Panel] = []
+    nexts = shared.Runs(by_phase.get(plan.NEIGHBOURS, ()))
     for phase, label in AXES.items():
         rungs = places(rows, phase)
         found = {
@@ -75,27 +80,101 @@ def summarise(rows: Rows) -> Summary:
             }
             for block in plan.JUDGED
         }
-        table += [
+        tables += [
             _line(phase, rung, rungs[rung], block, gap)
             for block, gaps in found.items()
             for rung, gap in gaps.items()
             if gap.seeds
         ]
+        last = list(rungs)[-1] if rungs and phase == plan.WIDTHS else ""
+        rates = {b: _next_rates_check(runs[phase], nexts, plan.at(b, last)) for b in plan.BLOCKS}
+        checks += [check for check in rates.values() if last]
         for block in plan.VERDICTS:
-            checks += [_rung_check(runs[phase], phase, block, rung) for rung in rungs]
-            checks += _slope_checks(block, label, rungs, found[block])
+            controls = {
+                rung: [
+                    (runs[phase].below_the_table(plan.at(plan.BASE, rung), plan.TABLE), UNLEARNT),
+                    *((rates[b], UNTUNED) for b in (plan.BASE, block) if rung == last),
+                ]
+                for rung in rungs
+            }
+            checks += [
+                _rung_check(runs[phase], phase, block, rung, controls[rung]) for rung in rungs
+            ]
+            counting = [(rungs[r], found[block][r]) for r in rungs if _hold(controls[r])]
+            checks += _slope_checks(block, label, counting)
         panels.append(_panel(label, rungs, found))
     return shared.summary(
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
         f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.TUNED}.",
-        [panel for panel in (*panels, _tuning_panel(tuned.tuning.grids)) if panel.shown],
+        [panel for panel in (*panels, _tuning_panel(tuned)) if panel.shown],
         checks,
-        gaps=table,
-        tuning=tuned.tuning_table(),
+        gaps=tables,
+        tuning=[
+            {"block": block, "learning_rate": rate, "mean_loss": loss}
+            for block, losses in tuned.items()
+            for rate, loss in losses.items()
+        ],
         error=[{"phase": p, **shared.error_line(one.residual)} for p, one in runs.items()],
     )
+
+
+def over_widths(grids: Grids) -> dict[str, dict[float, float]]:
+    """Average the losses of the tuning over the widths; a rate that lacks a width is left out.
+
+    Args:
+        grids: block at a width → rate → seed → final loss.
+
+    Returns:
+        Block → rate at width `TUNED` → mean loss.
+    """
+    losses: dict[str, dict[float, list[float]]] = {}
+    for label, grid in grids.items():
+        block, _, width = label.removesuffix(")").rpartition(" (width ")
+        for rate, seeds in grid.items():
+            usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # rounded: floats differ
+            losses.setdefault(block, {}).setdefault(usual, []).extend(seeds.values())
+    return {
+        block: {
+            rate: fmean(each)
+            for rate, each in sorted(own.items())
+            if len(each) == max(map(len, own.values()))
+        }
+        for block, own in losses.items()
+    }
+
+
+def _tuning_check(tuned: Mapping[str, Mapping[float, float]]) -> Check:
+    """Check that each block's best rate lies inside its grid and is that of its runs."""
+    off = []
+    for block, losses in tuned.items():
+        best = min(losses, key=lambda rate: losses[rate])
+        if best in (min(losses), max(losses)) or best != plan.BEST[block]:
+            off.append(f"{block} ({best:g}; runs at {plan.BEST[block]:g})")
+    enough = bool(tuned) and min(map(len, tuned.values())) >= 3
+    fact = "each best rate of the tuning lies inside its grid, and is that of the runs"
+    return shared.rule_check(fact, off, len(tuned), enough)
+
+
+def _next_rates_check(runs: shared.Runs, nexts: shared.Runs, label: str) -> Check:
+    """Check that half decades on both sides are at most `SLACK` better, with one seed."""
+    losses = runs.losses.get(label, {})
+    gains = [
+        losses[seed] - loss
+        for each in nexts.grids.get(label, {}).values()
+        for seed, loss in each.items()
+        if seed in losses
+    ]
+    better = any(gain > shared.SLACK for gain in gains)
+    both = len(gains) == 2  # noqa: PLR2004  # a rate on each side
+    said = ", ".join(f"{-gain:+.3f}" for gain in gains) if gains else "nothing measured"
+    return Check(
+        fact=f"the next rates are no better for {label}",
+        expected=f"at most {shared.SLACK:g} nats lower on both sides (rule of this study)",
+        ours=f"{said}{' nats' if gains else ''}{'' if both else ' (of two)'}",
+        holds=False if better else True if both else None,
+    ).as_control()
 
 
 def _line(
@@ -115,24 +194,31 @@ def _line(
     }
 
 
-def _rung_check(runs: shared.Runs, phase: str, block: str, rung: str) -> Check:
-    """Judge whether a block matches the base at one rung; void if the base learnt too little."""
+def _hold(controls: Controls) -> bool:
+    return all(control.holds for control, _ in controls)
+
+
+def _rung_check(
+    runs: shared.Runs, phase: str, block: str, rung: str, controls: Controls
+) -> Check:
+    """Judge whether a block matches the base at one rung; void if a control fails."""
     base = plan.at(plan.BASE, rung)
     check = runs.alike(plan.at(block, rung), base, f"{block} matches {plan.BASE}, {phase}: {rung}")
-    learnt = runs.below_the_table(base, plan.TABLE)
-    return shared.judged_by(learnt, check, shared.void_of(plan.BASE))
+    for control, void in controls:
+        check = shared.judged_by(control, check, void)
+    return check
 
 
 def _slope_checks(
-    block: str, label: str, rungs: Mapping[str, float], gaps: Mapping[str, shared.Difference]
+    block: str, label: str, gaps: Sequence[tuple[float, shared.Difference]]
 ) -> list[Check]:
-    found = shared.line([(rungs[rung], gap) for rung, gap in gaps.items()])
+    found = shared.line(gaps)
     if not found.seeds:
         return []
     return [
         found.judged(
             f"the gap of {block} to {plan.BASE} grows with {label}",
-            "open question: a slope above 0",
+            f"open question: a slope above 0, over {len(gaps)} rungs",
             unit="nats over a factor of ten",
         )
     ]
@@ -155,21 +241,11 @@ def _panel(
     return shared.panel(f"against {label}", label, "above pre-LN (nats per token)", curves, log="x")
 
 
-def _tuning_panel(grids: Grids) -> Panel:
+def _tuning_panel(tuned: Mapping[str, Mapping[float, float]]) -> Panel:
     """Plot the loss at each rate of the tuning, averaged over the widths with all rates."""
-    losses: dict[str, dict[float, list[float]]] = {}
-    for label, grid in grids.items():
-        block, _, width = label.removesuffix(")").rpartition(" (width ")
-        for rate, seeds in grid.items():
-            usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # rounded: floats differ
-            losses.setdefault(block, {}).setdefault(usual, []).extend(seeds.values())
     curves: dict[str, Sequence[shared.Place]] = {
-        block: [
-            (rate, fmean(each), float("nan"))
-            for rate, each in sorted(own.items())
-            if len(each) == max(map(len, own.values()))
-        ]
-        for block, own in losses.items()
+        block: [(rate, loss, float("nan")) for rate, loss in losses.items()]
+        for block, losses in tuned.items()
     }
     x_label = f"peak learning rate at width {plan.TUNED}"
     return shared.panel("tuning", x_label, "mean loss (nats per token)", curves, log="x")
