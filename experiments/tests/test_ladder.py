@@ -165,6 +165,45 @@ def test_a_gap_that_grows_with_the_width_is_said() -> None:
     assert line_["reach_of_one_new_seed"] == pytest.approx(line_["reach"] * math.sqrt(6))
 
 
+def test_a_rung_whose_next_rates_are_better_or_unknown_does_not_count() -> None:
+    found = rows(lambda width: 0.2 * math.log2(width / 64))
+    matches = "sas matches pre-ln, zero queries, widths: width {}"
+    grows = "the gap of sas to pre-ln, zero queries grows with parameters of pre-LN"
+    at_the_last = "sas (width 192) at rate 0.00105409"
+    assert {row["variant"] for row in found if row["phase"] == plan.NEIGHBOURS} >= {at_the_last}
+    assert checks(found)[matches.format(192)].holds is False
+    assert "over 4 rungs" in checks(found)[grows].expected
+    better = [{**row, "value": 1.0} if row["variant"] == at_the_last else row for row in found]
+    missing = [row for row in found if row["variant"] != at_the_last]
+    for some, holds in ((better, False), (missing, None)):
+        judged = checks(some)
+        assert judged["the next rates are no better for sas (width 192)"].holds is holds
+        assert judged[matches.format(192)].holds is None
+        assert judged[matches.format(128)].holds is False
+        assert "over 3 rungs" in judged[grows].expected
+
+
+def test_the_best_rate_of_the_tuning_is_that_over_all_widths() -> None:
+    def off(row: Row) -> Row:
+        """At one width another rate is best, which changes nothing."""
+        lower = row["phase"] == plan.TUNING and row["variant"].startswith("sas (width 96) at 0.02")
+        return {**row, "value": row["value"] - 0.6 * lower}
+
+    fact = "each best rate of the tuning lies inside its grid, and is that of the runs"
+    found = rows(lambda _: 0.0)
+    assert checks([off(row) for row in found])[fact].holds is True
+    at_its_end = [
+        {**row, "value": 9.0}
+        if row["phase"] == plan.TUNING
+        and row["variant"].startswith("sas (")
+        and row["learning_rate"] * row["variant"].count("sas") < 0.012
+        and "at rate 0.03" not in row["variant"]
+        else row
+        for row in found
+    ]
+    assert checks(at_its_end)[fact].holds is False
+
+
 def test_the_tuning_is_shown_by_block_at_the_width_of_its_rates() -> None:
     panel = STUDY.summarise(rows(lambda _: 0.0)).figure.panels[-1]
     assert panel.title == "tuning"

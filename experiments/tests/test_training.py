@@ -19,7 +19,7 @@ from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
 from hessblocks.storage.tables import Row
-from hessblocks.training.trainer import ShuffledPasses, spread
+from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
@@ -32,6 +32,7 @@ from hessblocks_studies.our_questions import (
 )
 from hessblocks_studies.our_questions.ladder_plan import WIDTHS
 from hessblocks_studies.runner import run_study
+from hessblocks_studies.shared import captured_steps
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME
@@ -122,6 +123,25 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
         assert torch.allclose(ours, hand, atol=1e-6), name
     assert [row["step"] for row in rows] == [0, 10, 20]
     assert [row["tokens"] for row in rows] == [0, 640, 1280]
+
+
+def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no GPU a trainer's steps stay its own."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    settings, found = replace(SETTINGS, device=device), []
+    own: list[bool] = []
+    for change in (captured_steps.capture_steps, lambda _: None):
+
+        def seen(trainer: RunTrainer, change: Callable[[RunTrainer], None] = change) -> None:
+            change(trainer)
+            own.append("training_step" in vars(trainer))
+
+        monkeypatch.setattr(trained, "capture_steps", seen)
+        found.append([row["value"] for row in train(model(), settings, corpus)])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert own == [device == "cuda", False]
 
 
 def test_losses_are_the_mean_over_the_held_out_windows(corpus: Corpus) -> None:

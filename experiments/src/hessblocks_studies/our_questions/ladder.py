@@ -167,7 +167,7 @@ def _next_rates_check(runs: shared.Runs, nexts: shared.Runs, label: str) -> Chec
         if seed in losses
     ]
     better = any(gain > shared.SLACK for gain in gains)
-    both = len(gains) == 2  # noqa: PLR2004  # a rate on each side
+    both = len(gains) == 2  # a rate on each side
     said = ", ".join(f"{-gain:+.3f}" for gain in gains) if gains else "nothing measured"
     return Check(
         fact=f"the next rates are no better for {label}",
@@ -198,9 +198,7 @@ def _hold(controls: Controls) -> bool:
     return all(control.holds for control, _ in controls)
 
 
-def _rung_check(
-    runs: shared.Runs, phase: str, block: str, rung: str, controls: Controls
-) -> Check:
+def _rung_check(runs: shared.Runs, phase: str, block: str, rung: str, controls: Controls) -> Check:
     """Judge whether a block matches the base at one rung; void if a control fails."""
     base = plan.at(plan.BASE, rung)
     check = runs.alike(plan.at(block, rung), base, f"{block} matches {plan.BASE}, {phase}: {rung}")

@@ -46,7 +46,8 @@ class CapturedPasses:
         self.graph.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
-        return self.loss.detach().clone()
+        loss: Tensor = self.loss.detach().clone()  # the next replay overwrites it
+        return loss
 
 
 def capture_steps(trainer: training.RunTrainer) -> None:
