@@ -130,8 +130,8 @@ class Block(nn.Module):
         summed: Tensor = self.attention_branch(attended, x)
         if self.parallel:
             own = inputs if self.mlp_norm is None else self.mlp_norm(x)
-            beside: Tensor = self.mlp_branch(self.mlp(own))
-            return summed + beside
+            both: Tensor = self.mlp_branch.onto(summed, self.mlp(own))
+            return both
         middle: Tensor = self.attention_norm(summed) if self.post else summed
         return self._after_sum(middle) if self.has_mlp else middle
 

@@ -163,10 +163,18 @@ class ResidualSum(nn.Module):
         self, branch: Float[Tensor, "*shape"], x: Float[Tensor, "*shape"] | None = None
     ) -> Float[Tensor, "*shape"]:
         """Compute skip · x + gain · norm(branch); `x` may be None if there is no skip."""
-        scaled = _times(self.gain, self.norm(branch))
         if x is None or (isinstance(self.skip, float) and self.skip == 0.0):
-            return scaled
-        return scaled + _times(self.skip, x)
+            return _times(self.gain, self.norm(branch))
+        return self.onto(_times(self.skip, x), branch)
+
+    def onto(
+        self, base: Float[Tensor, "*shape"], branch: Float[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape"]:
+        """Compute base + gain · norm(branch)."""
+        branch = self.norm(branch)
+        if isinstance(self.gain, float):
+            return base + _times(self.gain, branch)
+        return torch.addcmul(base, self.gain, branch)
 
 
 def scalar(value: float, trainable: bool) -> Float[Tensor, ""] | float:
