@@ -22,6 +22,7 @@ AXES = {
     plan.DEPTHS: "layers",
 }
 """Phase → quantity that varies in it."""
+CURVATURE = (shared.SPREAD, shared.HETEROGENEITY)
 Controls = Sequence[tuple[Check, str]]
 """Checks that must hold for a rung to count, each with the note if it fails."""
 UNLEARNT = shared.void_of(plan.BASE)
@@ -41,14 +42,16 @@ def measure(settings: plan.LadderSettings) -> list[Row]:
             rows.append(shared.measured(shared.LOSS, loss, "all windows"))
         if settings.probe and step in (0, size.steps):
             keys = () if step else ("key",)
-            rows += shared.curvature_rows(model, text, settings.probe, settings.seed, keys)
+            found = shared.curvature_rows(model, text, settings.probe, settings.seed, keys)
+            rows += [row for row in found if row["quantity"] in CURVATURE]
         return rows
 
-    found = settings.placed(shared.train_point(settings, observe))
     place: Row = {"tokens_a_parameter": settings.tokens_a_parameter, "layers": size.depth}
     place |= {"parameters": settings.parameters}
-    phases = ((settings.phase, settings.name), *settings.also)
-    return [{**row, **place, "phase": p, "variant": name} for p, name in phases for row in found]
+    found = [{**row, **place} for row in settings.placed(shared.train_point(settings, observe))]
+    losses = [row for row in found if row["quantity"] not in CURVATURE]
+    also = [{**row, "phase": p, "variant": n} for p, n in settings.also for row in losses]
+    return found + also
 
 
 def places(rows: Rows, phase: str) -> dict[str, float]:
@@ -111,6 +114,7 @@ def summarise(rows: Rows) -> Summary:
         [panel for panel in (*panels, _tuning_panel(tuned)) if panel.shown],
         checks,
         gaps=tables,
+        curvature=curvature_table(rows),
         tuning=[
             {"block": block, "learning_rate": rate, "mean_loss": loss}
             for block, losses in tuned.items()
@@ -118,6 +122,21 @@ def summarise(rows: Rows) -> Summary:
         ],
         error=[{"phase": p, **shared.error_line(one.residual)} for p, one in runs.items()],
     )
+
+
+def curvature_table(rows: Rows) -> list[dict[str, object]]:
+    """List how unevenly curvature is spread over weight matrices, before and after training."""
+    return [
+        {
+            "block": row["variant"],
+            "quantity": row["quantity"],
+            "when": "after training" if row["step"] else "before training",
+            "value": row["value"],
+        }
+        for quantity in CURVATURE
+        for row in shared.of_quantity(rows, quantity)
+        if row["group"] == shared.ALL_MATRICES
+    ]
 
 
 def over_widths(grids: Grids) -> dict[str, dict[float, float]]:
