@@ -464,6 +464,33 @@ def speeds(data: Data) -> str:
     return _table(("block", *(f"width {width}" for width in widths)), rows)
 
 
+def rungs(data: Data, phase: str, place: str) -> str:
+    """Gaps to the base at every rung of a phase of the ladder, and the range of one new seed."""
+    lines = [line for line in data["tables"]["gaps"] if line["phase"] == phase]
+    found: dict[float, dict[str, Mapping[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["place"], {})[line["block"]] = line
+    blocks = tuple(dict.fromkeys(line["block"] for line in lines))
+    rows = [
+        (
+            f"{at:,.0f}",
+            *(_interval(each.get(block), "reach") for block in blocks),
+            _interval(each.get(blocks[0]), "reach_of_one_new_seed"),
+        )
+        for at, each in sorted(found.items())
+    ]
+    return _table((place, *blocks, f"{blocks[0]}, one new seed"), rows)
+
+
+def _interval(line: Mapping[str, Any] | None, reach: str) -> str:
+    if line is None:
+        return ""
+    if line[reach] is None:
+        return f"{line['gap']:+.3f} (1 seed)"
+    low, high = (line["gap"] + side * line[reach] for side in (-1, 1))
+    return f"{line['gap']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
 def checks(data: Data) -> str:
     """Every answer of a study, and every control that failed."""
     rows = [
@@ -518,6 +545,12 @@ TABLES = (
         positions=partial(matches, kinds=("rotary ", "sinusoidal ")),
     ),
     *_tables("comparison.md", "speed", speeds=speeds),
+    *_tables(
+        "comparison.md",
+        "ladder",
+        sizes=partial(rungs, phase="widths", place="parameters of pre-LN"),
+        tokens=partial(rungs, phase="tokens", place="tokens per parameter"),
+    ),
     *_tables("findings.md", "simplification", blocks=unevenness, verdicts=checks),
     *_tables("findings.md", "edge-of-stability", edges=checks),
     *_tables("findings.md", "optimisers", optimisers=by_optimiser, gaps=gaps, adam=checks),

@@ -4,11 +4,12 @@ The rule: PLAN.md beside this file, section `ladder`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from torch import nn
 
-from hessblocks.figures import Panel
+from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
 from hessblocks_studies.engine import Check, Rows, Study, Summary
@@ -22,6 +23,14 @@ AXES = {
     plan.DEPTHS: "layers",
 }
 """Phase → quantity that varies in it."""
+SHOWN = {
+    plan.WIDTHS: ("gap by size", "millions of parameters of pre-LN", 1e6),
+    plan.TOKENS: ("gap by length of training", "tokens read for each parameter", 1.0),
+    plan.DEPTHS: ("gap by depth", "layers", 1.0),
+}
+"""Phase → title of its panel, label and unit of the axis."""
+APART = 0.08
+"""Distance of blocks at one rung, in rungs."""
 CURVATURE = (shared.SPREAD, shared.HETEROGENEITY)
 Controls = Sequence[tuple[Check, str]]
 """Checks that must hold for a rung to count, each with the note if it fails."""
@@ -105,13 +114,17 @@ def summarise(rows: Rows) -> Summary:
             ]
             counting = [(rungs[r], found[block][r]) for r in rungs if _hold(controls[r])]
             checks += _slope_checks(block, label, counting)
-        panels.append(_panel(label, rungs, found))
+        panels.append(_panel(phase, rungs, found))
     return shared.summary(
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
         f"{plan.PAPER_TOKENS} tokens a parameter, tokens and layers at width {plan.TUNED}.",
-        [panel for panel in (*panels, _tuning_panel(tuned)) if panel.shown],
+        [
+            panel
+            for panel in (*panels, _tuning_panel(tuned))
+            if len(panel.ticks) != 1 and panel.shown
+        ],
         checks,
         gaps=tables,
         curvature=curvature_table(rows),
@@ -242,20 +255,34 @@ def _slope_checks(
 
 
 def _panel(
-    label: str,
+    phase: str,
     rungs: Mapping[str, float],
     found: Mapping[str, Mapping[str, shared.Difference]],
 ) -> Panel:
-    """Plot the gaps; bars are their intervals."""
+    """Plot the gaps at each rung, blocks side by side; bars are 95 % intervals."""
+    title, x_label, unit = SHOWN[phase]
     curves: dict[str, Sequence[shared.Place]] = {
         block: [
-            (rungs[rung], gap.mean, gap.reach() if gap.known else float("nan"))
-            for rung, gap in gaps.items()
+            (place + APART * (number - 1), gap.mean, gap.reach() if gap.known else float("nan"))
+            for place, rung in enumerate(rungs)
+            for gap in (gaps[rung],)
             if gap.seeds and not gap.diverged
         ]
-        for block, gaps in found.items()
+        for number, (block, gaps) in enumerate(found.items())
     }
-    return shared.panel(f"against {label}", label, "above pre-LN (nats per token)", curves, log="x")
+    drawn = shared.panel(title, x_label, "above pre-LN (nats per token)", curves)
+    if not drawn.shown:
+        return drawn
+    ends = (-0.3, len(rungs) - 0.7)
+    bounds = [
+        Series(name=name, x=ends, y=(bound, bound), guide=True)
+        for name, bound in (
+            ("level", 0.0),
+            *((f"{b:+g}", b) for b in (shared.CLOSE, -shared.CLOSE)),
+        )
+    ]
+    ticks = tuple(f"{at / unit:.2g}" for at in rungs.values())
+    return replace(drawn, series=(*drawn.shown, *bounds), ticks=ticks)
 
 
 def _tuning_panel(tuned: Mapping[str, Mapping[float, float]]) -> Panel:
