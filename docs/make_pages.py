@@ -467,6 +467,8 @@ def speeds(data: Data) -> str:
 def rungs(data: Data, phase: str, place: str) -> str:
     """Gaps to the base at every rung of a phase of the ladder, and the range of one new seed."""
     lines = [line for line in data["tables"]["gaps"] if line["phase"] == phase]
+    if not lines:
+        return "(not measured)\n"
     found: dict[float, dict[str, Mapping[str, Any]]] = {}
     for line in lines:
         found.setdefault(line["place"], {})[line["block"]] = line
@@ -485,8 +487,10 @@ def rungs(data: Data, phase: str, place: str) -> str:
 def _interval(line: Mapping[str, Any] | None, reach: str) -> str:
     if line is None:
         return ""
+    if line["gap"] is None:
+        return "diverged"
     if line[reach] is None:
-        return f"{line['gap']:+.3f} (1 seed)"
+        return f"{line['gap']:+.3f} ({line['seeds']} seed)"
     low, high = (line["gap"] + side * line[reach] for side in (-1, 1))
     return f"{line['gap']:+.3f} [{low:+.3f}, {high:+.3f}]"
 

@@ -102,6 +102,18 @@ def test_the_answers_of_comparison_have_the_numbers_of_their_study() -> None:
     text = answer("docs/comparison.md")
     assert "SAS ends {} nats above pre-LN and SAS-P {},".format(*list(gaps.values())[:2]) in text
     assert "SAS is {} and SAS-P {} nats below pre-LN".format(*list(gaps.values())[2:]) in text
+    rungs = json.loads(read("docs/results/ladder.json"))
+    sizes = [
+        line["gap"]
+        for line in rungs["tables"]["gaps"]
+        if (line["phase"], line["block"]) == ("widths", "sas")
+    ]
+    ends = (f"{-sizes[0]:.3f}", f"{sizes[-1]:.3f}")
+    assert "SAS goes from {} nats below pre-LN to {} above".format(*ends) in text
+    grows = "the gap of sas to pre-ln, zero queries grows with parameters of pre-LN"
+    (slope,) = (check["ours"] for check in rungs["checks"] if check["fact"] == grows)
+    mean, error = (float(number) for number in re.findall(r"[-+]?\d\.\d+", slope)[:2])
+    assert f"changes by {mean:+.2f} ± {error:.2f} nats" in read("docs/comparison.md")
 
 
 def test_numbers_are_counted() -> None:

@@ -172,8 +172,8 @@ class ResidualSum(nn.Module):
     ) -> Float[Tensor, "*shape"]:
         """Compute base + gain · norm(branch)."""
         branch = self.norm(branch)
-        if isinstance(self.gain, float):
-            return base + _times(self.gain, branch)
+        if isinstance(self.gain, float) or self.gain.dtype != branch.dtype:
+            return base + _times(self.gain, branch)  # addcmul would widen half precision
         return torch.addcmul(base, self.gain, branch)
 
 

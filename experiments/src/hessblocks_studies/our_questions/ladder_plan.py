@@ -26,6 +26,10 @@ RUNGS: dict[Scale, tuple[int, ...]] = {
     "paper": (256, 384, 512, 768),
 }
 """Scale → widths; rates are tuned at the first three and checked at the fourth."""
+TUNED_WIDTHS = 3
+"""Number of widths of the tuning, the first of `RUNGS`."""
+SIZED = len(RUNGS["laptop"])
+"""Number of widths of each scale."""
 USUAL: dict[Scale, int] = {"smoke": 16, "laptop": 64, "paper": 256}
 """Scale → width of the rungs of tokens and depth."""
 TUNED = 64
@@ -187,7 +191,7 @@ def tuning(scale: Scale) -> list[LadderSettings]:
             tuned=True,
         )
         for rate in (RATES if scale != "smoke" else RATES[:1])
-        for width in RUNGS[scale][:3]
+        for width in RUNGS[scale][:TUNED_WIDTHS]
         for block in BLOCKS
     ]
 

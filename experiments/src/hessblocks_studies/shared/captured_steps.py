@@ -41,8 +41,8 @@ class CapturedPasses:
 
     def __call__(self, batch: dict[str, Tensor]) -> Tensor:
         """Compute the loss of a batch; the parameters' gradients are set, not added to."""
-        for name, tensor in batch.items():
-            self.batch[name].copy_(tensor)
+        for name, kept in self.batch.items():
+            kept.copy_(batch[name].view(kept.shape))  # no broadcasting
         self.graph.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
@@ -53,15 +53,18 @@ class CapturedPasses:
 def capture_steps(trainer: training.RunTrainer) -> None:
     """Make a trainer replay its steps on a GPU; on another device it remains as it is.
 
-    Losses equal those of usual steps up to rounding.
+    Losses equal those of usual steps up to rounding. A trainer with steps of its own (masks), with
+    accumulated batches or several processes remains as it is too.
 
     Args:
-        trainer: trainer with one batch per update.
+        trainer: trainer of a causal language model.
     """
-    if trainer.args.device.type != "cuda" or trainer.args.gradient_accumulation_steps > 1:
+    arguments = trainer.args
+    usual = type(trainer) is training.RunTrainer and arguments.world_size == 1
+    if not usual or arguments.gradient_accumulation_steps > 1 or arguments.device.type != "cuda":
         return
     passes: list[CapturedPasses] = []
-    precision = training.step_products("cuda", bf16=trainer.args.bf16)
+    precision = training.step_products("cuda", bf16=arguments.bf16)
 
     def step(model: nn.Module, inputs: dict[str, Any], *_: object) -> Tensor:
         model.train()
