@@ -23,6 +23,7 @@ from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
+from hessblocks_studies.engine import captured_steps
 from hessblocks_studies.engine.study import SCALES, Scale
 from hessblocks_studies.our_questions import (
     edge_of_stability,
@@ -32,7 +33,6 @@ from hessblocks_studies.our_questions import (
 )
 from hessblocks_studies.our_questions.ladder_plan import WIDTHS
 from hessblocks_studies.runner import run_study
-from hessblocks_studies.shared import captured_steps
 from hessblocks_studies.shared import trained_points as trained
 from hessblocks_studies.shared.differences import UNDECIDED, difference
 from hessblocks_studies.shared.step_times import PUBLISHED_SPEED, STEP_TIME

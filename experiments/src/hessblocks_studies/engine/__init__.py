@@ -3,6 +3,7 @@
 from hessblocks.storage import POINTS as POINTS
 from hessblocks.storage import Store as Store
 from hessblocks.storage import read_store as read
+from hessblocks_studies.engine.captured_steps import capture_steps as capture_steps
 from hessblocks_studies.engine.cluster import RayCluster
 from hessblocks_studies.engine.executors import Executor, InProcess
 from hessblocks_studies.engine.outputs import outputs_of, write_outputs

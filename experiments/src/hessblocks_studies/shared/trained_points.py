@@ -18,8 +18,7 @@ from hessblocks.errors import RunError
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies.data import TextSize, run_of_size, text_of
-from hessblocks_studies.engine import Scale, Study
-from hessblocks_studies.shared.captured_steps import capture_steps
+from hessblocks_studies.engine import Scale, Study, capture_steps
 from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 

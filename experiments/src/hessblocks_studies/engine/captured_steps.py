@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hessblocks import training
-
+Batch = dict[str, Int[Tensor, "sequences tokens"]]
+"""Token ids and labels."""
 WARM_UP = 3
 """Passes before the capture, in which libraries allocate their workspaces."""
 
@@ -17,7 +18,7 @@ class CapturedPasses:
     A small model on a GPU spends its time on launching kernels; a replay launches them all at once.
     """
 
-    def __init__(self, model: nn.Module, batch: dict[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         """Capture the passes of `model` on a batch; gradients of the parameters are overwritten."""
         self.batch = {name: tensor.clone() for name, tensor in batch.items()}
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -39,7 +40,7 @@ class CapturedPasses:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def __call__(self, batch: dict[str, Tensor]) -> Tensor:
+    def replay(self, batch: Batch) -> Float[Tensor, ""]:
         """Compute the loss of a batch; the parameters' gradients are set, not added to."""
         for name, kept in self.batch.items():
             kept.copy_(batch[name].view(kept.shape))  # no broadcasting
@@ -50,15 +51,17 @@ class CapturedPasses:
         return loss
 
 
-def capture_steps(trainer: training.RunTrainer) -> None:
+def capture_steps(trainer: Any) -> None:
     """Make a trainer replay its steps on a GPU; on another device it remains as it is.
 
     Losses equal those of usual steps up to rounding. A trainer with steps of its own (masks), with
     accumulated batches or several processes remains as it is too.
 
     Args:
-        trainer: trainer of a causal language model.
+        trainer: `training.RunTrainer` of a causal language model.
     """
+    from hessblocks import training  # the Trainer, which the other parts of the engine do without
+
     arguments = trainer.args
     usual = type(trainer) is training.RunTrainer and arguments.world_size == 1
     if not usual or arguments.gradient_accumulation_steps > 1 or arguments.device.type != "cuda":
@@ -72,8 +75,8 @@ def capture_steps(trainer: training.RunTrainer) -> None:
         if not passes:
             with training.single_products(precision):
                 passes.append(CapturedPasses(model, batch))
-        loss = passes[0](batch)
+        loss = passes[0].replay(batch)
         trainer._passes.append((batch, loss))
         return loss
 
-    trainer.training_step = step  # type: ignore[assignment]
+    trainer.training_step = step
