@@ -69,7 +69,7 @@ FAULTS = (
           "test_a_rung_whose_next_rates_are_better_or_unknown_does_not_count",
           within="_next_rates_check"),
     fault("a rate counts that was not tried at every width",
-          "len(each) == plan.TUNED_WIDTHS => each",
+          "len(each) == widths => each",
           "test_a_tuning_is_settled_by_all_its_widths", within="over_widths"),
     fault("a rate outside the ladder counts as tolerated",
           "$a if outside else $b => $a if (outside := []) else $b",

@@ -79,7 +79,8 @@ def summarise(rows: Rows) -> Summary:
     """Plot the gap to pre-ln against size, tokens and depth; judge every rung and the slope."""
     by_phase = {phase: each for (phase,), each in shared.grouped(rows, "phase").items()}
     runs = {phase: shared.Runs(by_phase.get(phase, ())) for phase in AXES}
-    tuned = over_widths(shared.Runs(by_phase.get(plan.TUNING, ())).grids)
+    grids = shared.Runs(by_phase.get(plan.TUNING, ())).grids
+    tuned = over_widths(grids)
     checks: list[Check] = [_tuning_check(tuned)]
     tables: list[dict[str, object]] = []
     panels: list[Panel] = []
@@ -117,16 +118,14 @@ def summarise(rows: Rows) -> Summary:
             counting = [(rungs[r], found[block][r]) for r in rungs if _hold(controls[r])]
             checks.append(_slope_check(block, label, counting))
         panels.append(_panel(phase, rungs, found))
+    every = (*panels, _tuning_panel(tuned))
+    drawn = [panel for panel in every if len(panel.ticks) != 1 and panel.shown]
     return shared.summary(
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
         f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width.",
-        [
-            panel
-            for panel in (*panels, _tuning_panel(tuned))
-            if len(panel.ticks) != 1 and panel.shown
-        ],
+        drawn or [_tuning_panel(over_widths(grids, 1))],
         checks,
         gaps=tables,
         curvature=curvature_table(rows),
@@ -154,11 +153,12 @@ def curvature_table(rows: Rows) -> list[dict[str, object]]:
     ]
 
 
-def over_widths(grids: Grids) -> dict[str, dict[float, float]]:
+def over_widths(grids: Grids, widths: int = plan.TUNED_WIDTHS) -> dict[str, dict[float, float]]:
     """Average the losses of the tuning over its widths; a rate that lacks one is left out.
 
     Args:
         grids: block at a width → rate → seed → final loss.
+        widths: number of widths of the tuning.
 
     Returns:
         Block → rate at width `TUNED` → mean loss.
@@ -170,11 +170,7 @@ def over_widths(grids: Grids) -> dict[str, dict[float, float]]:
             usual = float(f"{rate * int(width) / plan.TUNED:.3g}")  # rounded: floats differ
             losses.setdefault(block, {}).setdefault(usual, []).extend(seeds.values())
     return {
-        block: {
-            rate: fmean(each)
-            for rate, each in sorted(own.items())
-            if len(each) == plan.TUNED_WIDTHS
-        }
+        block: {rate: fmean(each) for rate, each in sorted(own.items()) if len(each) == widths}
         for block, own in losses.items()
     }
 
