@@ -82,7 +82,7 @@ FINDINGS = {
     "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
     "temperature": "Hot attention shrinks query and key blocks, and equal tokens leave none.",
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
-    "ladder": "SAS and SAS-P lead early in training and trail a little later; larger models are further along.",
+    "ladder": "SAS and SAS-P lead in short runs and trail in longer ones; larger models end nearly level.",
     "between": "On small batches most of a pretrained Gauss-Newton matrix lies between weight matrices.",
     "simplify-pretrained": "Healed or not, a plan by measured prices costs a third to three fifths of the best depth pruning's KL.",
     "bill": "Bits by curvature save a third to over a half of uniform bits' KL; which curvature matters little.",

@@ -249,7 +249,7 @@ def test_a_run_of_the_usual_size_gives_rows_of_all_three_axes(
     point = next(p for p in plan.points("smoke", None) if p.also)
     monkeypatch.setattr(
         "hessblocks_studies.shared.train_point",
-        lambda settings, observe: [{**settings.owner, "quantity": LOSS, "value": 3.0}],
+        lambda settings, observe, change: [{**settings.owner, "quantity": LOSS, "value": 3.0}],
     )
     found = STUDY.measure(point)
     places = [(row["phase"], row["variant"]) for row in found]

@@ -23,7 +23,7 @@ from hessblocks.training.trainer import RunTrainer, ShuffledPasses, spread
 from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
-from hessblocks_studies.engine import captured_steps
+from hessblocks_studies.engine.captured_steps import capture_steps
 from hessblocks_studies.engine.study import SCALES, Scale
 from hessblocks_studies.our_questions import (
     edge_of_stability,
@@ -125,21 +125,19 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
     assert [row["tokens"] for row in rows] == [0, 640, 1280]
 
 
-def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(corpus: Corpus) -> None:
     """Where there is no GPU a trainer's steps stay its own."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings, found = replace(SETTINGS, device=device), []
     own: list[bool] = []
-    for change in (captured_steps.capture_steps, lambda _: None):
+    for change in (capture_steps, lambda _: None):
 
         def seen(trainer: RunTrainer, change: Callable[[RunTrainer], None] = change) -> None:
             change(trainer)
             own.append("training_step" in vars(trainer))
 
-        monkeypatch.setattr(trained, "capture_steps", seen)
-        found.append([row["value"] for row in train(model(), settings, corpus)])
+        rows = train(model(), settings, corpus, change=seen)
+        found.append([row["value"] for row in rows])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
     assert own == [device == "cuda", False]
 

@@ -13,7 +13,7 @@ from torch import nn
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies import shared
-from hessblocks_studies.engine import Check, Rows, Study, Summary
+from hessblocks_studies.engine import Check, Rows, Study, Summary, capture_steps
 from hessblocks_studies.our_questions import ladder_plan as plan
 
 Grids = Mapping[str, Mapping[float, Mapping[Scalar, float]]]
@@ -33,6 +33,7 @@ SHOWN = {
 APART = 0.08
 """Distance of blocks at one rung, in rungs."""
 CURVATURE = (shared.SPREAD, shared.HETEROGENEITY)
+"""Quantities of a curvature measurement that are kept."""
 Controls = Sequence[tuple[Check, str]]
 """Checks that must hold for a rung to count, each with the note if it fails."""
 UNLEARNT = shared.void_of(plan.BASE)
@@ -58,7 +59,8 @@ def measure(settings: plan.LadderSettings) -> list[Row]:
 
     place: Row = {"tokens_a_parameter": settings.tokens_a_parameter, "layers": size.depth}
     place |= {"parameters": settings.parameters}
-    found = [{**row, **place} for row in settings.placed(shared.train_point(settings, observe))]
+    trained = shared.train_point(settings, observe, capture_steps)
+    found = [{**row, **place} for row in settings.placed(trained)]
     losses = [row for row in found if row["quantity"] not in CURVATURE]
     also = [{**row, "phase": p, "variant": n} for p, n in settings.also for row in losses]
     return found + also
@@ -100,18 +102,16 @@ def summarise(rows: Rows) -> Summary:
             for rung, gap in gaps.items()
             if gap.seeds
         ]
-        whole = phase == plan.WIDTHS and len(rungs) == plan.SIZED
-        last = list(rungs)[-1] if whole else ""
-        rates = {b: _next_rates_check(runs[phase], nexts, plan.at(b, last)) for b in plan.BLOCKS}
-        checks += [check for check in rates.values() if last]
-        for block in plan.VERDICTS:
-            controls = {
-                rung: [
-                    (runs[phase].below_the_table(plan.at(plan.BASE, rung), plan.TABLE), UNLEARNT),
-                    *((rates[b], UNTUNED) for b in (plan.BASE, block) if rung == last),
-                ]
-                for rung in rungs
+        rates: dict[str, Check] = {}
+        if phase == plan.WIDTHS and len(rungs) == plan.WIDTH_COUNT:
+            last = list(rungs)[-1]
+            rates = {
+                plan.at(block, last): _next_rates_check(runs[phase], nexts, plan.at(block, last))
+                for block in plan.BLOCKS
             }
+        checks += rates.values()
+        for block in plan.VERDICTS:
+            controls = {rung: _controls(runs[phase], rates, block, rung) for rung in rungs}
             checks += [
                 _rung_check(runs[phase], phase, block, rung, controls[rung]) for rung in rungs
             ]
@@ -228,6 +228,16 @@ def _line(
 
 def _finite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
+
+
+def _controls(
+    runs: shared.Runs, rates: Mapping[str, Check], block: str, rung: str
+) -> list[tuple[Check, str]]:
+    """List what must hold for a rung: the base has learnt, and no next rate is better."""
+    base = plan.at(plan.BASE, rung)
+    tried = [rates[label] for label in (base, plan.at(block, rung)) if label in rates]
+    learnt = runs.below_the_table(base, plan.TABLE)
+    return [(learnt, UNLEARNT), *((check, UNTUNED) for check in tried)]
 
 
 def _hold(controls: Controls) -> bool:

@@ -28,7 +28,7 @@ RUNGS: dict[Scale, tuple[int, ...]] = {
 """Scale → widths; rates are tuned at the first three and checked at the fourth."""
 TUNED_WIDTHS = 3
 """Number of widths of the tuning, the first of `RUNGS`."""
-SIZED = len(RUNGS["laptop"])
+WIDTH_COUNT = len(RUNGS["laptop"])
 """Number of widths of each scale."""
 USUAL: dict[Scale, int] = {"smoke": 16, "laptop": 64, "paper": 256}
 """Scale → width of the rungs of tokens and depth."""

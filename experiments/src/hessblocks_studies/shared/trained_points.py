@@ -18,7 +18,7 @@ from hessblocks.errors import RunError
 from hessblocks.models import build
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies.data import TextSize, run_of_size, text_of
-from hessblocks_studies.engine import Scale, Study, capture_steps
+from hessblocks_studies.engine import Scale, Study
 from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
@@ -65,7 +65,6 @@ def train(
         trainer = training.make_trainer(model, settings, corpus, Path(unused))
         if change:
             change(trainer)
-        capture_steps(trainer)
         training.Recorder(settings, listener=note).record(trainer)
     return rows
 
