@@ -100,7 +100,9 @@ def test_standard_errors_cover_the_share_of_all_probes(made: blocks.Blocks, dens
 def test_steps_are_the_best_of_dense_solutions(made: blocks.Blocks, dense: Tensor) -> None:
     """On the windows of the step itself, where both choose alike."""
     model, problem = made.problem.model, made.problem
-    found = {row["group"]: row["value"] for row in made.step_rows(problem, problem)}
+    rows = {
+        (row["quantity"], row["group"]): row["value"] for row in made.step_rows(problem, problem)
+    }
     start = {name: p.clone() for name, p in problem.parameters.items()}
     before, largest = problem.value(), float(torch.linalg.eigvalsh(dense)[-1])
 
@@ -115,10 +117,19 @@ def test_steps_are_the_best_of_dense_solutions(made: blocks.Blocks, dense: Tenso
             torch.linalg.solve(own + damping * largest * eye, made.gradient)
             for damping in blocks.DAMPINGS
         ]
-        best = min(loss(step, scale) for step in steps for scale in blocks.SCALES)
-        assert found[division] == pytest.approx(before - best, rel=0.05)
+        losses = {
+            (damping, scale): loss(step, scale)
+            for damping, step in zip(blocks.DAMPINGS, steps, strict=True)
+            for scale in blocks.SCALES
+        }
+        assert rows[blocks.DECREASE, division] == pytest.approx(
+            before - min(losses.values()), rel=0.05
+        )
+        chosen = rows[blocks.DAMPING, division], rows[blocks.SCALE, division]
+        assert losses[chosen] == pytest.approx(min(losses.values()), rel=0.01)
+        assert rows[blocks.UNSOLVED, division] == 0
     plain = min(loss(made.gradient / largest, rate) for rate in blocks.RATES)
-    assert found[blocks.GRADIENT] == pytest.approx(before - plain, rel=1e-6)
+    assert rows[blocks.DECREASE, blocks.GRADIENT] == pytest.approx(before - plain, rel=1e-6)
     assert model.training is False
 
 
@@ -127,12 +138,26 @@ def test_a_step_is_chosen_and_judged_on_other_windows(
 ) -> None:
     model = made.problem.model
     one, two = (blocks.problem_of(model, torch.randint(11, (3, 8))) for _ in range(2))
-    free = [row["value"] for row in made.step_rows(one, two)]
-    same = [row["value"] for row in made.step_rows(two, two)]
+    free, same = decreases(made, one, two), decreases(made, two, two)
     assert all(chosen >= judged for judged, chosen in zip(free, same, strict=True))
     for name in ("SCALES", "RATES"):
         monkeypatch.setattr(blocks, name, (0.0,))
-    assert [row["value"] for row in made.step_rows(one, two)] == [0.0] * 4
+    assert decreases(made, one, two) == [0.0] * 4
+
+
+def test_systems_that_do_not_converge_are_counted(
+    made: blocks.Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "ITERATIONS", 1)
+    rows = [*made.step_rows(made.problem, made.problem)]
+    counts = {row["group"]: row["value"] for row in rows if row["quantity"] == blocks.UNSOLVED}
+    assert counts[blocks.WHOLE] == 1
+    assert counts[blocks.LAYERS] > 1
+
+
+def decreases(made: blocks.Blocks, one: hb.Problem, two: hb.Problem) -> list[float]:
+    rows = made.step_rows(one, two)
+    return [row["value"] for row in rows if row["quantity"] == blocks.DECREASE]
 
 
 def row(variant: str, value: float, **place: Any) -> dict[str, Any]:
@@ -187,9 +212,14 @@ def test_a_step_by_layers_matches_within_the_tolerance() -> None:
             rows += learnt(BASE, seed)
             for group, share in ((blocks.WHOLE, 1.0), (blocks.LAYERS, ratio)):
                 value = 0.2 * share * (1 + 0.005 * seed * share)
-                place = {"group": group, "quantity": blocks.DECREASE, "seed": seed}
-                rows.append(row(BASE, value, **place))
+                place = {"group": group, "seed": seed}
+                rows.append(row(BASE, value, **place, quantity=blocks.DECREASE))
+                rows.append(row(BASE, 0, **place, quantity=blocks.UNSOLVED))
         assert judged(rows)[fact] is expected
+        stopped = {"group": blocks.WHOLE, "quantity": blocks.UNSOLVED, "seed": 1}
+        rows = [one for one in rows if not stopped.items() <= one.items()]
+        for more in ([], [row(BASE, 2, **stopped)]):  # not recorded, or not converged
+            assert judged([*rows, *more])[fact] is None
 
 
 def test_shares_that_are_smaller_with_more_classes_fall() -> None:
@@ -222,8 +252,9 @@ def test_a_whole_step_that_loses_voids_the_ratio() -> None:
     for seed in range(3):
         rows += learnt(BASE, seed)
         for group in (blocks.WHOLE, blocks.LAYERS):
-            place = {"group": group, "quantity": blocks.DECREASE, "seed": seed}
-            rows.append(row(BASE, 0.2 - 0.2 * (seed == 1), **place))
+            place = {"group": group, "seed": seed}
+            rows.append(row(BASE, 0.2 - 0.2 * (seed == 1), **place, quantity=blocks.DECREASE))
+            rows.append(row(BASE, 0, **place, quantity=blocks.UNSOLVED))
     (check,) = [one for one in STUDY.summarise(rows).checks if one.fact == fact]
     assert check.holds is None
     assert "raised the loss in seed 1" in check.ours

@@ -150,7 +150,7 @@ def summarise(rows: Rows) -> Summary:
         [one for one in (*found.share_panels(), found.step_panel()) if one.shown],
         found.checks(),
         shares=found.table(blocks.SHARE, blocks.DEFLATED, blocks.COSINE),
-        decreases=found.table(blocks.DECREASE),
+        decreases=found.table(blocks.DECREASE, blocks.DAMPING, blocks.SCALE, blocks.UNSOLVED),
     )
 
 
@@ -218,7 +218,7 @@ class _Found:
                     block: {
                         kind: mean_and_error(list(each.values()))
                         for kind in KINDS
-                        if (each := self._decreases(block, kind))
+                        if (each := self._of_steps(blocks.DECREASE, block, kind))
                     }
                     for block in (BASE, SIMPLE)
                 },
@@ -228,11 +228,11 @@ class _Found:
             title="one step after training",
         )
 
-    def _decreases(self, block: str, kind: str) -> Seeds:
+    def _of_steps(self, quantity: str, block: str, kind: str) -> Seeds:
         counts = {row["windows"] for row in self.rows if row["quantity"] == blocks.DECREASE}
         if not counts:
             return {}
-        return self.at(blocks.DECREASE, kind, block, AFTER, windows=max(counts))
+        return self.at(quantity, kind, block, AFTER, windows=max(counts))
 
     def checks(self) -> list[Check]:
         """Judge the shares, their change with the classes, and the steps."""
@@ -278,7 +278,9 @@ class _Found:
 
     def _step_checks(self) -> Iterator[Check]:
         for block, division in itertools.product((BASE, SIMPLE), blocks.DIVISIONS):
-            whole, own = (self._decreases(block, kind) for kind in (blocks.WHOLE, division))
+            whole, own = (
+                self._of_steps(blocks.DECREASE, block, kind) for kind in (blocks.WHOLE, division)
+            )
             lost = [seed for seed, decrease in whole.items() if decrease <= 0]
             ratios = {} if lost else {seed: own[seed] / whole[seed] for seed in own}
             check = shared.over_seeds(ratios).matches(
@@ -291,6 +293,10 @@ class _Found:
             )
             if lost:
                 check = check.void(f"the step by all of H_o raised the loss in seed {lost[0]}")
+            for kind in (blocks.WHOLE, division):
+                stopped = self._of_steps(blocks.UNSOLVED, block, kind)
+                if some := [seed for seed in own if stopped.get(seed, 1)]:
+                    check = check.void(f"a system of {kind} did not converge in seed {some[0]}")
             yield self._if_it_learnt(block, check, self.classes)
 
     def _if_it_learnt(self, block: str, check: Check, classes: Scalar) -> Check:

@@ -28,6 +28,9 @@ SHARE, DEFLATED = "share between", "share between, without outliers"
 COSINE = "cosine of H g and B g"
 DECREASE = "decrease of the loss"
 """L(θ) − L(θ + step) in nats per token, on windows by which nothing was chosen."""
+DAMPING, SCALE = "damping of the step, of the largest eigenvalue", "factor of the step"
+"""What was chosen for a step; the gradient's has no damping."""
+UNSOLVED = "systems of the step that did not converge"
 GRADIENT = "gradient"
 OUTLIERS = 3
 """Number of largest eigenvalues that are taken out."""
@@ -37,10 +40,22 @@ SCALES = tuple(2.0**power for power in range(-6, 2))
 """Factors tried of a step (B + damping)⁻¹ g."""
 RATES = tuple(2.0**power for power in range(-6, 9))
 """Factors tried of the step g / λ."""
-TOLERANCE, ITERATIONS = 1e-2, 50
+TOLERANCE, ITERATIONS = 1e-2, 200
 """Relative residual and number of iterations at which conjugate gradients stop."""
 
 Tensors = Mapping[str, Float[Tensor, "K ..."]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Direction of a step."""
+
+    direction: Tensors
+    """By parameter name."""
+    damping: float | None = None
+    """As a share of the largest eigenvalue; None for the gradient."""
+    unsolved: int = 0
+    """Number of systems whose solution did not converge."""
 
 
 def divided(model: nn.Module, division: str) -> dict[str, ParameterGroup]:
@@ -150,45 +165,47 @@ class Blocks:
             judging: the same model on further windows.
 
         Yields:
-            A row per kind of step.
+            Rows per kind of step: the decrease, what was chosen, the systems that did not converge.
         """
         largest, model = float(self.outliers.values[0]), self.problem.model
-        start = self.tensors(self.gradient[None])
-        directions = {GRADIENT: [self.tensors(self.gradient[None] / largest)]}
+        steps = {GRADIENT: [Step(direction=self.tensors(self.gradient[None] / largest))]}
         for division in (WHOLE, *DIVISIONS):
             groups = divided(model, division)
-            directions[division] = [
-                self._solved(groups, start, damping * largest) for damping in DAMPINGS
-            ]
-        for name, each in directions.items():
+            steps[division] = [self._solved(groups, damping, largest) for damping in DAMPINGS]
+        for name, each in steps.items():
             scales = RATES if name == GRADIENT else SCALES
-            steps = [(one, scale) for one in each for scale in scales]
-            best = min(steps, key=lambda step: self._loss(choosing, *step))
-            decrease = judging.value(twice=False) - self._loss(judging, *best)
+            tried = [(one, scale) for one in each for scale in scales]
+            best, scale = min(tried, key=lambda step: self._loss(choosing, *step))
+            decrease = judging.value(twice=False) - self._loss(judging, best, scale)
             yield shared.measured(DECREASE, decrease, group=name)
+            yield shared.measured(SCALE, scale, group=name)
+            if best.damping is not None:
+                yield shared.measured(DAMPING, best.damping, group=name)
+                yield shared.measured(UNSOLVED, best.unsolved, group=name)
 
-    def _solved(
-        self, groups: Mapping[str, ParameterGroup], start: Tensors, damping: float
-    ) -> dict[str, Tensor]:
-        """Solve (B + damping) x = g group by group; return x by parameter name."""
+    def _solved(self, groups: Mapping[str, ParameterGroup], damping: float, largest: float) -> Step:
+        """Solve (B + damping · largest) x = g group by group."""
+        start, unsolved = self.tensors(self.gradient[None]), 0
         found = {name: torch.zeros_like(one) for name, one in start.items()}
         for group in groups.values():
             right = _part(group, start)[0]
             solved = solve(
                 OuterProduct(self.problem, group),
                 right,
-                damping=damping,
+                damping=damping * largest,
                 tolerance=TOLERANCE,
                 max_products=ITERATIONS,
             )
+            unsolved += not solved.converged
             own = group.scatter(solved.values[None], self.problem.parameters)
             for name, one in own.items():
                 found[name] += one
-        return found
+        return Step(direction=found, damping=damping, unsolved=unsolved)
 
     @staticmethod
-    def _loss(problem: Problem, step: Tensors, scale: float) -> float:
-        moved = {name: p - scale * step[name][0] for name, p in problem.parameters.items()}
+    def _loss(problem: Problem, step: Step, scale: float) -> float:
+        own = step.direction
+        moved = {name: p - scale * own[name][0] for name, p in problem.parameters.items()}
         return problem.value(moved, twice=False)
 
 
