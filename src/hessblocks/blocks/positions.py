@@ -131,10 +131,11 @@ class Sinusoids(nn.Module):
 def rotate(x_BHTK: Float[Tensor, "B H T K"], rotation: Rotation) -> Float[Tensor, "B H T K"]:
     """Rotate each pair (entry i, entry i + R/2) by its angle; later entries do not change."""
     cosines, sines = rotation
-    turning, still = x_BHTK.tensor_split([cosines.shape[-1]], dim=-1)
-    first, second = turning.chunk(2, dim=-1)
-    turned = turning * cosines + torch.cat([-second, first], dim=-1) * sines
-    return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned
+    if cosines.shape[-1] < x_BHTK.shape[-1]:
+        turning, still = x_BHTK.tensor_split([cosines.shape[-1]], dim=-1)
+        return torch.cat([rotate(turning, rotation), still], dim=-1)
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return x_BHTK * cosines + torch.cat([-second, first], dim=-1) * sines
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
