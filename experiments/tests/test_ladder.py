@@ -229,6 +229,18 @@ def test_the_tuning_is_shown_by_block_at_the_width_of_its_rates() -> None:
         assert series.y[1] == min(series.y)
 
 
+def test_a_rung_without_learning_is_not_drawn() -> None:
+    def drawn(some: list[Row]) -> list[str]:
+        panels = STUDY.summarise(some).figure.panels
+        return [str(tick) for panel in panels if "length" in panel.title for tick in panel.ticks]
+
+    found = rows(lambda _: 0.1)
+    assert drawn(found) == ["1", "4", "12", "25"]
+    base = f"{plan.BASE} (1 tokens a parameter)"
+    lost = [{**row, "value": 4.0} if row["variant"] == base else row for row in found]
+    assert drawn(lost) == ["4", "12", "25"]
+
+
 def test_partial_results_are_summarised_too() -> None:
     def seeds(some: list[Row]) -> dict[tuple[object, ...], int]:
         gaps = STUDY.summarise(some).tables.get("gaps", ())

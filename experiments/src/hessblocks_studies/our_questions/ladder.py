@@ -117,14 +117,15 @@ def summarise(rows: Rows) -> Summary:
             ]
             counting = [(rungs[r], found[block][r]) for r in rungs if _hold(controls[r])]
             checks.append(_slope_check(block, label, counting))
-        panels.append(_panel(phase, rungs, found))
+        panels.append(_panel(phase, _learnt(runs[phase], rungs), found))
     every = (*panels, _tuning_panel(tuned))
     drawn = [panel for panel in every if len(panel.ticks) != 1 and panel.shown]
     return shared.summary(
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
-        f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width.",
+        f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width. Rungs at which "
+        "pre-LN is not below the bigram table are not drawn.",
         drawn or [_tuning_panel(over_widths(grids, 1))],
         checks,
         gaps=tables,
@@ -261,6 +262,16 @@ def _slope_check(block: str, label: str, gaps: Sequence[tuple[float, shared.Diff
         f"open question: a slope above 0, over the {used} rungs that count (at least 3)",
         unit="nats over a factor of ten",
     )
+
+
+def _learnt(runs: shared.Runs, rungs: Mapping[str, float]) -> Mapping[str, float]:
+    """Leave out rungs at which the base has learnt nothing; all stay if it has at none."""
+    learnt = {
+        rung: place
+        for rung, place in rungs.items()
+        if runs.below_the_table(plan.at(plan.BASE, rung), plan.TABLE).holds is not False
+    }
+    return learnt or rungs
 
 
 def _panel(
