@@ -999,8 +999,11 @@ loose: Any = hb
         (lambda p: loose.price(p, 3), "by parameter name, got 3"),
         (lambda p: loose.price(p, [1]), "by parameter name, got 1"),
         (lambda p: loose.price(p, {1: {"0.bias": fine}}), r"a name of its own, got \[1\]"),
-        (lambda p: loose.price(p, {"a": {"0.bias": None}}), "expected real numbers, got NoneType"),
-        (lambda p: loose.price(p, {"a": {"0.bias": 3.0}}), "expected real numbers, got float"),
+        (
+            lambda p: loose.price(p, {"a": {"0.bias": None}}),
+            "a tensor of real numbers, got NoneType",
+        ),
+        (lambda p: loose.price(p, {"a": {"0.bias": 3.0}}), "a tensor of real numbers, got float"),
         (
             lambda p: loose.price(p, {"a": {"0.bias": fine}}).check(
                 "a", loose.Problem(p.model, p.batches[0].raw, nn.CrossEntropyLoss())

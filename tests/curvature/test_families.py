@@ -287,11 +287,17 @@ def test_a_block_under_autocast_is_refused() -> None:
 
 def test_packed_sequences_with_a_cache_are_refused() -> None:
     """There transformers lets them see each other."""
-    places = torch.tensor([[0, 1, 0, 1]])
+    places, model = torch.tensor([[0, 1, 0, 1]]), made("qwen2")
     batch = {"input_ids": tokens(1), "position_ids": places}
-    hb.exact_last_block(made("qwen2"), batch)
-    with pytest.raises(ArgumentError, match=r"use_cache=True .* packed sequences see each other"):
-        hb.exact_last_block(made("qwen2"), batch | {"use_cache": True})
+    hb.exact_last_block(model, batch)
+    alone = model(**batch, labels=batch["input_ids"], use_cache=False).loss
+    mixed = model(**batch, labels=batch["input_ids"]).loss
+    assert hb.Problem(model, batch).value() == pytest.approx(float(alone.detach()), rel=1e-6)
+    assert float(mixed.detach()) != pytest.approx(float(alone.detach()), rel=1e-4)
+    for asked in (hb.exact_last_block, lambda m, b: hb.Problem(m, b).value()):
+        with pytest.raises(ArgumentError, match=r"use_cache=True .* see each other"):
+            asked(model, batch | {"use_cache": True})
+    hb.Problem(model, {"input_ids": tokens(1), "use_cache": True}).value()
 
 
 class AcrossHeads(nn.Module):

@@ -70,10 +70,16 @@ def test_of_a_long_text_pieces_are_read(tokenizer, monkeypatch):
     ("changes", "said"),
     [
         ({"tokenizer": None}, "tokenizer: this model has none"),
-        ({"tokens": 1}, "tokens: expected at least 2"),
-        ({"sequences": 0}, "sequences: expected at least 1"),
+        ({"tokenizer": "gpt2"}, "tokenizer: expected one of transformers, got 'gpt2'"),
+        ({"tokens": 1}, "tokens: expected a whole number from 2 on, got 1"),
+        ({"tokens": 4.5}, "tokens: expected a whole number from 2 on, got 4.5"),
+        ({"sequences": 0}, "sequences: expected a whole number from 1 on"),
+        ({"seed": "x"}, "seed: expected a whole number from 0 on, got 'x'"),
+        ({"text": 5}, "text: expected a path or a text, got int"),
         ({"sequences": 90}, "90 windows of 8 tokens .* the text has"),
-        ({"text": "missing.txt"}, "the text has 1"),
+        ({"text": "missing.txt"}, "text: no file or folder 'missing.txt'"),
+        ({"text": "data/corpus/train"}, "text: no file or folder 'data/corpus/train'"),
+        ({"text": "words"}, "the text has"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tokenizer, changes, said):

@@ -429,6 +429,18 @@ def test_a_matrix_smaller_than_the_work_is_assembled(which: Which) -> None:
     assert "exact" in str(found)
 
 
+def test_a_search_that_fails_is_followed_by_dense_algebra() -> None:
+    """The smallest of these lie within rounding of each other."""
+    values = torch.logspace(-14, 0, 120, dtype=torch.float64)
+    op = Counted(with_eigenvalues(values))
+    found = extreme_eigenvalues(op, 3, "smallest", max_products=200)
+    assert found.method == "exact"
+    assert found.converged
+    assert found.products == op.count <= 200
+    with pytest.warns(UserWarning, match="not converged"):
+        assert extreme_eigenvalues(op, 3, "smallest", max_products=150).method != "exact"
+
+
 def test_starts_that_cancel_are_starts() -> None:
     vector = torch.linalg.eigh(MATRICES["flat"])[1][:, -1]
     start = torch.stack([vector, -vector], dim=1)

@@ -313,6 +313,8 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
         measure_removals(model, text, held_out[:3])
     with pytest.raises(hb.ArgumentError, match="kind: 'layers' is unknown"):
         measure_removals(model, text, held_out, kinds=["layers"])
+    with pytest.raises(hb.ArgumentError, match="expected several names, got one; write"):
+        measure_removals(model, text, held_out, kinds="layer")
     sizes = {"depth": 2, "width": 8, "heads": 2, "vocab_size": VOCABULARY, "context": 16}
     with pytest.raises(hb.ArgumentError, match="layer 0 has a part for the first layer alone"):
         measure_removals(hb.build("sas", **sizes), text, held_out)

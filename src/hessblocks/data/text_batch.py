@@ -1,7 +1,9 @@
 """Draw windows of a text with the tokeniser of a pretrained model."""
 
 import os
+import re
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from hessblocks.data.python_code import user_files
 from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
+FILE_NAME = re.compile(r"(?!\S{256})(\S*[/\\]\S+|\S+\.[A-Za-z]\w{0,4})")
+"""What is taken for a path, not a text: short, no space, and a separator or an ending."""
 MOST_CHARACTERS = 4_000_000
 """About how many characters of a longer text are read, in evenly spread pieces of a million."""
 
@@ -35,7 +39,8 @@ def text_batch(
         {"input_ids": (sequences, tokens)}, a batch for `hb.Problem`.
 
     Raises:
-        ArgumentError: there is no tokeniser, a file cannot be read, or there are fewer windows.
+        ArgumentError: there is no tokeniser, a file is not there or cannot be read, a number is
+            not whole or too small, or there are fewer windows.
 
     Cost: encodes at most four million characters.
 
@@ -48,9 +53,15 @@ def text_batch(
     """
     if tokenizer is None:
         raise ArgumentError("tokenizer: this model has none; give {'input_ids': ...} of your own.")
-    for name, value, least in (("tokens", tokens, 2), ("sequences", sequences, 1)):
-        if value < least:
-            raise ArgumentError(f"{name}: expected at least {least}, got {value}")
+    if not callable(tokenizer):
+        raise ArgumentError(f"tokenizer: expected one of transformers, got {tokenizer!r:.50}")
+    for name, value, least in (
+        ("tokens", tokens, 2),
+        ("sequences", sequences, 1),
+        ("seed", seed, 0),
+    ):
+        if not isinstance(value, Integral) or value < least:
+            raise ArgumentError(f"{name}: expected a whole number from {least} on, got {value!r}")
     ids = encoded(tokenizer, documents_of(text))
     name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
     windows = Windows(ids, tokens)
@@ -67,9 +78,13 @@ def documents_of(text: AnyPath) -> list[Text]:
         Documents, in order; files that are not text are left out.
 
     Raises:
-        ArgumentError: there is no text at the path.
+        ArgumentError: there is no text at the path, or a name of a file that does not exist.
     """
+    if not isinstance(text, str | os.PathLike):
+        raise ArgumentError(f"text: expected a path or a text, got {type(text).__name__}")
     if isinstance(text, str) and not os.path.exists(text):
+        if FILE_NAME.fullmatch(text):
+            raise ArgumentError(f"text: no file or folder {text!r}")
         return [text]
     source = user_files(Path(text))
     return [document for split in source.splits for _, document in source.read(split)]

@@ -246,8 +246,10 @@ def check_kinds(kinds: Collection[str]) -> None:
     Raises:
         ArgumentError: a kind is unknown; the message lists the known ones.
     """
-    for kind in kinds:
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
         check_name("kind", kind, KINDS)
+    if isinstance(kinds, str):
+        raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
 
 
 def check_removals(

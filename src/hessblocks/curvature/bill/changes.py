@@ -76,9 +76,10 @@ class Change:
             elif callable(value):
                 found = value(old.clone())
             if not isinstance(found, Tensor) or found.is_complex():
-                kind = getattr(found, "dtype", type(found).__name__)
+                kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
                 raise ArgumentError(
-                    f"changes: {self.name!r}: {name!r}: expected real numbers, got {kind}"
+                    f"changes: {self.name!r}: {name!r}: expected a tensor of real numbers, got "
+                    f"{kind}"
                 )
             if found.shape != old.shape:
                 raise ArgumentError(

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from hessblocks.curvature.losses.batches import Batch
-from hessblocks.errors import out_of_memory
+from hessblocks.errors import ArgumentError, out_of_memory
 
 ALIKE = 1e-3
 """Padding may change the logits by this share of their norm: rotary embeddings round so much."""
@@ -26,6 +26,25 @@ BETTER = 4
 
 class PaddingWarning(UserWarning):
     """Warning that padding on the left changes the logits, with the size of the change."""
+
+
+def check_packing(batch: Batch) -> None:
+    """Check that no cache is asked for with packed sequences.
+
+    Without a cache, as in training, transformers keeps sequences apart whose positions start again;
+    with one it does not.
+
+    Raises:
+        ArgumentError: `use_cache` is set, positions start again, and there is no attention mask.
+    """
+    places = batch.keywords.get("position_ids")
+    if places is None or batch.attention_mask is not None or not batch.keywords.get("use_cache"):
+        return
+    if bool((places.diff(dim=-1) != 1).any()):
+        raise ArgumentError(
+            "batch: with use_cache=True transformers lets packed sequences see each other; leave "
+            "it out, as in training"
+        )
 
 
 class TextPositions:

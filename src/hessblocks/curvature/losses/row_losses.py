@@ -181,8 +181,9 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
         return targets
     if mask.shape != found.shape:
         raise ArgumentError(
-            f"batches: an attention_mask with {mask.ndim} axes does not say which tokens are "
-            f"padding; give labels, {IGNORED} where there is nothing to predict"
+            f"batches: an attention_mask with rows of shape {tuple(mask.shape[1:])} does not say "
+            f"which of {found.shape[1]} tokens are padding; give labels, {IGNORED} where there is "
+            "nothing to predict"
         )
     real = mask != 0
     return targets.masked_fill(~real | ~F.pad(real[:, 1:], (0, 1)), IGNORED)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses import Batch, given_labels, named_errors
+from hessblocks.curvature.losses import Batch, check_packing, given_labels, named_errors
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError
 
@@ -48,7 +48,8 @@ class Call:
             The model's outputs.
 
         Raises:
-            ArgumentError: labels cannot be shifted for its decoder.
+            ArgumentError: labels cannot be shifted for its decoder, or packed sequences are given
+                with a cache.
             RunError: the model cannot be called with the batch.
 
         Warns:
@@ -61,6 +62,7 @@ class Call:
             self._warn_of_unknown(batch.keywords)
         keywords: dict[str, Any] = {}
         if not whole:
+            check_packing(batch)
             keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
         arguments = (batch.keywords,) if whole else batch.arguments
         what = f"model: the forward pass of batch {batch.number} (counted from 0)"

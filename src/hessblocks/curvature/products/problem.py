@@ -367,9 +367,11 @@ class Problem(Operand):
         """
         with all_or_none(self.device) if self.cuts else nullcontext():
             if not abs(total) < float("inf"):
+                half = any(p.element_size() < 4 for p in self.parameters.values())
                 raise RunError(
                     f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
-                    "look at its inputs, or use float32 or float64 parameters"
+                    "look at its inputs"
+                    + (", or use float32 or float64 parameters" if half else "")
                 )
         return total
 

@@ -6,7 +6,7 @@ Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,6 +36,8 @@ SAFETY = 0.5
 takes its place leaves this part in the residual, and its own chain adds another."""
 FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
 """Fewest products of most searches: a constant, and an addition per wanted value."""
+KEPT = 0.75
+"""Share of the products that may be kept back, to assemble the matrix if the search fails."""
 DENSE_COPIES = 6
 """Number of float64 matrices (N, N) in memory if the operator is assembled."""
 
@@ -129,17 +131,22 @@ def find_extremes(
     if memory_limit is not None:
         check_memory_limit(memory_limit)
     limit = memory_limit or default_limit(op.device)
-    small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
-    if small and DENSE_COPIES * size**2 * torch.float64.itemsize <= limit:
+    fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
+    if fits and size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products)):
         return _exact(op, wanted, allowed, probe_chunk)
+    # products are kept back for assembling, where that is at most three quarters of all
+    kept = size if fits and size <= KEPT * max_products else 0
     room = _room(op, total, basis_size, limit)
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
-    search = _Search(basis, wanted, allowed, total=total, most=max_products)
+    search = _Search(basis, wanted, allowed, total=total, most=max_products - kept)
     ritz, none_missed = search.run(check=copies and wanted.count > 1)
     chosen = ritz.chosen.flip(0)
     values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
     converged = residuals <= allowed(values, float(ritz.values.abs().max()))
+    if kept and not (none_missed and converged.all()):
+        exact = _exact(op, wanted, allowed, probe_chunk)
+        return replace(exact, products=basis.products + exact.products)
     return Eigenvalues(
         values=values * basis.unit,
         residuals=residuals * basis.unit,
