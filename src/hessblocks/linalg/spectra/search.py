@@ -132,7 +132,8 @@ def find_extremes(
         check_memory_limit(memory_limit)
     limit = memory_limit or default_limit(op.device)
     fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
-    if fits and size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products)):
+    small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
+    if small and fits:
         return _exact(op, wanted, allowed, probe_chunk)
     # products are kept back for assembling, where that is at most three quarters of all
     kept = size if fits and size <= KEPT * max_products else 0
@@ -143,15 +144,16 @@ def find_extremes(
     chosen = ritz.chosen.flip(0)
     values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
-    converged = residuals <= allowed(values, float(ritz.values.abs().max()))
-    if kept and not (none_missed and converged.all()):
+    within = residuals <= allowed(values, float(ritz.values.abs().max()))
+    converged = none_missed and bool(within.all())
+    if kept and not converged:
         exact = _exact(op, wanted, allowed, probe_chunk)
         return replace(exact, products=basis.products + exact.products)
     return Eigenvalues(
         values=values * basis.unit,
         residuals=residuals * basis.unit,
         vectors=basis.combine(rotation).to(op.dtype),
-        converged=none_missed and bool(converged.all()),
+        converged=converged,
         products=basis.products,
         basis_size=room,
         restarts=basis.restarts,
