@@ -300,6 +300,25 @@ def test_packed_sequences_with_a_cache_are_refused() -> None:
     hb.Problem(model, {"input_ids": tokens(1), "use_cache": True}).value()
 
 
+class PassesOn(nn.Module):
+    """A model whose `forward` names no cache, as that of a PEFT adapter."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    def forward(self, input_ids: Tensor, **more: object) -> object:
+        return self.inner(input_ids, **more)
+
+
+@pytest.mark.filterwarnings("ignore:batches. 'position_ids' is no input")
+def test_packed_sequences_stay_apart_where_the_cache_is_passed_on() -> None:
+    batch = {"input_ids": tokens(1), "position_ids": torch.tensor([[0, 1, 0, 1]])}
+    model = made("qwen2")
+    alone = hb.Problem(model, batch).value()
+    assert hb.Problem(PassesOn(model), batch).value() == pytest.approx(alone, rel=1e-12)
+
+
 class AcrossHeads(nn.Module):
     """A norm over all heads together."""
 

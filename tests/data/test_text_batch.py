@@ -79,6 +79,9 @@ def test_of_a_long_text_pieces_are_read(tokenizer, monkeypatch):
         ({"sequences": 90}, "90 windows of 8 tokens .* the text has"),
         ({"text": "missing.txt"}, "text: no file or folder 'missing.txt'"),
         ({"text": "data/corpus/train"}, "text: no file or folder 'data/corpus/train'"),
+        ({"text": "corpus/"}, "text: no file or folder 'corpus/'; a text would have spaces"),
+        ({"text": "a.parquet"}, "text: no file or folder 'a.parquet'"),
+        ({"seed": True}, "seed: expected a whole number from 0 on, got True"),
         ({"text": "words"}, "the text has"),
     ],
 )

@@ -17,7 +17,7 @@ from hessblocks.data.python_code import user_files
 from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
 
-FILE_NAME = re.compile(r"(?!\S{256})(\S*[/\\]\S+|\S+\.[A-Za-z]\w{0,4})")
+FILE_NAME = re.compile(r"(?!\S{256})(\S*[/\\]\S*|\S+\.\w{1,8})")
 """What is taken for a path, not a text: short, no space, and a separator or an ending."""
 MOST_CHARACTERS = 4_000_000
 """About how many characters of a longer text are read, in evenly spread pieces of a million."""
@@ -39,8 +39,8 @@ def text_batch(
         {"input_ids": (sequences, tokens)}, a batch for `hb.Problem`.
 
     Raises:
-        ArgumentError: there is no tokeniser, a file is not there or cannot be read, a number is
-            not whole or too small, or there are fewer windows.
+        ArgumentError: `tokenizer` is none, a file is not there or cannot be read, a number is not
+            whole or too small, or there are fewer windows.
 
     Cost: encodes at most four million characters.
 
@@ -60,7 +60,7 @@ def text_batch(
         ("sequences", sequences, 1),
         ("seed", seed, 0),
     ):
-        if not isinstance(value, Integral) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise ArgumentError(f"{name}: expected a whole number from {least} on, got {value!r}")
     ids = encoded(tokenizer, documents_of(text))
     name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
@@ -78,13 +78,13 @@ def documents_of(text: AnyPath) -> list[Text]:
         Documents, in order; files that are not text are left out.
 
     Raises:
-        ArgumentError: there is no text at the path, or a name of a file that does not exist.
+        ArgumentError: there is no text at the path, no file of this name, or `text` is neither.
     """
     if not isinstance(text, str | os.PathLike):
         raise ArgumentError(f"text: expected a path or a text, got {type(text).__name__}")
     if isinstance(text, str) and not os.path.exists(text):
         if FILE_NAME.fullmatch(text):
-            raise ArgumentError(f"text: no file or folder {text!r}")
+            raise ArgumentError(f"text: no file or folder {text!r}; a text would have spaces")
         return [text]
     source = user_files(Path(text))
     return [document for split in source.splits for _, document in source.read(split)]

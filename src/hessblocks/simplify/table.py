@@ -244,7 +244,8 @@ def check_kinds(kinds: Collection[str]) -> None:
     """Refuse an unknown kind.
 
     Raises:
-        ArgumentError: a kind is unknown; the message lists the known ones.
+        ArgumentError: a kind is unknown (the message lists the known ones), or one name is given
+            in place of several.
     """
     for kind in [kinds] if isinstance(kinds, str) else kinds:
         check_name("kind", kind, KINDS)

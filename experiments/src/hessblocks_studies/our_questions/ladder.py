@@ -125,7 +125,7 @@ def summarise(rows: Rows) -> Summary:
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
         f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width. Rungs at which "
-        "pre-LN is not below the bigram table are not drawn.",
+        "pre-LN is decidedly not below the bigram table are not drawn.",
         drawn or [_tuning_panel(over_widths(grids, 1))],
         checks,
         gaps=tables,

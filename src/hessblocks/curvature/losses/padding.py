@@ -28,23 +28,27 @@ class PaddingWarning(UserWarning):
     """Warning that padding on the left changes the logits, with the size of the change."""
 
 
-def check_packing(batch: Batch) -> None:
-    """Check that no cache is asked for with packed sequences.
+def is_packed(batch: Batch) -> bool:
+    """Tell whether positions start again within a row, without an attention mask.
 
-    Without a cache, as in training, transformers keeps sequences apart whose positions start again;
-    with one it does not.
+    Without a cache, as in training, transformers keeps such sequences apart; with one it does not.
+
+    Returns:
+        True if they do.
 
     Raises:
-        ArgumentError: `use_cache` is set, positions start again, and there is no attention mask.
+        ArgumentError: they do, and the batch asks for a cache.
     """
     places = batch.keywords.get("position_ids")
-    if places is None or batch.attention_mask is not None or not batch.keywords.get("use_cache"):
-        return
-    if bool((places.diff(dim=-1) != 1).any()):
+    if not isinstance(places, Tensor) or batch.attention_mask is not None:
+        return False
+    packed = bool((places.diff(dim=-1) != 1).any())
+    if packed and batch.keywords.get("use_cache") not in (None, False):
         raise ArgumentError(
-            "batch: with use_cache=True transformers lets packed sequences see each other; leave "
-            "it out, as in training"
+            f"batches: in batch {batch.number} (counted from 0) use_cache=True would let packed "
+            "sequences see each other; leave it out, as in training"
         )
+    return packed
 
 
 class TextPositions:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses import Batch, check_packing, given_labels, named_errors
+from hessblocks.curvature.losses import Batch, given_labels, is_packed, named_errors
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError
 
@@ -37,7 +37,9 @@ class Call:
         """
         self._model, self._shift_labels = model, loss == "seq2seq"
         self._accepted = inspect.signature(model.forward).parameters
-        self._extra = {"use_cache": False} if "use_cache" in self._accepted else {}
+        self._named_cache = "use_cache" in self._accepted
+        passes_on = hasattr(getattr(model, "config", None), "use_cache")
+        self._inner_cache = passes_on and _takes_any(self._accepted)
         self._own_loss, self._first = isinstance(loss, str), True
         self._callable_loss = callable(loss) and not isinstance(loss, nn.Module)
 
@@ -62,8 +64,10 @@ class Call:
             self._warn_of_unknown(batch.keywords)
         keywords: dict[str, Any] = {}
         if not whole:
-            check_packing(batch)
-            keywords = {**batch.keywords, **self._decoder_inputs(batch), **self._extra}
+            keywords = {**batch.keywords, **self._decoder_inputs(batch)}
+            packed = is_packed(batch)
+            if self._named_cache or (self._inner_cache and packed):
+                keywords["use_cache"] = False
         arguments = (batch.keywords,) if whole else batch.arguments
         what = f"model: the forward pass of batch {batch.number} (counted from 0)"
         with named_errors(what), readable_errors():

@@ -80,7 +80,8 @@ def extreme_eigenvalues(
     to convergence, and another random vector follows.
 
     A matrix of at most 32 + 8 m rows, for m eigenvalues in all, is assembled instead if it fits the
-    memory limit. Its eigenvalues are then exact, at the cost of a product for each row.
+    memory limit; so is one of at most `max_products` / 2 rows, if the search fails. Its eigenvalues
+    are then exact, at the cost of a product for each row.
 
     Args:
         op: symmetric operator (N, N); a `Problem` stands for its Hessian.

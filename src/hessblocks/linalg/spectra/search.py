@@ -36,8 +36,6 @@ SAFETY = 0.5
 takes its place leaves this part in the residual, and its own chain adds another."""
 FEW_PRODUCTS, FEW_PER_VALUE = 32, 8
 """Fewest products of most searches: a constant, and an addition per wanted value."""
-KEPT = 0.75
-"""Share of the products that may be kept back, to assemble the matrix if the search fails."""
 DENSE_COPIES = 6
 """Number of float64 matrices (N, N) in memory if the operator is assembled."""
 
@@ -109,7 +107,8 @@ def find_extremes(
         op: symmetric operator.
         wanted: which eigenvalues.
         allowed: function from values and the largest |θ| to the largest residual of each value.
-        max_products: products with single vectors after which the search ends.
+        max_products: products with single vectors after which the search ends. If they are twice
+            the matrix's rows, half are kept to assemble it where the search fails.
         basis_size: largest number of basis vectors in memory.
         seed: seed of the random vectors.
         probe_chunk: vectors multiplied at once where the matrix is assembled.
@@ -135,9 +134,9 @@ def find_extremes(
     small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
     if small and fits:
         return _exact(op, wanted, allowed, probe_chunk)
-    # products are kept back for assembling, where that is at most three quarters of all
-    kept = size if fits and size <= KEPT * max_products else 0
     room = _room(op, total, basis_size, limit)
+    # a search may take as many products as assembling, before which a full basis ends by itself
+    kept = size if fits and room <= size and 2 * size <= max_products else 0
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
     search = _Search(basis, wanted, allowed, total=total, most=max_products - kept)
     ritz, none_missed = search.run(check=copies and wanted.count > 1)
@@ -147,8 +146,10 @@ def find_extremes(
     within = residuals <= allowed(values, float(ritz.values.abs().max()))
     converged = none_missed and bool(within.all())
     if kept and not converged:
+        products = basis.products
+        del basis, search  # before matrices of that size are made
         exact = _exact(op, wanted, allowed, probe_chunk)
-        return replace(exact, products=basis.products + exact.products)
+        return replace(exact, products=products + exact.products)
     return Eigenvalues(
         values=values * basis.unit,
         residuals=residuals * basis.unit,
