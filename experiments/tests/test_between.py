@@ -290,6 +290,24 @@ def test_the_page_has_the_measured_shares() -> None:
     words = f"{matrices[0]} % (prose) and {matrices[1]} % (docstrings) of the squared"
     assert f"{words} Frobenius norm lie between weight matrices, {' % and '.join(layers)} %" in page
     assert f"falls from {few} to {many} % between 4 and 32 windows" in page
+    small = {"text": None, "variant": BASE, "width": 64, "windows": 16}
+    few, many = (percent(blocks.LAYERS, **small, classes=count) for count in (512, 4096))
+    assert f"from {few} % at 512 entries to {many} % at 4,096" in page
+    simple = usual | {"variant": SIMPLE, "windows": 16}
+    assert f"SAS-P has {percent(blocks.LAYERS, **simple)} %" in page
+    rows = [row for row in told["tables"]["shares"] if row["quantity"] == blocks.DEFLATED]
+    assert (
+        f"without its three largest eigenvalues it has {percent(blocks.LAYERS, **simple)} %" in page
+    )
+    gains = [
+        row["value"]
+        for row in told["tables"]["decreases"]
+        if row["quantity"] == blocks.DECREASE and row["group"] != blocks.GRADIENT
+    ]
+    assert {f"{gain:.3f}" for gain in gains} == {"0.001", "0.002", "0.003"}
+    assert "tokens by 0.001 to 0.003 nats" in page
+    unclear = [check["holds"] for check in told["checks"] if check["fact"].startswith("a step of")]
+    assert unclear == [None] * 4
 
 
 @pytest.mark.slow
