@@ -515,10 +515,13 @@ REFUSED: dict[str, tuple[Callable[[hb.Problem], Any], str]] = {
         lambda p: hb.price(p, {"a": {"0.bias": lambda old: old / 0}}),
         "would not be finite",
     ),
-    "no tensor": (lambda p: hb.price(p, {"a": {"0.bias": lambda old: 3}}), "expected real"),
+    "no tensor": (
+        lambda p: hb.price(p, {"a": {"0.bias": lambda old: 3}}),
+        "expected a tensor of real numbers",
+    ),
     "complex": (
         lambda p: hb.price(p, {"a": {"0.bias": torch.zeros(8, dtype=torch.cfloat)}}),
-        "expected real",
+        "expected a tensor of real numbers",
     ),
     "frozen": (lambda p: hb.price(p, {"a": {"2.bias": fine}}), "'2.bias' is frozen"),
     "one sample": (lambda p: hb.price(p, {"a": {"0.bias": fine}}, samples=1), "at least 2"),
