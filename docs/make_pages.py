@@ -554,6 +554,7 @@ TABLES = (
         "ladder",
         sizes=partial(rungs, phase="widths", place="parameters of pre-LN"),
         tokens=partial(rungs, phase="tokens", place="tokens per parameter"),
+        depths=partial(rungs, phase="depths", place="layers"),
     ),
     *_tables("findings.md", "simplification", blocks=unevenness, verdicts=checks),
     *_tables("findings.md", "edge-of-stability", edges=checks),

@@ -124,8 +124,8 @@ def summarise(rows: Rows) -> Summary:
         "The gap to pre-LN along a ladder of sizes",
         "Loss of each block above that of pre-LN with zero queries on all held-out windows, a text "
         "read once; bars are 95 % intervals of the mean over seeds. Sizes are at "
-        f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width. Rungs at which "
-        "pre-LN is decidedly not below the bigram table are not drawn.",
+        f"{plan.PAPER_TOKENS} tokens a parameter, lengths and depths at one width. Void "
+        "rungs, at which pre-LN does not end well below the bigram table, are not drawn.",
         drawn or [_tuning_panel(over_widths(grids, 1))],
         checks,
         gaps=tables,
