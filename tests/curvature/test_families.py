@@ -297,6 +297,8 @@ def test_packed_sequences_with_a_cache_are_refused() -> None:
     for asked in (hb.exact_last_block, lambda m, b: hb.Problem(m, b).value()):
         with pytest.raises(ArgumentError, match=r"use_cache=True .* see each other"):
             asked(model, batch | {"use_cache": True})
+        with pytest.raises(ArgumentError, match="see each other"):
+            asked(model, batch | {"use_cache": torch.tensor([True, True])})
     hb.Problem(model, {"input_ids": tokens(1), "use_cache": True}).value()
 
 

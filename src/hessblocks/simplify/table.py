@@ -247,10 +247,10 @@ def check_kinds(kinds: Collection[str]) -> None:
         ArgumentError: a kind is unknown (the message lists the known ones), or one name is given
             in place of several.
     """
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        check_name("kind", kind, KINDS)
     if isinstance(kinds, str):
         raise ArgumentError(f"kinds: expected several names, got one; write [{kinds!r}]")
+    for kind in kinds:
+        check_name("kind", kind, KINDS)
 
 
 def check_removals(

@@ -28,7 +28,7 @@ from hessblocks.curvature.last_layer.forward_pass import (
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.supported import check_linear, uncovered
-from hessblocks.curvature.losses import Batch, TextPositions, is_packed
+from hessblocks.curvature.losses import Batch, TextPositions, check_packing
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import Rotation
 
@@ -126,7 +126,7 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
 
 def _check_rows(batch: Batch, seen: Seen) -> None:
     """Refuse packed rows with a key-value cache, and an output layer that skips tokens."""
-    is_packed(batch)
+    check_packing(batch)
     if seen.hidden.shape[1] != seen.x.shape[1]:
         raise ArgumentError(
             "batch: the output layer does not read every token (logits_to_keep?); leave that out"

@@ -19,7 +19,7 @@ from hessblocks.curvature.losses.lazy_logits import (
     rows_together,
 )
 from hessblocks.curvature.losses.loss_node import make_loss_node
-from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions, is_packed
+from hessblocks.curvature.losses.padding import PaddingWarning, TextPositions, check_packing
 from hessblocks.curvature.losses.row_losses import (
     CrossEntropy,
     causal_labels,

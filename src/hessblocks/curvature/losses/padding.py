@@ -28,22 +28,24 @@ class PaddingWarning(UserWarning):
     """Warning that padding on the left changes the logits, with the size of the change."""
 
 
-def is_packed(batch: Batch) -> bool:
-    """Tell whether positions start again within a row, without an attention mask.
+def check_packing(batch: Batch) -> bool:
+    """Check that packed sequences come without a key-value cache; tell whether there are any.
 
-    Without a cache, as in training, transformers keeps such sequences apart; with one it does not.
+    Sequences are packed where positions start again within a row, without an attention mask.
+    Without a cache, as in training, transformers keeps them apart; with one it does not.
 
     Returns:
-        True if they do.
+        True if sequences are packed.
 
     Raises:
-        ArgumentError: they do, and the batch asks for a cache.
+        ArgumentError: they are, and the batch asks for a cache.
     """
     places = batch.keywords.get("position_ids")
     if not isinstance(places, Tensor) or batch.attention_mask is not None:
         return False
     packed = bool((places.diff(dim=-1) != 1).any())
-    if packed and batch.keywords.get("use_cache") not in (None, False):
+    asked = batch.keywords.get("use_cache")
+    if packed and asked is not None and asked is not False:
         raise ArgumentError(
             f"batches: in batch {batch.number} (counted from 0) use_cache=True would let packed "
             "sequences see each other; leave it out, as in training"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature.losses import Batch, given_labels, is_packed, named_errors
+from hessblocks.curvature.losses import Batch, check_packing, given_labels, named_errors
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError
 
@@ -65,7 +65,7 @@ class Call:
         keywords: dict[str, Any] = {}
         if not whole:
             keywords = {**batch.keywords, **self._decoder_inputs(batch)}
-            packed = is_packed(batch)
+            packed = check_packing(batch)
             if self._named_cache or (self._inner_cache and packed):
                 keywords["use_cache"] = False
         arguments = (batch.keywords,) if whole else batch.arguments

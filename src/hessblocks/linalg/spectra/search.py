@@ -135,7 +135,7 @@ def find_extremes(
     if small and fits:
         return _exact(op, wanted, allowed, probe_chunk)
     room = _room(op, total, basis_size, limit)
-    # a search may take as many products as assembling, before which a full basis ends by itself
+    # the search gets at least as many products as assembling; a basis of N vectors is exact anyway
     kept = size if fits and room <= size and 2 * size <= max_products else 0
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
     search = _Search(basis, wanted, allowed, total=total, most=max_products - kept)
