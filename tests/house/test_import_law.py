@@ -35,14 +35,15 @@ LAW: dict[str, set[str]] = {
     "theory": {"linalg"},
     "models": {"blocks"},
     "curvature": {"linalg", "theory", "figures", "drawing"},
+    "bill": {"linalg", "curvature", "figures", "drawing"},
     "training": {"blocks", "models", "data", "curvature", "signal"},
     "report": {"figures", "drawing"},
     "inspection": {
-        "blocks", "models", "data", "linalg", "theory", "curvature", "signal", "training",
+        "blocks", "models", "data", "linalg", "theory", "curvature", "bill", "signal", "training",
     },
-    "simplify": {"blocks", "models", "data", "linalg", "curvature", "training"},
+    "simplify": {"blocks", "models", "data", "linalg", "curvature", "bill", "training"},
     "cli": {
-        "linalg", "blocks", "theory", "curvature", "signal", "models", "data", "training",
+        "linalg", "blocks", "theory", "curvature", "bill", "signal", "models", "data", "training",
         "inspection", "report", "simplify",
     },
 }  # fmt: skip
@@ -64,7 +65,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.witness": {"groups"},
     "curvature.products": {"closed", "groups", "model_state", "sharding", "losses", "witness"},
     "curvature.sampled": {"groups", "model_state", "products", "sharding", "losses"},
-    "curvature.bill": {"groups", "model_state", "products", "sampled", "losses"},
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
     "curvature.verification": {"exact", "last_layer"},

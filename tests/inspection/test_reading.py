@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 import hessblocks as hb
-from hessblocks.curvature import Allocation, Bill
+from hessblocks.bill import Allocation, Bill
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.reading import KINDS
 from hessblocks.linalg import DenseOperator, DiagonalEstimate, Eigenvalues, solve

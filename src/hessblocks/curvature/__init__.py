@@ -2,21 +2,6 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
-from hessblocks.curvature.bill import (
-    Allocation,
-    Bill,
-    BillCheck,
-    Change,
-    Draws,
-    Edit,
-    Price,
-    change_each,
-    merged,
-    price,
-    pruned,
-    removed,
-    rounded,
-)
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
@@ -35,13 +20,24 @@ from hessblocks.curvature.groups import (
     custom_groups,
     merge,
     misfit,
+    overlap,
     parameter_groups,
     plain_model,
     select_groups,
+    whole,
 )
 from hessblocks.curvature.loss_line import LossAlong, loss_along
-from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
+from hessblocks.curvature.losses import (
+    Batch,
+    BatchLoss,
+    CrossEntropy,
+    Differentiated,
+    LossFunction,
+    PaddingWarning,
+    causal_labels,
+)
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
+from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
 from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,
@@ -59,13 +55,20 @@ from hessblocks.curvature.products import (
     PrecisionWarning,
     Problem,
     RepeatabilityWarning,
+    check_problem,
+    make_plan,
+    readable_errors,
 )
 from hessblocks.curvature.sampled import (
     EmpiricalFisher,
+    Gradients,
     MonteCarloFisher,
+    SampledPass,
     gram_matrices,
+    plan_passes,
     plan_samples,
     root_is_known,
+    sampled_passes,
 )
 from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
@@ -73,17 +76,12 @@ from hessblocks.statistics import Heterogeneity
 
 __all__ = [
     "PARTS",
-    "Allocation",
     "AttentionBackendWarning",
     "AuxiliaryLossWarning",
-    "Bill",
-    "BillCheck",
-    "Change",
     "Cost",
     "CurvatureMap",
     "DerivativeCheck",
     "DerivativeWarning",
-    "Edit",
     "EmpiricalFisher",
     "Functional",
     "Hessian",
@@ -97,14 +95,12 @@ __all__ = [
     "Part",
     "PrecisionWarning",
     "PreconditionedHessian",
-    "Price",
     "Problem",
     "RepeatabilityWarning",
     "Sharpness",
     "UnknownRoleWarning",
     "attention_moments",
     "blockwise_learning_rates",
-    "change_each",
     "check_derivatives",
     "curvature_map",
     "custom_groups",
@@ -112,14 +108,9 @@ __all__ = [
     "exact_last_block",
     "group_norms",
     "loss_along",
-    "merged",
     "parameter_groups",
     "preconditioned_sharpness",
-    "price",
-    "pruned",
     "registered_attention",
-    "removed",
-    "rounded",
     "second_moment_figure",
     "second_order_attention",
     "select_groups",

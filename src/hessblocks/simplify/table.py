@@ -13,8 +13,9 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from hessblocks.bill import price
 from hessblocks.blocks import Shared, UnfitPartsError
-from hessblocks.curvature import Problem, price
+from hessblocks.curvature import Problem
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.kinds import KINDS

@@ -17,14 +17,21 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.bill.allocation import Allocation, allocate, tensor_type
-from hessblocks.curvature.bill.changes import Change, New, checked_changes
-from hessblocks.curvature.bill.draws import Draws, draw
-from hessblocks.curvature.bill.measured import BillCheck, measure
-from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
-from hessblocks.curvature.products import Problem, check_problem
+from hessblocks.bill.allocation import Allocation, allocate, tensor_type
+from hessblocks.bill.changes import Change, New, checked_changes
+from hessblocks.bill.draws import Draws, draw
+from hessblocks.bill.measured import BillCheck, measure
+from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
+from hessblocks.curvature import (
+    Fingerprint,
+    ParameterGroup,
+    Problem,
+    check_problem,
+    checksums,
+    exclusive,
+    fingerprint_of,
+    overlap,
+)
 from hessblocks.errors import ArgumentError, check_name, unknown_name
 from hessblocks.linalg import Estimate
 from hessblocks.storage import Tabular

@@ -8,10 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.bill.edits import Edit
-from hessblocks.curvature.groups import ParameterGroup, ParameterView, plain_model, whole
-from hessblocks.curvature.model_state import checksums
-from hessblocks.curvature.products import Problem
+from hessblocks.bill.edits import Edit
+from hessblocks.curvature import (
+    ParameterGroup,
+    ParameterView,
+    Problem,
+    checksums,
+    plain_model,
+    whole,
+)
 from hessblocks.errors import ArgumentError
 
 New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
