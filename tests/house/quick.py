@@ -33,8 +33,6 @@ LAWS = (
 MIRRORS = {"figures": "report", "drawing": "report", "settings": "cli"}
 """Package → folder of tests, where it has another name."""
 PAGES = ["tests/test_docs.py", "tests/test_readme.py", "tests/test_words.py"]
-LONG: set[str] = set()
-"""Test files that are left to `make check`, but for the tests that a planted fault names."""
 
 
 def git(*words: str) -> str:
@@ -79,7 +77,7 @@ def room(name: str) -> list[str]:
     files = sorted(str(path.relative_to(TOP)) for path in TOP.glob(f"tests/{name}/**/test_*.py"))
     if not files:
         raise ValueError(f"tests/{name} holds no tests; give --room a folder of tests")
-    return [file for file in files if file not in LONG]
+    return files
 
 
 def fault_tests(names: Iterable[str], base: str) -> set[str]:
@@ -108,12 +106,16 @@ def main(words: list[str] | None = None) -> int:
     forks = (git("merge-base", "HEAD", ref).strip() for ref in ("origin/main", "main"))
     base = next(filter(None, forks), "HEAD")
     names = changed(base)
-    if asked.room:
-        tests = {*LAWS, *room(asked.room)}
-    else:
-        files = {*LAWS, *(test for name in names for test in mirrored(name))}
+    try:
+        files = (
+            room(asked.room) if asked.room else [one for name in names for one in mirrored(name)]
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    tests = {*LAWS, *files}
+    if not asked.room:
         seeing = fault_tests(names, base)
-        tests = files | {test for test in seeing if test.partition("::")[0] not in files}
+        tests |= {test for test in seeing if test.partition("::")[0] not in tests}
     print(f"{len(names)} changed files, {len(tests)} test files and tests", flush=True)
     python = [name for name in names if name.endswith(".py")]
     steps = {

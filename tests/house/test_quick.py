@@ -13,7 +13,7 @@ def test_every_package_has_tests_that_are_run_at_a_change() -> None:
     for package in packages():
         files = set(quick.mirrored(f"src/hessblocks/{package}/__init__.py"))
         assert files, package
-        assert all((quick.TOP / file).is_file() for file in {*files, *quick.LAWS, *quick.LONG})
+        assert all((quick.TOP / file).is_file() for file in {*files, *quick.LAWS})
 
 
 def test_what_is_run_for_other_files() -> None:
