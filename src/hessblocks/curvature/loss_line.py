@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.curvature.products import Problem, check_problem
-from hessblocks.curvature.sharding import own_rows
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import Tabular
 
@@ -100,9 +99,7 @@ def loss_along(
     check_problem(problem)
     parameters, numbers = problem.parameters, _finite_numbers(steps)
     _check_direction(direction, problem)
-    # the direction has whole tensors, a sharded problem has only rows of each parameter
-    own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
-    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
+    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in direction.items()}
     losses = []
     for step in numbers:
         moved = {name: parameters[name] + step * move for name, move in moves.items()}
