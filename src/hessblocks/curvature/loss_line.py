@@ -80,8 +80,8 @@ def loss_along(
         The losses; `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: no direction or no steps, a name of no trainable parameter, a wrong shape, or
-            a step that is no finite number.
+        ArgumentError: a sharded model, no direction or no steps, a name of no trainable parameter,
+            a wrong shape, or a step that is not a finite number.
         RunError: a loss is not finite; the message names the step.
 
     Cost: one forward pass over the batches per step, and a copy of the parameters in `direction`.
@@ -97,6 +97,7 @@ def loss_along(
         [2.0, 0.0, 2.0, 8.0]
     """
     check_problem(problem)
+    problem.check_whole()
     parameters, numbers = problem.parameters, _finite_numbers(steps)
     _check_direction(direction, problem)
     moves = {name: tensor.detach().to(parameters[name]) for name, tensor in direction.items()}

@@ -4,16 +4,17 @@ Products are linear in the data, so that one all-reduce per product adds the pro
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hessblocks.curvature.losses import Batches
+from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_name
 
 FAILED = "curvature: another process failed; its own message says why"
@@ -85,21 +86,8 @@ def all_reduce(share: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp
     Raises:
         RunError: another process does not answer within the group's timeout.
     """
-    with _answered():
+    with readable_errors():
         dist.all_reduce(share, op=operation)
-
-
-@contextmanager
-def _answered() -> Iterator[None]:
-    """Re-raise torch's errors of waiting for another process as a RunError with advice."""
-    try:
-        yield
-    except RuntimeError as error:  # gloo and NCCL have no class of their own for it
-        raise RunError(
-            "curvature: another process has ended, or has not answered within the timeout of "
-            f"torch.distributed.init_process_group ({str(error).splitlines()[0][:200]}); "
-            "end those that are left and start all again"
-        ) from error
 
 
 def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
@@ -116,16 +104,15 @@ def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) ->
     """
     if processes.count == 1:
         return
-    if processes.shard:
-        named = [(n, p.detach()) for n, p in model.named_parameters() if p.requires_grad]
-        sums = [(name, float(p.double().sum())) for name, p in named]
-        _check_alike("weights", repr(sums), "load the same model in each")
+    whole = [(n, p.detach()) for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    sums = [(name, float(parameter.double().sum())) for name, parameter in whole]
+    _check_alike("weights", repr(sums), "load the same model in each")
     _check_alike("batches", batches.digest(), "give all of them the same ones")
 
 
 def _check_alike(what: str, digest: str, advice: str) -> None:
     digests: list[str] = [""] * dist.get_world_size()
-    with _answered():
+    with readable_errors():
         dist.all_gather_object(digests, digest)
     other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
     if other is not None:

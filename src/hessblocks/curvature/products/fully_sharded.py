@@ -21,8 +21,8 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.errors import ArgumentError, RunError
 
 WHOLE = (
-    "model: its parameters are sharded over processes (FSDP2), and only sampled gradients, as in "
-    "hb.price and method='sampled', can be computed so; load an unsharded copy"
+    "model: its parameters are sharded over processes (FSDP2), which allows only sampled gradients "
+    "(hb.price, method='sampled'); load an unsharded copy"
 )
 """Message where whole parameters are needed."""
 
@@ -34,41 +34,34 @@ def is_sharded(model: nn.Module) -> bool:
         Whether it has; False if all parameters are whole.
 
     Raises:
-        ArgumentError: only some trainable parameters are sharded, along another axis or over other
-            processes than the default group's; or gradients are not averaged.
+        ArgumentError: a parameter is sharded along another axis or over other processes than the
+            default group's.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not any(isinstance(p, DTensor) for p in model.parameters()):
-        return False
+    sharded = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-            _check_reduction(module)
-    for name, parameter in named.items():
-        fits = isinstance(parameter, DTensor) and (
-            tuple(parameter.placements) == (Shard(0),)
-            and parameter.device_mesh.size() == dist.get_world_size()
-        )
-        if not fits:
+    for name, parameter in sharded.items():
+        mesh = parameter.device_mesh
+        if (*parameter.placements, mesh.size()) != (Shard(0), dist.get_world_size()):
             raise ArgumentError(
                 f"model: {name!r} is not sharded by rows over all processes, as "
                 "torch.distributed.fsdp.fully_shard(model) does without further arguments; shard "
                 "the whole model so, or load an unsharded copy"
             )
-    return True
+    return bool(sharded)
 
 
-def _check_reduction(module: Any) -> None:
+def _check_reduction(model: nn.Module) -> None:
     """Check that the backward pass averages gradients over the processes.
 
     torch tells these settings only by private attributes.
     """
-    group = module._get_fsdp_state()._fsdp_param_group
-    if group and not (
-        group.reduce_grads
-        and group.gradient_divide_factor is None
-        and all(p.unsharded_accumulated_grad is None for p in group.fsdp_params)
-    ):
+    states = (m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule))
+    for group in filter(None, (state._fsdp_param_group for state in states)):
+        averages = group.reduce_grads and group.gradient_divide_factor is None
+        if averages and all(p.unsharded_accumulated_grad is None for p in group.fsdp_params):
+            continue
         raise ArgumentError(
             "model: its backward pass does not average gradients over the processes; leave out "
             "set_requires_gradient_sync(False) and set_gradient_divide_factor, and measure before "
@@ -99,12 +92,16 @@ def local_rows(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "rows ..."]:
 def rows_like(
     whole: Shaped[Tensor, "..."], parameter: Shaped[Tensor, "..."]
 ) -> Shaped[Tensor, "rows ..."]:
-    """Slice this process's rows, as `parameter` is sharded, from a whole tensor of its shape."""
-    if not isinstance(parameter, DTensor):
-        return whole
-    each = math.ceil(len(whole) / dist.get_world_size())
-    start = min(len(whole), dist.get_rank() * each)
-    return whole[start : start + each]
+    """Slice this process's rows of a sharded parameter from a whole tensor of its shape.
+
+    Returns:
+        The rows; of a parameter that is not sharded, such as a scalar, all in the first process.
+    """
+    rows = whole if whole.ndim else whole[None]
+    ranks = dist.get_world_size() if isinstance(parameter, DTensor) else 1
+    each = math.ceil(len(rows) / ranks)
+    start = min(len(rows), dist.get_rank() * each)
+    return rows[start : start + each]
 
 
 class GatheredParameters(Mapping[str, Float[Tensor, "..."]]):
@@ -118,8 +115,9 @@ class GatheredParameters(Mapping[str, Float[Tensor, "..."]]):
 
     def __getitem__(self, name: str) -> Float[Tensor, "..."]:
         """All-gather a parameter; every process must read the same names in the same order."""
-        parameter: Tensor = self._sharded[name].detach().full_tensor()
-        return parameter
+        parameter = self._sharded[name].detach()
+        whole: Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        return whole
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the trainable parameters."""
@@ -179,8 +177,10 @@ def gradients(
         Gradients by parameter name.
 
     Raises:
+        ArgumentError: the backward pass does not average gradients over the processes.
         RunError: a parameter gets no gradient.
     """
+    _check_reduction(model)
     parameters: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     before = {name: parameter.grad for name, parameter in parameters.items()}
     for parameter in parameters.values():
@@ -196,4 +196,9 @@ def gradients(
             f"curvature: the backward pass gives {absent[0]!r} no gradient; freeze it "
             "(requires_grad_(False)) if the logits do not depend on it"
         )
-    return {name: local_rows(gradient) for name, gradient in found.items()}
+    return {
+        name: local_rows(gradient)
+        if isinstance(gradient, DTensor)
+        else rows_like(gradient, gradient)
+        for name, gradient in found.items()
+    }

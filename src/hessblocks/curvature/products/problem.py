@@ -158,7 +158,7 @@ class Problem(Operand):
 
     def local_rows(self, name: str, whole: Float[Tensor, "..."]) -> Float[Tensor, "rows ..."]:
         """Slice this process's rows of a tensor as large as a parameter; all, if that is whole."""
-        return rows_like(whole, self.model.get_parameter(name))
+        return rows_like(whole, self.model.get_parameter(name)) if self.sharded else whole
 
     def sum_over_rows(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Sum dot products of the processes' rows, if the model is sharded.

@@ -17,6 +17,10 @@ ADVICE = {
         "{}: the model finds the last token of a row by its padding; set "
         "model.config.pad_token_id, or give batches of one row"
     ),
+    "gloo|NCCL|Connection (reset|closed) by peer|Broken pipe": (
+        "another process has ended, or has not answered within the timeout of "
+        "torch.distributed.init_process_group ({}); end those that are left and start all again"
+    ),
     "[Ii]nference tensor": (
         "the model holds a tensor that was made under torch.inference_mode() ({}); "
         "build or load it outside, or give copy.deepcopy(model)"
