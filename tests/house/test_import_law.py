@@ -41,7 +41,7 @@ LAW: dict[str, set[str]] = {
     "inspection": {
         "blocks", "models", "data", "linalg", "theory", "curvature", "bill", "signal", "training",
     },
-    "simplify": {"blocks", "models", "data", "linalg", "curvature", "bill", "training"},
+    "simplify": {"blocks", "models", "data", "linalg", "training"},
     "cli": {
         "linalg", "blocks", "theory", "curvature", "bill", "signal", "models", "data", "training",
         "inspection", "report", "simplify",
