@@ -83,7 +83,7 @@ def in_evaluation_mode(model: nn.Module) -> Iterator[None]:
                 module.reshard()
 
 
-def local_rows(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "rows ..."]:
+def local_rows(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
     """Return this process's rows of a parameter, without gradient history, sharing its memory."""
     detached: Any = parameter.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
