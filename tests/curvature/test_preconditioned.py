@@ -210,10 +210,10 @@ def test_what_has_no_preconditioner_is_refused() -> None:
     without.state[parameters[0]]["exp_avg_sq"].zero_()
     with pytest.raises(ArgumentError, match="0 or not finite at some entries; look at eps"):
         hb.preconditioned_sharpness(case.problem, without)
-    case.problem.sharded = True
+    sharded = case.problem
+    sharded.sharded = True
     with pytest.raises(ArgumentError, match="model: its parameters are sharded"):
-        hb.preconditioned_sharpness(case.problem, SGD(parameters))
-    case.problem.sharded = False
+        hb.preconditioned_sharpness(sharded, SGD(parameters))
     with pytest.raises(ArgumentError, match=r"problem: expected hessblocks\.Problem"):
         hb.preconditioned_sharpness(case.model, SGD(parameters))  # type: ignore[arg-type]
     for products in (0, 2.5, True):

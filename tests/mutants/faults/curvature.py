@@ -64,10 +64,10 @@ FAULTS = (
     fault("samples pass through a quarter of the rows that fit", "(1, SHARE) => (SHARE, SHARE)",
           "test_samples_take_all_rows_that_fit_and_stay_within_the_limit", within="_plan"),
     fault("a batch of samples is added to the one before", "$vectors.zero_() =>",
-          "test_sampled.py", within="_of_piece"),
+          "test_sampled.py", within="_samples"),
     fault("a second piece of the groups draws other signs",
-          "_add_pass($passed, $a, $vectors, $before, $seed, $b) => "
-          "_add_pass($passed, $a, $vectors, $before, $seed + len(sizes), $b)",
+          "_samples($problem, $whole, $sampling, $batch, $seed, $told, $vectors, $local) => "
+          "_samples($problem, $whole, $sampling, $batch, $seed + len(sizes), $told, $vectors, $local)",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces"),
     fault("a piece of the groups may have one more than fits", "$size > $left => $left <= 0",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces", within="_pieces"),

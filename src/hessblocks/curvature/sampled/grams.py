@@ -210,20 +210,32 @@ def _of_piece(
         )
     for batch in range(sampling.batches):
         with exclusive(problem.model), readable_errors():
-            before = batch * sampling.size
-            vectors.zero_()
-            try:
-                for number, rows in enumerate(sampling.plan.passes):
-                    passed = SampledPass(problem, rows, whole.parameters)
-                    _add_pass(
-                        passed, local or whole, vectors, before, seed, None if number else report
-                    )
-            except Exception:
-                problem.processes.fail(vectors)
-                raise
-            products = _inner_products(problem.processes.total(vectors), sizes)
-            found.append(problem.sum_over_rows(products).cpu())
+            samples = _samples(problem, whole, sampling, batch, seed, report, vectors, local)
+            found.append(problem.sum_over_rows(_inner_products(samples, sizes)).cpu())
     return torch.stack(found, dim=1)
+
+
+def _samples(
+    problem: Problem,
+    whole: ParameterGroup,
+    sampling: Sampling,
+    batch: int,
+    seed: int,
+    step: Step | None,
+    vectors: Float[Tensor, "S N"],
+    local: LocalEntries | None = None,
+) -> Float[Tensor, "S N"]:
+    """Draw one batch of samples into `vectors`, over the N (local) entries of the group `whole`."""
+    vectors.zero_()
+    before = batch * sampling.size
+    try:
+        for number, rows in enumerate(sampling.plan.passes):
+            passed = SampledPass(problem, rows, whole.parameters)
+            _add_pass(passed, local or whole, vectors, before, seed, None if number else step)
+    except Exception:
+        problem.processes.fail(vectors)
+        raise
+    return problem.processes.total(vectors)
 
 
 def _add_pass(
