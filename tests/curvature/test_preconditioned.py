@@ -211,8 +211,8 @@ def test_what_has_no_preconditioner_is_refused() -> None:
     with pytest.raises(ArgumentError, match="0 or not finite at some entries; look at eps"):
         hb.preconditioned_sharpness(case.problem, without)
     sharded = case.problem
-    sharded.cuts = {"transformer.wte.weight": object()}  # type: ignore[dict-item]
-    with pytest.raises(ArgumentError, match="problem: the model's parameters are sharded"):
+    sharded.sharded = True
+    with pytest.raises(ArgumentError, match="model: its parameters are sharded"):
         hb.preconditioned_sharpness(sharded, SGD(parameters))
     with pytest.raises(ArgumentError, match=r"problem: expected hessblocks\.Problem"):
         hb.preconditioned_sharpness(case.model, SGD(parameters))  # type: ignore[arg-type]

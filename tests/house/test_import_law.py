@@ -41,7 +41,7 @@ LAW: dict[str, set[str]] = {
     "inspection": {
         "blocks", "models", "data", "linalg", "theory", "curvature", "bill", "signal", "training",
     },
-    "simplify": {"blocks", "models", "data", "linalg", "curvature", "bill", "training"},
+    "simplify": {"blocks", "models", "data", "linalg", "training"},
     "cli": {
         "linalg", "blocks", "theory", "curvature", "bill", "signal", "models", "data", "training",
         "inspection", "report", "simplify",
@@ -60,11 +60,10 @@ ROOMS: dict[str, set[str]] = {
     "curvature.closed": {"attention"},
     "curvature.model_state": set(),
     "curvature.groups": {"model_state"},
-    "curvature.sharding": {"groups"},
     "curvature.losses": {"closed"},
     "curvature.witness": {"groups"},
-    "curvature.products": {"closed", "groups", "model_state", "sharding", "losses", "witness"},
-    "curvature.sampled": {"groups", "model_state", "products", "sharding", "losses"},
+    "curvature.products": {"closed", "groups", "model_state", "losses", "witness"},
+    "curvature.sampled": {"groups", "model_state", "products", "losses"},
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
     "curvature.verification": {"exact", "last_layer"},

@@ -83,7 +83,7 @@ class Bill(Tabular, Mapping[str, Price]):
 
     def __post_init__(self) -> None:
         """Compute the fingerprints."""
-        object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
+        object.__setattr__(self, "fingerprint", checksums(self.problem.weights.values()))
         self._note_around()
 
     def _note_around(self) -> None:
@@ -153,8 +153,9 @@ class Bill(Tabular, Mapping[str, Price]):
 
         Raises:
             ArgumentError: there is no change, a name is unknown, changes of a tuple share an entry,
-                `held_out` is of another model, the model or its weights have changed since, a
-                summed loss has other data, or there is a single row.
+                `held_out` is of another model or divided among processes, the model is sharded, it
+                or its weights have changed since, a summed loss has other data, or there is a
+                single row.
             RunError: a loss is not finite.
 
         Cost: one forward pass over the held-out data for each change, and one more.
@@ -162,6 +163,7 @@ class Bill(Tabular, Mapping[str, Price]):
         chosen: Any = which
         if isinstance(which, int) and not isinstance(which, bool):
             chosen = self._spread(which)
+        self.problem.check_whole()
         several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
         sets = [_named(one) for one in (chosen if several else [chosen])]
         if not sets:
@@ -175,7 +177,9 @@ class Bill(Tabular, Mapping[str, Price]):
             problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
-        if self.fingerprint != checksums(self.problem.model.parameters()):
+        if problem.processes.shard:
+            raise ArgumentError("held_out: changes are measured in one process; leave shard out")
+        if self.fingerprint != checksums(self.problem.weights.values()):
             raise ArgumentError("model: its weights have changed since the prices; price again")
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):
@@ -384,8 +388,8 @@ def price(
         `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: there are fewer than 2 samples, no changes, a single row or several
-            processes; a changed parameter does not exist, is frozen or tied to another; a new
+        ArgumentError: there are fewer than 2 samples, no changes or a single row, or processes
+            divide the rows; a changed parameter does not exist, is frozen or tied to another; a new
             tensor has another shape or is not finite; or the loss has no known curvature.
         RunError: a loss or a gradient is not finite.
 
@@ -413,7 +417,7 @@ def price(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
     found = checked_changes(problem, changes)
-    parameters = problem.parameters
+    parameters = problem.whole_parameters
     sizes = tuple(change.relative_size(parameters) for change in found)
     draws = draw(problem, found, samples=samples, seed=seed)
     named = {change.name: change for change in found}

@@ -115,8 +115,8 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
         The products.
 
     Raises:
-        ArgumentError: the curvature of the loss has no known root, there are several processes, or
-            a single row.
+        ArgumentError: the curvature of the loss has no known root, processes divide the rows, or
+            there is a single row.
         RunError: a loss or a gradient is not finite.
     """
     if not root_is_known(problem):
@@ -131,7 +131,7 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
     fewest, most = HELD
     plan = plan_passes(problem, names, spare=fewest * one, most_rows=max(1, rows // samples))
     limit = problem.memory_limit or default_limit(problem.device)
-    more = max(0, (limit - plan.peak) // one)
+    more = problem.processes.least(max(0, (limit - plan.peak) // one), problem.device)
     ledger = _Ledger(problem, changes, most=min(most, fewest + more))
     each = -(-samples // len(plan.passes))
     most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
@@ -178,7 +178,8 @@ class _Ledger:
     def settle(self) -> None:
         """Compute each change once, and multiply all held gradients with it."""
         self.held.sort(key=lambda one: one[1])  # samples first: only they are squared
-        parameters, samples = self.problem.parameters, sum(not slope for _, slope, _ in self.held)
+        parameters = self.problem.whole_parameters
+        samples = sum(not slope for _, slope, _ in self.held)
         along = torch.zeros(len(self._changes), len(self.held), dtype=torch.float64)
         grams = torch.zeros(len(self._changes), samples, samples, dtype=torch.float64)
         for column, change in enumerate(self._changes):
@@ -186,6 +187,7 @@ class _Ledger:
                 dtype = working_dtype(new.dtype)
                 delta = (new.to(dtype) - parameters[name].to(dtype)).flatten()
                 change.check_same(name, delta)
+                delta = self.problem.local_rows(name, delta.view(new.shape)).flatten()
                 found = [held[2][name] for held in self.held]
                 gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
                 for part in range(0, len(delta), AT_ONCE):
@@ -202,7 +204,10 @@ class _Ledger:
         self.held.clear()
 
     def draws(self) -> Draws:
-        along, squares = torch.cat(self._along), torch.cat(self._squares)
+        tensors = [torch.cat(each) for each in (self._along, self._squares, self._pairs)]
+        # one sum for all: each process has multiplied its rows
+        sums = self.problem.sum_over_rows(torch.cat(tensors))
+        along, squares, pairs = sums.split([*map(len, tensors)])
         if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
@@ -216,6 +221,6 @@ class _Ledger:
             pieces=pieces[~slope],
             along=along[~slope],
             squares=squares,
-            pairs=torch.cat(self._pairs),
+            pairs=pairs,
             slopes=along[slope],
         )

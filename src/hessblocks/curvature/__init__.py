@@ -70,7 +70,6 @@ from hessblocks.curvature.sampled import (
     root_is_known,
     sampled_passes,
 )
-from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
@@ -114,5 +113,4 @@ __all__ = [
     "second_moment_figure",
     "second_order_attention",
     "select_groups",
-    "sharded",
 ]

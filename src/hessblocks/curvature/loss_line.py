@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.curvature.products import Problem, check_problem
-from hessblocks.curvature.sharding import own_rows
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage import Tabular
 
@@ -81,8 +80,8 @@ def loss_along(
         The losses; `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: no direction or no steps, a name of no trainable parameter, a wrong shape, or
-            a step that is no finite number.
+        ArgumentError: a sharded model, no direction or no steps, a name of no trainable parameter,
+            a wrong shape, or a step that is not a finite number.
         RunError: a loss is not finite; the message names the step.
 
     Cost: one forward pass over the batches per step, and a copy of the parameters in `direction`.
@@ -98,11 +97,10 @@ def loss_along(
         [2.0, 0.0, 2.0, 8.0]
     """
     check_problem(problem)
+    problem.check_whole()
     parameters, numbers = problem.parameters, _finite_numbers(steps)
     _check_direction(direction, problem)
-    # the direction has whole tensors, a sharded problem has only rows of each parameter
-    own = {n: own_rows(t, problem.cuts[n]) if problem.cuts else t for n, t in direction.items()}
-    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in own.items()}
+    moves = {name: tensor.detach().to(parameters[name]) for name, tensor in direction.items()}
     losses = []
     for step in numbers:
         moved = {name: parameters[name] + step * move for name, move in moves.items()}

@@ -66,11 +66,6 @@ class PreconditionedHessian(Hessian):
                 preconditioner that is 0 or not finite, a sharded model, or a group of another
                 model.
         """
-        if getattr(problem, "cuts", None):
-            raise ArgumentError(
-                "problem: the model's parameters are sharded, and the optimiser's state with them; "
-                "measure an unsharded copy"
-            )
         super().__init__(problem, group)
         self._scale: Tensor = _inverse_root(problem, _plain(optimizer), self._columns, self.dtype)
 

@@ -7,6 +7,7 @@ from hessblocks.curvature.products.forward import (
     differentiable_once,
     uncompiled,
 )
+from hessblocks.curvature.products.fully_sharded import LocalEntries, gradients
 from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
@@ -22,7 +23,6 @@ from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     Block,
     PrecisionWarning,
-    own_products,
     say_precision,
     squared_products,
     total_products,
