@@ -14,7 +14,7 @@ from hessblocks.drawing import draw
 from hessblocks.errors import ArgumentError
 from hessblocks.figures import Heatmap
 from hessblocks.theory import attention_hessian
-from hessblocks.theory.verification.cases import CASES, arguments
+from tests.theory.cases import CASES, arguments
 
 HEADS, TOKENS = 2, 7
 

@@ -71,7 +71,6 @@ from hessblocks.curvature.sampled import (
     sampled_passes,
 )
 from hessblocks.curvature.sharding import sharded
-from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
 __all__ = [

@@ -21,8 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
 from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
-from hessblocks.curvature.verification import tiny_models
-from hessblocks.theory import GAINS, NORMS, Check
+from hessblocks.theory import GAINS, NORMS
+from tests.curvature import tiny_models
+from tests.theory.autodiff import Check
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
 """For the `id` of each parameter, the indices of its entries in the vector of all parameters."""
@@ -33,35 +34,14 @@ SMALL = 1e-9
 is over it."""
 
 
-def verify_last_blocks(
-    models: Mapping[str, Callable[[], nn.Module]] = tiny_models.FAMILY_MODELS,
-    *,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> list[Check]:
-    """Compare `exact_last_block` with dense autodiff on tiny random models, in float64.
-
-    Args:
-        models: for each name, a function that makes the model; weights are then drawn.
-        seed: seed of weights and inputs.
-        progress: called with the name of each model before it runs.
-
-    Returns:
-        One row for each model, block on or above the diagonal, and part.
-
-    Cost: a few seconds per model.
-    """
-    rows: list[Check] = []
-    for name, make in models.items():
-        if progress is not None:
-            progress(name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = tiny_models.stirred(make())
-            batch, loss = tiny_models.batch_of(model)
-        with tiny_models.without_casts(model):
-            rows += compare(name, model, batch, loss)
-    return rows
+def check_last_block(name: str, make: Callable[[], nn.Module]) -> list[Check]:
+    """Compare `exact_last_block` with dense autodiff on a tiny random model, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = tiny_models.stirred(make())
+        batch, loss = tiny_models.batch_of(model)
+    with tiny_models.without_casts(model):
+        return compare(name, model, batch, loss)
 
 
 def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) -> list[Check]:

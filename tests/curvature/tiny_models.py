@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture whose last layer has a closed form."""
+"""Tiny random models of every preset and architecture whose last layer has a closed form."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +11,8 @@ import torch
 import transformers as hf
 from jaxtyping import Float
 from torch import Tensor, nn
+
+import hessblocks as hb
 
 VOCABULARY = 7
 _SIZES: dict[str, Any] = {
@@ -73,6 +75,32 @@ FAMILY_MODELS: dict[str, Callable[[], nn.Module]] = {
     name: partial(_made, name.partition(",")[0], options) for name, options in _OPTIONS.items()
 }
 """For each name (architecture and special options), the function that makes the model."""
+_SLOTS: dict[str, dict[str, Any]] = {
+    "norms of branches": {"attention_branch.norm": "rms", "mlp_branch.norm": "layer"},
+    "alibi": {"position": "alibi"},
+    "derf": {"norm": "derf", "final_norm": "derf"},
+    "skip to the embedding": {"embedding_skip": "branch"},
+}
+"""Slots of pre-LN variants that have a closed form and are in no preset."""
+_built = partial(
+    hb.build,
+    depth=2,
+    width=4,
+    heads=2,
+    mlp_width=6,
+    vocab_size=VOCABULARY,
+    context=6,
+    tie_word_embeddings=False,
+)
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{f"hessblocks, {name}": partial(_built, name) for name in hb.PRESETS},
+    **{
+        f"hessblocks, {name}": partial(_built, "pre-ln", slots=slots)
+        for name, slots in _SLOTS.items()
+    },
+    **FAMILY_MODELS,
+}
+"""The same, with every preset and the variants of slots."""
 
 
 def stirred(model: nn.Module, size: float = 0.3) -> nn.Module:
