@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 import hessblocks as hb
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
-from hessblocks.curvature.exact.token_moments import attention_moments
 from hessblocks.curvature.last_layer import FAMILIES
 from hessblocks.errors import ArgumentError
 from tests.breadth import everyday
@@ -401,7 +400,7 @@ def test_another_network_behind_is_noticed() -> None:
     layer = model.model.layers[-1]
     own = layer.mlp.forward
     layer.mlp.forward = lambda x: own(x + x.mean(1, keepdim=True))
-    for taken in (hb.exact_last_block, hb.exact_attention_curvature, attention_moments):
+    for taken in (hb.exact_last_block, hb.exact_attention_curvature):
         with pytest.raises(ArgumentError, match="than the closed form supposes"):
             taken(model, {"input_ids": tokens(2)})
 
