@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
-from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
+from hessblocks.curvature.last_layer import ROLES, output_layer
 from hessblocks.theory import GAINS, NORMS
 from tests.curvature import tiny_models
 from tests.theory.autodiff import Check
@@ -196,21 +196,33 @@ def _of_hessblocks(model: Any, group: str, numbers: Numbers) -> Tensor:
     )
 
 
+_READ = {"bert": "query", "roberta": "query", "gpt2": "c_attn", "gpt_neox": "query_key_value"}
+_READ |= {"modernbert": "Wqkv"}
+_WRITTEN = {"gpt2": "c_proj", "phi": "dense", "gpt_neox": "dense", "opt": "out_proj"}
+_WRITTEN |= {"bert": "output.dense", "roberta": "output.dense", "modernbert": "Wo"}
+
+
 def _of_family(model: Any, group: str, numbers: Numbers) -> Tensor:
-    config = model.config
-    family = FAMILIES[config.model_type]
-    layer = model.get_submodule(family.layers)[-1]
-    attention = layer.get_submodule(family.attention)
+    """Find the weights by their names, independently of the table of architectures."""
+    config, kind = model.config, model.config.model_type
+    read = _READ.get(kind, "q_proj")
+    stem = next(name for name, _ in reversed(list(model.named_modules())) if name.endswith(read))
+    stem = stem.removesuffix(f".{read}")
+    attention = model.get_submodule(stem)
     if group == "projection":
-        return _of_layer(family.written(layer), numbers).reshape(-1)
+        written = f"{stem.removesuffix('.self')}.{_WRITTEN.get(kind, 'o_proj')}"
+        return _of_layer(model.get_submodule(written), numbers).reshape(-1)
     if group in NORMS:
-        return _of_module(getattr(attention, family.norms[group == "key_norm"]), numbers)
+        ending = "layernorm" if kind == "phi" else "norm"
+        return _of_module(getattr(attention, f"{group[0]}_{ending}"), numbers)
     role, heads = ROLES.index(group), int(config.num_attention_heads)
-    if len(family.read) == 3:
+    if read in ("q_proj", "query"):
         shared = getattr(config, "num_key_value_heads", None) or heads
-        matrix = _of_layer(attention.get_submodule(family.read[role]), numbers)
+        own = read.replace("query", group).replace("q_", f"{group[0]}_")
+        matrix = _of_layer(attention.get_submodule(own), numbers)
         return _by_head(matrix, heads if group == "query" else shared)
-    matrix = _of_layer(attention.get_submodule(family.read[0]), numbers)
-    apart = matrix.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
-    own: Tensor = apart.select(2 if family.interleaved else 1, role)
-    return own.transpose(0, 1).reshape(-1)
+    matrix = _of_layer(attention.get_submodule(read), numbers)
+    interleaved = kind == "gpt_neox"
+    apart = matrix.unflatten(1, (heads, 3, -1) if interleaved else (3, heads, -1))
+    of_role: Tensor = apart.select(2 if interleaved else 1, role)
+    return of_role.transpose(0, 1).reshape(-1)

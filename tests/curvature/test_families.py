@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import hessblocks as hb
+from hessblocks.architectures import ARCHITECTURES
 from hessblocks.conventions import PARTS
 from hessblocks.curvature.exact.block_hessian import LastBlockHessian
-from hessblocks.curvature.last_layer import FAMILIES
 from hessblocks.errors import ArgumentError
 from tests.breadth import everyday
 from tests.curvature.architectures import MASKED, model_of
@@ -85,7 +85,8 @@ def test_every_block_of_the_last_layer_equals_dense_autodiff(name: str) -> None:
 
 
 def test_every_family_is_verified() -> None:
-    assert {name.partition(",")[0] for name in FAMILY_MODELS} == set(FAMILIES)
+    known = {name for name, architecture in ARCHITECTURES.items() if architecture.behind}
+    assert {name.partition(",")[0] for name in FAMILY_MODELS} == known
 
 
 def test_a_fault_in_one_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,10 +387,11 @@ def test_one_token_has_nothing_to_attend_to() -> None:
 
 
 def test_a_description_that_is_wrong_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and queries swapped would be another attention."""
-    family = FAMILIES["llama"]
-    wrong = type(family)(**{**vars(family), "read": ("q_proj", "v_proj", "k_proj")})
-    monkeypatch.setitem(FAMILIES, "llama", wrong)
+    """Keys and values swapped would be another attention."""
+    llama = ARCHITECTURES["llama"]
+    swapped = {"key": "value", "value": "key"}
+    rules = [replace(rule, role=swapped.get(rule.role, rule.role)) for rule in llama.rules]
+    monkeypatch.setitem(ARCHITECTURES, "llama", replace(llama, rules=rules))
     with pytest.raises(ArgumentError, match="than the closed form supposes"):
         hb.exact_last_block(made("llama"), {"input_ids": tokens(1)})
 

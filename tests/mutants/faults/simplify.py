@@ -4,10 +4,10 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("families: fused heads are cut in thirds", "not self.by_head or $count == 1 => True",
-          "test_the_logits_are_those_of_the_pretrained_model", within="_cut"),
-    fault("families: weights of GPT-2 stay transposed", "theirs[place].T if flipped else theirs[place] => theirs[place]",
-          "test_the_logits_are_those_of_the_pretrained_model", within="ours"),
+    fault("families: fused heads are cut in thirds", "blocks=heads.groups => blocks=1",
+          "test_the_logits_are_those_of_the_pretrained_model", within="interleaved"),
+    fault("families: weights of GPT-2 stay transposed", "$weight.T if $$a else $weight => $weight",
+          "test_the_logits_are_those_of_the_pretrained_model", within="_parts"),
     fault("families: scaled positions are taken for plain ones",
           "if ($kind := $given.get('rope_type', 'default')) != 'default': $$body =>",
           "test_what_cannot_become_blocks_is_refused_in_a_sentence", within="_rotary"),
