@@ -50,7 +50,7 @@ FAULTS = (
           "test_blocks_of_our_own_are_taken_apart_too", within="_silenced"),
     fault("blocks: values are read where there are none",
           "$block.sub_blocks == 'mlp' and $block.attention.value_residual is not None => False",
-          "test_what_does_not_fit_is_refused_by_name", within="_sub_blocks"),
+          "test_what_does_not_fit_is_refused_by_name"),
     fault("simplify: every refusal is no candidate", "from hessblocks.blocks import $a, UnfitPartsError => from hessblocks.blocks import $a; from hessblocks.errors import ArgumentError as UnfitPartsError",
           "test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised", within="hessblocks.simplify.table"),
     fault("simplify: a frozen model is priced as it stands", "edited(self.model) => self.model",
