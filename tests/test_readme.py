@@ -16,8 +16,9 @@ from hessblocks.cli.app import app
 from hessblocks.cli.extensions import ELSEWHERE
 from hessblocks.curvature import exact_last_block
 from hessblocks.theory import attention_hessian
+from tests.curvature.architectures import MODELS, batch_of
+from tests.curvature.cases import stir
 from tests.curvature.test_families import EVERYDAY
-from tests.curvature.tiny_models import MODELS, batch_of, stirred
 from tests.models.gguf_files import tiny_llama, write
 from tests.theory.cases import CASES, arguments
 from tests.theory.kinds import DAILY
@@ -87,7 +88,7 @@ def test_every_command_exists() -> None:
 def test_the_numbers_of_compared_blocks_are_so() -> None:
     groups = {c.name: attention_hessian(**arguments(c)).groups for c in CASES + MORE}
     for name, make in MODELS.items():
-        model = stirred(make())
+        model = stir(make())
         groups[name] = exact_last_block(model, *batch_of(model)).groups
     counts = {name: 3 * len(own) * (len(own) + 1) // 2 for name, own in groups.items()}
     everyday = sum(counts[name] for name in (*DAILY, *EVERYDAY))

@@ -22,7 +22,8 @@ from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
 from hessblocks.curvature.last_layer import ROLES, output_layer
 from hessblocks.theory import GAINS, NORMS
-from tests.curvature import tiny_models
+from tests.curvature.architectures import batch_of, without_casts
+from tests.curvature.cases import stir
 from tests.theory.autodiff import Check
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
@@ -38,9 +39,9 @@ def check_last_block(name: str, make: Callable[[], nn.Module]) -> list[Check]:
     """Compare `exact_last_block` with dense autodiff on a tiny random model, in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = tiny_models.stirred(make())
-        batch, loss = tiny_models.batch_of(model)
-    with tiny_models.without_casts(model):
+        model = stir(make())
+        batch, loss = batch_of(model)
+    with without_casts(model):
         return compare(name, model, batch, loss)
 
 

@@ -287,7 +287,7 @@ class Adapted(nn.Module):
 
 @pytest.mark.parametrize("level", ["role", "head", "tensor"])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "phi3", "llama", "bert", "gpt-neox", "falcon-grouped"])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "llama", "bert", "gpt_neox", "falcon, grouped"])
 def test_an_adapter_in_a_known_architecture_keeps_all_its_entries(
     name: str, frozen: bool, level: str
 ) -> None:
