@@ -167,16 +167,15 @@ def _parts(
     module, _, end = name.rpartition(".")
     layer = re.match(r".*\.(\d+)\.", module)
     rows = weight.T if architecture.conv1d and layer and weight.ndim == 2 else weight
-    for rule in architecture.rules if layer else ():
+    stem = f"model.layers.{layer[1]}." if layer else ""
+    for rule in architecture.rules:
         if re.fullmatch(rule.pattern, name) and ".attention." in rule.name:
-            stem = f"model.layers.{layer[1]}.attention"
             if rule.role:
-                return rows, [(f"{stem}.{rule.role}.{end}", slice(None))]
+                return rows, [(f"{stem}attention.{rule.role}.{end}", slice(None))]
             assert rule.packing is not None
             pieces = rule.packing(len(rows), heads_of(config))
-            return rows, [(f"{stem}.{piece.role}.{end}", piece.indices) for piece in pieces]
+            return rows, [(f"{stem}attention.{p.role}.{end}", p.indices) for p in pieces]
     ours = OURS.get(module[layer.end() :] if layer else module.rpartition(".")[2])
-    stem = f"model.layers.{layer[1]}." if layer else ""
     return rows, [(f"{stem}{ours}.{end}", slice(None))] if ours else []
 
 
