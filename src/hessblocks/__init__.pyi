@@ -42,7 +42,6 @@ from .curvature import (
     ParameterGroup as ParameterGroup,
     PreconditionedHessian as PreconditionedHessian,
     Problem as Problem,
-    blockwise_learning_rates as blockwise_learning_rates,
     check_derivatives as check_derivatives,
     curvature_map as curvature_map,
     custom_groups as custom_groups,

@@ -5,12 +5,7 @@ from hessblocks.curvature.attention import registered_attention, second_order_at
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
-from hessblocks.curvature.exact import (
-    attention_moments,
-    exact_attention_curvature,
-    exact_last_block,
-    second_moment_figure,
-)
+from hessblocks.curvature.exact import exact_attention_curvature, exact_last_block
 from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, heterogeneity, norm_rows
 from hessblocks.curvature.groups import (
     ParameterGroup,
@@ -38,7 +33,6 @@ from hessblocks.curvature.losses import (
 )
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
 from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
-from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.preconditioned import (
     PreconditionedHessian,
     Sharpness,
@@ -70,7 +64,6 @@ from hessblocks.curvature.sampled import (
     root_is_known,
     sampled_passes,
 )
-from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
 __all__ = [
@@ -98,8 +91,6 @@ __all__ = [
     "RepeatabilityWarning",
     "Sharpness",
     "UnknownRoleWarning",
-    "attention_moments",
-    "blockwise_learning_rates",
     "check_derivatives",
     "curvature_map",
     "custom_groups",
@@ -110,7 +101,6 @@ __all__ = [
     "parameter_groups",
     "preconditioned_sharpness",
     "registered_attention",
-    "second_moment_figure",
     "second_order_attention",
     "select_groups",
 ]
