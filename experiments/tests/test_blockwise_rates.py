@@ -176,10 +176,3 @@ def test_a_base_that_is_no_rate_is_refused(base: Any) -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     refused("rule: 'measure' is unknown; did you mean 'measured'", llama(), rule="measure")
-
-
-def test_the_old_name_still_works_and_says_where_it_is() -> None:
-    model = llama()
-    with pytest.warns(DeprecationWarning, match="is hessblocks.*shared.blockwise_learning_rates"):
-        rates = hb.blockwise_learning_rates(model, base=1e-3, rule="published")
-    assert rates == blockwise_learning_rates(model, base=1e-3, rule="published")
