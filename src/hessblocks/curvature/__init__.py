@@ -39,16 +39,9 @@ from hessblocks.curvature.groups import (
     plain_model,
     select_groups,
 )
-from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
 from hessblocks.curvature.moved import blockwise_learning_rates
-from hessblocks.curvature.preconditioned import (
-    PreconditionedHessian,
-    Sharpness,
-    has_preconditioner,
-    preconditioned_sharpness,
-)
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     AuxiliaryLossWarning,
@@ -88,7 +81,6 @@ __all__ = [
     "Functional",
     "Hessian",
     "Heterogeneity",
-    "LossAlong",
     "MonteCarloFisher",
     "OuterProduct",
     "PaddingWarning",
@@ -96,11 +88,9 @@ __all__ = [
     "ParameterView",
     "Part",
     "PrecisionWarning",
-    "PreconditionedHessian",
     "Price",
     "Problem",
     "RepeatabilityWarning",
-    "Sharpness",
     "UnknownRoleWarning",
     "attention_moments",
     "blockwise_learning_rates",
@@ -111,10 +101,8 @@ __all__ = [
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
-    "loss_along",
     "merged",
     "parameter_groups",
-    "preconditioned_sharpness",
     "price",
     "pruned",
     "registered_attention",
