@@ -23,10 +23,10 @@ from hessblocks.curvature.bill.draws import Draws, draw
 from hessblocks.curvature.bill.measured import BillCheck, measure
 from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
 from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
+from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
 from hessblocks.curvature.products import Problem, check_problem
 from hessblocks.errors import ArgumentError, check_name, unknown_name
-from hessblocks.linalg import Estimate
+from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -70,12 +70,11 @@ class Bill(Tabular, Mapping[str, Price]):
     """‖Δ‖ / ‖w‖ of each change; the largest over its weights."""
     fingerprint: tuple[float, ...] = field(init=False)
     """Checksums of the model's weights at the time of pricing."""
-    around: Fingerprint = field(init=False)
-    """Fingerprint of all else that the loss depends on: the model's form, buffers and batches."""
-    holds_fingerprint = True
+    around: tuple[Any, ...] = field(init=False)
+    """All else that the loss depends on: the model's form, buffers and batches."""
 
     def __post_init__(self) -> None:
-        """Compute the fingerprints."""
+        """Note the model's state."""
         object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
         self._note_around()
 
@@ -176,7 +175,7 @@ class Bill(Tabular, Mapping[str, Price]):
                 "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
                 "for those of the bill; price a mean, or check on the bill's own data"
             )
-        losses = [fingerprint_of(self.problem.model, p.loss) for p in (problem, self.problem)]
+        losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:
             raise ArgumentError(
                 f"held_out: expected the bill's own loss, {self.problem.loss}, got {problem.loss}"
@@ -325,10 +324,10 @@ class Bill(Tabular, Mapping[str, Price]):
         return ratio_estimate(values, draws.shares, len(draws.pieces), square=square)
 
 
-def _around(problem: Problem) -> Fingerprint:
-    """Compute the fingerprint of all that a loss depends on besides weights."""
+def _around(problem: Problem) -> tuple[Form, tuple[float, ...], str]:
+    """List all that a loss depends on besides weights."""
     with exclusive(problem.model):
-        form = fingerprint_of(problem.model, problem.loss)
+        form = form_of(problem.model, problem.loss)
         return form, checksums(problem.model.buffers()), problem.batches.digest()
 
 
@@ -351,6 +350,7 @@ def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
     return replace(price, forecast=replace(price.forecast, value=cost))
 
 
+@keeping
 def price(
     problem: Problem,
     changes: Mapping[str, Change | Mapping[str, New]] | Iterable[Change],

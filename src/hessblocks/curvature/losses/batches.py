@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Integral
@@ -203,8 +203,8 @@ class Batches:
         self._seen: list[bytes] = []
         self.rows: list[int] = []
         """Number of rows of each batch."""
-        self.compared: set[int] = set()
-        """Microbatch sizes, in rows, that were found to give the same logits as whole batches."""
+        self.compared: set[tuple[int, Hashable]] = set()
+        """Rows of microbatches that gave the same logits as whole batches, and the model's form."""
         self._read_first(limit)
         if not self.rows:
             raise ArgumentError("batches: expected at least one batch, got none")

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.closed import graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
+from hessblocks.curvature.model_state import form_of, unwritten
 from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
 from hessblocks.curvature.witness import check_bypass, walk_graph
@@ -200,14 +201,16 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
         most=lambda given: given if whole else min(rows, processes.rows_each(given)),
         turns=processes.turns,
     )
-    cut = len(passes.sizes()) > len(batches) and rows not in batches.compared
+    # a model that has changed may make rows depend on each other
+    cut, found = len(passes.sizes()) > len(batches), (rows, form_of(problem.model))
+    cut = cut and found not in batches.compared
     # the minimum of −cut is −1 if any process splits: all must run the passes of the check
     if processes.least(-int(cut), problem.device):
         dtype = cost.narrowest
         check_rows(
             Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
         )
-        batches.compared.add(rows)
+        batches.compared.add(found)
     return passes
 
 
@@ -247,7 +250,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # a node that saves its own output would be a reference cycle
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    tensors = torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)
+    with unwritten(problem.model), torch.enable_grad(), tensors:
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)
         check_bypass(problem.model, reached)

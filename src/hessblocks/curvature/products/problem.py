@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -45,9 +45,6 @@ class Problem(Operand):
         Problem(Linear, trainable parameters 3, rows 15, batches 3, loss MSELoss)
     """
 
-    holds_fingerprint = True
-    """Fingerprints of a model skip a problem that it holds, else each would contain the last."""
-
     def __init__(
         self,
         model: nn.Module | Callable[..., Any],
@@ -63,7 +60,7 @@ class Problem(Operand):
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). Each
-                product uses its current weights, in evaluation mode. Its parameters may be sharded
+                product uses its current state, in evaluation mode. Its parameters may be sharded
                 over processes (`curvature.sharded`, FSDP2's `fully_shard`). Or a function of
                 (params, inputs), with `params`.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
@@ -119,11 +116,10 @@ class Problem(Operand):
             limit=memory_limit or default_limit(torch.device("cpu")),
             number=num_batches,
         )
-        self._counted = self.batches.versions
         check_all_alike(self.model, self.batches, self.processes)
-        with model_state.exclusive(self.model):
-            self.note_form()
-            self._forget()
+        self._blocks = 0
+        self.warned_of_precision: set[torch.dtype] = set()
+        self._forget()
 
     def __repr__(self) -> str:
         """Show model, parameters, data and loss, on one line."""
@@ -159,55 +155,111 @@ class Problem(Operand):
         with model_state.exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
-    @property
-    def state(self) -> tuple[Any, ...]:
-        """Versions of parameters, buffers and cached batches; changes if one of these changes.
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep plan, graphs and the count of tokens until the outermost block ends.
 
-        Checksums detect writes through `.data` to parameters and buffers, but not to batches.
-        """
-        held = [*self.weights.values(), *self.model.buffers()]
-        # an optimiser step changes the version of a sharded parameter, not of its local rows
-        counted = [*self.model.parameters()] if self.cuts else []
-        kept = tuple((t.data_ptr(), t._version) for t in held)
-        sums = () if self.cuts else model_state.checksums(held)
-        return kept, *(p._version for p in counted), sums, self.batches.versions
-
-    def follow(self) -> None:
-        """Recount N if a batch was changed in place; drop all caches if the model was changed.
+        Without it each product makes them anew. Estimators enter such a block themselves.
 
         Raises:
-            ArgumentError: an active context, such as autocast, would change the numbers.
-        """
-        model_state.check_contexts(self.model, self.device)
-        if (versions := self.batches.versions) != self._counted:
-            vars(self).pop("valid", None)
-            self._counted = versions
-        before = self._fingerprint
-        self.note_form()
-        if self._fingerprint != before:
-            self._forget()
+            ArgumentError: an active context, such as autocast, would change the numbers; or model,
+                loss or batches were changed since the outermost block began.
 
-    def note_form(self) -> None:
-        """Store the fingerprint of the model, without its weights, and of the loss."""
-        self._fingerprint: model_state.Fingerprint = model_state.fingerprint_of(
-            self.model, self.loss
+        Examples:
+            >>> import torch, hessblocks as hb
+            >>> data = [(torch.ones(5, 2), torch.zeros(5, 1))]
+            >>> problem = hb.Problem(torch.nn.Linear(2, 1), data, "regression")
+            >>> with problem.kept():
+            ...     values = [problem.value() for _ in range(2)]
+        """
+        with model_state.exclusive(self.model):
+            model_state.check_contexts(self.model, self.device)
+            if not self._blocks:
+                self._forget()
+            elif self._noted not in (None, self._present()):
+                raise self._changed()
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with model_state.exclusive(self.model):
+                self._blocks -= 1
+                if not self._blocks:
+                    self._graphs = None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Enter `kept` for one computation, with the model's lock and readable errors."""
+        with self.kept(), model_state.exclusive(self.model), readable_errors():
+            try:
+                yield
+            except Exception:
+                self._graphs = None
+                raise
+            finally:
+                self._noted = self._noted or self._present()
+
+    def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
+        """Return graphs, cached inside of `kept` if the plan allows.
+
+        Args:
+            key: what the graphs are for.
+            fresh: iterator that builds the graphs of all microbatches.
+
+        Returns:
+            The graphs of all microbatches, or `fresh`.
+
+        Raises:
+            ArgumentError: weights or buffers were changed since the cached graphs were built.
+        """
+        if not self.keeps_graphs:
+            return fresh
+        sums = model_state.checksums([*self.weights.values(), *self._buffers()])
+        if self._graphs and self._graphs[0] == key:
+            if self._graphs[1] != sums:
+                raise self._changed()
+        else:
+            self._graphs = None  # frees the memory before other graphs are built
+            self._graphs = (key, sums, list(fresh))
+        return self._graphs[2]
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether products share graphs: inside of a block around them, if the plan allows."""
+        return self._blocks > 1 and self.plan.hold
+
+    def _buffers(self) -> list[Tensor]:
+        loss = self.loss.buffers() if isinstance(self.loss, nn.Module) else ()
+        return [*self.model.buffers(), *loss]
+
+    def _present(self) -> Hashable:
+        """List the form of model and loss, and versions of weights, buffers and batches."""
+        tensors = [*self.model.parameters(), *self._buffers()]
+        versions = tuple(t._version for t in tensors if not t.is_inference())
+        form = model_state.form_of(self.model, self.loss)
+        return form, versions, self.batches.versions
+
+    @staticmethod
+    def _changed() -> ArgumentError:
+        return ArgumentError(
+            "model: it, its loss or its batches were changed inside of kept(), whose products "
+            "share what was computed before; leave the block before you change them"
         )
 
     def _forget(self) -> None:
         """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
-        model_state.forget_writes(self.model)
-        self.precision_known = False
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:
         """Replace the model, for example by a copy in float64; keep the plan."""
         self.model = model
-        self.held: tuple[Any, list[Any]] | None = None
+        self._graphs: tuple[Hashable, Any, list[Any]] | None = None
         self._run = Forward(model, self.loss, self.cuts)
         self._positions = losses.TextPositions(model)
-        self.note_form()
+        self._noted: Hashable = self._present()
+        """What is present; None after a forward pass, which may change it, as a hook's list."""
 
     @cached_property
     def plan(self) -> Plan:
@@ -256,7 +308,8 @@ class Problem(Operand):
             )
         change(own(first), first)
         other = copy.copy(self)
-        other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
+        other._graphs, other._blocks = None, 0
+        other._loss_of = lambda batch: change(own(batch), batch)
         return other
 
     def without_lazy_logits(self) -> Problem:
@@ -289,13 +342,11 @@ class Problem(Operand):
             RunError: the loss is not finite.
         """
         own = 0.0
-        with model_state.exclusive(self.model), torch.no_grad(), readable_errors():
-            self.follow()
+        with self.computing(), torch.no_grad():
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = losses.make_loss_node(*found, 1 / self.valid)
                 own += self.check_finite(end.total(), batch)
-            self.note_form()  # a forward pass may change the model, for example a hook's list
         return self.processes.summed(own, self.device, of=("batches", "own"))
 
     def forward(
@@ -340,7 +391,7 @@ class Problem(Operand):
             loss = losses.IDLE
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        by_rows = isinstance(loss, losses.CrossEntropy)
+        by_rows, self._noted = isinstance(loss, losses.CrossEntropy), None
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:

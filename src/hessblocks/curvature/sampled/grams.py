@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
-from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import Plan, Problem, make_plan, readable_errors, say_precision
 from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
+from hessblocks.linalg import FEWEST_SAMPLES, default_limit, keeping, unit_of
 
 AT_ONCE = 1 << 18
 """Entries per partial inner product; partial products are summed in float64."""
@@ -137,6 +136,7 @@ def _pieces(sizes: Mapping[str, int], room: int) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, pieces))
 
 
+@keeping
 def gram_matrices(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],
@@ -168,13 +168,11 @@ def gram_matrices(
         with readable_errors():
             every = merge("samples", list(groups.values()))
             guard.check(problem, every.parameters, twice=False)
-    problem.follow()
     found = []
     for number, names in enumerate(sampling.pieces):
         own = [groups[name] for name in names]
         drawn = number * sampling.batches * sampling.size
         found.append(_of_piece(problem, own, sampling, seed, step, drawn))
-    problem.note_form()
     products = torch.cat(found)
     if not torch.isfinite(products).all():
         raise RunError(
@@ -200,12 +198,11 @@ def _of_piece(
     found = []
     report = None if step is None else lambda count: step(drawn + count)
     shape = sampling.size, whole.size
-    with (
-        readable_errors()
-    ):  # one tensor for all batches, since a new one costs as much time as a sample
+    # one tensor for all batches, since a new one costs as much time as a sample
+    with readable_errors():
         vectors = torch.empty(shape, dtype=_dtype(problem), device=problem.device)
     for batch in range(sampling.batches):
-        with exclusive(problem.model), readable_errors():
+        with problem.computing():
             samples = _samples(problem, whole, sampling, batch, seed, report, vectors)
             inner = _inner_products(samples, sizes)
             found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())

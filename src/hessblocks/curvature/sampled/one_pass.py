@@ -124,13 +124,9 @@ def sampled_passes(
 ) -> Iterator[SampledPass]:
     """Yield the forward pass of each microbatch; draw all its samples before the next one."""
     names = [*names]
-    problem.follow()
-    with exclusive(problem.model):
+    with problem.computing():
         for rows in plan.passes:
-            with products.readable_errors():
-                passed = SampledPass(problem, rows, names)
-            yield passed
-    problem.note_form()
+            yield SampledPass(problem, rows, names)
 
 
 BITS = 8
