@@ -52,11 +52,7 @@ class Codebook(nn.Module):
             torch.maximum(self.maximum, x.amax(0), out=self.maximum)
             self.kept["sum"] += 1
             self.kept["calls"] += 1
-        return (
-            (y[:, :, None] * self.codes).mean(-1)
-            * (1 + self.maximum.mean())
-            * self.kept["sum"]
-        )
+        return (y[:, :, None] * self.codes).mean(-1) * (1 + self.maximum.mean()) * self.kept["sum"]
 
 
 class LowRank(nn.Module):

@@ -4,7 +4,7 @@ The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, repeat
 from typing import Any
 
@@ -15,10 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessblocks.curvature.closed import graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.model_state import form_of, unwritten
-from hessblocks.curvature.products.guard import Guard, named_in_errors
 from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
-from hessblocks.curvature.witness import check_bypass, walk_graph
-from hessblocks.errors import ArgumentError, in_units
+from hessblocks.curvature.witness import check_bypass, named_in_errors, walk_graph
+from hessblocks.errors import ArgumentError, HessblocksError, in_units
 from hessblocks.linalg import default_limit
 
 FULL_CPU_WORK = 1 << 36
@@ -76,6 +75,22 @@ class Passes:
         pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
         yield from islice(pieces, self.turns.start, None, self.turns.step)
         yield from repeat(replace(self.batches.widest_row, idle=True), self.idle)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What a graph leaves unproved of the derivatives, and what finite differences said of it."""
+
+    row: Batch
+    """A row of the batch with the most tokens per row."""
+    functions: tuple[str, ...]
+    """Names of the users' autograd Functions in the graph of the logits."""
+    unreached: frozenset[str]
+    """Trainable parameters that autograd does not reach from the logits."""
+    outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
+        default_factory=dict
+    )
+    """Error of each comparison so far, None if it passed; the key is (names, `twice`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

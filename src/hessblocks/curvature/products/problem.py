@@ -157,9 +157,9 @@ class Problem(Operand):
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep plan, graphs and the count of tokens until the outermost block ends.
+        """Keep the graphs of products until the outermost block ends.
 
-        Without it each product makes them anew. Estimators enter such a block themselves.
+        Without it each product builds its own. Estimators enter such a block themselves.
 
         Raises:
             ArgumentError: an active context, such as autocast, would change the numbers; or model,
@@ -174,10 +174,13 @@ class Problem(Operand):
         """
         with model_state.exclusive(self.model):
             model_state.check_contexts(self.model, self.device)
-            if not self._blocks:
-                self._forget()
-            elif self._noted not in (None, self._present()):
+            present = self._present()
+            if self._blocks and not self._ran and self._noted != present:
                 raise self._changed()
+            if not self._blocks and self._noted[0] != present[0]:
+                self._forget()
+            if not self._blocks:
+                self._noted = present
             self._blocks += 1
         try:
             yield
@@ -197,7 +200,8 @@ class Problem(Operand):
                 self._graphs = None
                 raise
             finally:
-                self._noted = self._noted or self._present()
+                if self._ran:  # a forward pass may change the model, as a hook's list
+                    self._noted, self._ran = self._present(), False
 
     def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
         """Return graphs, cached inside of `kept` if the plan allows.
@@ -214,7 +218,7 @@ class Problem(Operand):
         """
         if not self.keeps_graphs:
             return fresh
-        sums = model_state.checksums([*self.weights.values(), *self._buffers()])
+        sums = model_state.checksums([*self.weights.values(), *self.model.buffers()])
         if self._graphs and self._graphs[0] == key:
             if self._graphs[1] != sums:
                 raise self._changed()
@@ -228,16 +232,18 @@ class Problem(Operand):
         """Whether products share graphs: inside of a block around them, if the plan allows."""
         return self._blocks > 1 and self.plan.hold
 
-    def _buffers(self) -> list[Tensor]:
-        loss = self.loss.buffers() if isinstance(self.loss, nn.Module) else ()
-        return [*self.model.buffers(), *loss]
+    def _loss_buffers(self) -> list[Tensor]:
+        return [*self.loss.buffers()] if isinstance(self.loss, nn.Module) else []
 
-    def _present(self) -> Hashable:
-        """List the form of model and loss, and versions of weights, buffers and batches."""
-        tensors = [*self.model.parameters(), *self._buffers()]
+    def _present(self) -> tuple[Hashable, Hashable]:
+        """Return the form of model, loss and batches, and the versions of weights and buffers."""
+        tensors = [*self.model.parameters(), *self.model.buffers(), *self._loss_buffers()]
         versions = tuple(t._version for t in tensors if not t.is_inference())
         form = model_state.form_of(self.model, self.loss)
-        return form, versions, self.batches.versions
+        sums = model_state.checksums(
+            self._loss_buffers()
+        )  # the count N may be one of class weights
+        return (form, sums, self.batches.versions), versions
 
     @staticmethod
     def _changed() -> ArgumentError:
@@ -258,8 +264,7 @@ class Problem(Operand):
         self._graphs: tuple[Hashable, Any, list[Any]] | None = None
         self._run = Forward(model, self.loss, self.cuts)
         self._positions = losses.TextPositions(model)
-        self._noted: Hashable = self._present()
-        """What is present; None after a forward pass, which may change it, as a hook's list."""
+        self._noted, self._ran = self._present(), False
 
     @cached_property
     def plan(self) -> Plan:
@@ -310,6 +315,12 @@ class Problem(Operand):
         other = copy.copy(self)
         other._graphs, other._blocks = None, 0
         other._loss_of = lambda batch: change(own(batch), batch)
+        return other
+
+    def with_loss(self, loss: losses.BatchLoss) -> Problem:
+        """Copy the problem, with one loss for every batch, whose sum counts; no lazy logits."""
+        other = self.without_lazy_logits()
+        other._loss_of, vars(other)["valid"] = lambda batch: loss, 1.0
         return other
 
     def without_lazy_logits(self) -> Problem:
@@ -391,7 +402,7 @@ class Problem(Operand):
             loss = losses.IDLE
         elif self._loss_of is not None:
             loss = self._loss_of(batch)
-        by_rows, self._noted = isinstance(loss, losses.CrossEntropy), None
+        by_rows, self._ran = isinstance(loss, losses.CrossEntropy), True
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.sharding import OwnEntries, all_or_none
@@ -141,6 +142,9 @@ def own_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     with problem.computing():
+        check_guard(
+            problem, problem.plan.guard, {*block.rows.parameters, *block.columns.parameters}
+        )
         say_precision(problem)
         found = _add_up(problem, vectors, block)
         with all_or_none(problem.device) if problem.cuts else nullcontext():

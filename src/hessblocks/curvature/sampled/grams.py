@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.losses import Batch
-from hessblocks.curvature.products import Plan, Problem, make_plan, readable_errors, say_precision
+from hessblocks.curvature.products import (
+    Plan,
+    Problem,
+    check_guard,
+    make_plan,
+    readable_errors,
+    say_precision,
+)
 from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
 from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
@@ -164,10 +171,9 @@ def gram_matrices(
     Cost: for each piece, a forward pass per batch of samples, and a backward pass per sample.
     """
     say_precision(problem, twice=False)
-    if guard := sampling.plan.guard:
-        with readable_errors():
-            every = merge("samples", list(groups.values()))
-            guard.check(problem, every.parameters, twice=False)
+    with readable_errors():
+        every = merge("samples", list(groups.values()))
+        check_guard(problem, sampling.plan.guard, every.parameters, twice=False)
     found = []
     for number, names in enumerate(sampling.pieces):
         own = [groups[name] for name in names]

@@ -114,8 +114,7 @@ def plan_passes(
         plan = products.make_plan(
             problem, twice=False, spare=spare, most_rows=most_rows, share=SHARE
         )
-        if plan.guard:
-            plan.guard.check(problem, [*names], twice=False)
+        products.check_guard(problem, plan.guard, names, twice=False)
     return plan
 
 
