@@ -142,9 +142,6 @@ def own_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     with problem.computing():
-        check_guard(
-            problem, problem.plan.guard, {*block.rows.parameters, *block.columns.parameters}
-        )
         say_precision(problem)
         found = _add_up(problem, vectors, block)
         with all_or_none(problem.device) if problem.cuts else nullcontext():
@@ -217,6 +214,8 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
     if own != slice(0, len(vectors)) or not problem.plan.passes:
         total.zero_()
     try:
+        names = {*block.rows.parameters, *block.columns.parameters}
+        check_guard(problem, problem.plan.guard, names)
         if own.start < own.stop:
             for number, graph in enumerate(_graphs(problem, involved, block.parts)):
                 _collect(total[:, own], graph, mine, block, add=number > 0)
