@@ -23,13 +23,13 @@ PLAIN = frozenset(
 )
 """Types of immutable values."""
 
-HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and "state_dict" not in name)
-"""Names of a module's dictionaries of hooks."""
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name and "state_dict" not in name)
+
+REGISTERS = ("_parameters", "_buffers", "_modules", *_HOOKS)
+"""Dictionaries of a module: parameters, buffers, submodules and hooks; transformers adds some."""
 
 INTERNAL = frozenset(vars(nn.Module()))
 """Attributes that every module has, among them `training`, which each pass sets."""
-
-_REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
 
 Form = tuple[Any, ...]
 
@@ -82,7 +82,7 @@ def form_of(model: nn.Module, *others: object) -> Form:
     for module in model.modules():
         attributes = vars(module)
         form.extend((_Same(module), _Same(type(module)), _Same(type(module).forward)))
-        for name in (*_REGISTERS, *(name for name in attributes if name not in INTERNAL)):
+        for name in (*REGISTERS, *(name for name in attributes if name not in INTERNAL)):
             form.append(name)
             visit(attributes[name], 0)
     for other in others:

@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hessblocks.curvature.model_state.form import HOOKS, INTERNAL, PLAIN
+from hessblocks.curvature.model_state.form import INTERNAL, PLAIN, REGISTERS
 from hessblocks.errors import RunError
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, deque)
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
-
-_REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
-"""Dictionaries of a module: parameters, buffers, submodules and hooks; transformers adds some."""
 
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
@@ -31,7 +28,7 @@ Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with copies of its attributes and of its dictionaries."""
     found = [(module, dict(vars(module))) for module in model.modules()]
-    return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
+    return [(module, own, {name: dict(own[name]) for name in REGISTERS}) for module, own in found]
 
 
 def _restore(attributes: Attributes) -> None:

@@ -178,7 +178,7 @@ class LinearOperator(abc.ABC):
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """Wrap the operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh`, ...)."""
+        """Wrap the operator for scipy's solvers, such as `eigsh`, which then run inside `kept`."""
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def product(operator: LinearOperator, array: Any) -> Any:
