@@ -412,10 +412,7 @@ class Problem(Operand):
 
     @property
     def backward(self) -> Callable[[], AbstractContextManager[object]]:
-        """Context manager in which to differentiate a graph of `forward`, for checkpointed parts.
-
-        It does not refer to the problem: a graph that the problem caches refers to it.
-        """
+        """Context manager in which to differentiate a graph of `forward`, for checkpointed parts."""
         return self._run.backward
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
