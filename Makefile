@@ -8,10 +8,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CODE := src experiments tests benchmarks examples docs/*.py conftest.py
 
-.PHONY: demo test test-core test-slow mutants check lint types bench docs release clean
+.PHONY: demo quick test test-core test-slow mutants check lint types bench docs release clean
 
 demo: $(STAMP)  ## train, compare and map the curvature of three blocks; opens nothing, prints where the report is
 	$(BIN)/hessblocks demo --out runs/demo
+
+quick: $(STAMP)  ## what has changed since main, in a minute and a half; ROOM=linalg: tests/linalg
+	$(BIN)/python -m tests.house.quick $(if $(ROOM),--room $(ROOM))
 
 # A worker that is replaced waits for ever when files of one test are left (pytest-xdist 3.8).
 test: $(STAMP)  ## the everyday tests

@@ -70,7 +70,7 @@ FINDINGS = {
     "skipless": "Without its skip around attention a block trains far slower.",
     "restrict-updates": "The less values and projections may change, the faster a block without skip trains.",
     "gains": "Gains of attention mostly stay; whether those of values and projections vanish is open.",
-    "speed": "The wider the model, the more time a step of SAS and SAS-P saves.",
+    "speed": "A step of SAS and SAS-P saves time on a CPU, more in wider models; on a GPU it costs time.",
     "depth": "V-SkipInit gains nothing from depth; of the other blocks nothing is decided.",
     "masked-lm": "Whether SAS and SAS-P pretrain a BERT as well as pre-LN is open.",
     "downstream": "No difference between fine-tuned blocks is decided.",
@@ -78,14 +78,14 @@ FINDINGS = {
     "ablations": "Shaped attention helps, and a block in sequence needs its MLP's skip.",
     "baseline": "The best pre-LN has rotary positions, not the learned ones that were the default.",
     "trial": "At width 64 simplified blocks end behind pre-LN; at width 256, in short runs, ahead.",
-    "simplification": "Simplified blocks start more even where starts are small; training evens the others out.",
+    "simplification": "Which block starts more even is decided by the initial scale; training evens others out.",
     "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
-    "temperature": "Hot attention shrinks query and key blocks, and equal tokens leave none.",
+    "temperature": "Hot attention shrinks query and key blocks; nearly one-hot attention makes them larger.",
     "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
     "ladder": "SAS and SAS-P lead in short runs and trail in longer ones; larger models end nearly level.",
     "between": "On small batches most of a pretrained Gauss-Newton matrix lies between weight matrices.",
-    "simplify-pretrained": "Healed or not, a plan by measured prices costs a third to three fifths of the best depth pruning's KL.",
-    "bill": "Bits by curvature save a third to over a half of uniform bits' KL; which curvature matters little.",
+    "simplify-pretrained": "Refitted MLP units and heads cost about half of depth pruning; prices add nothing decided.",
+    "bill": "Bits by curvature save a quarter of uniform bits' KL or more; which curvature matters little.",
 }
 """What a study found, in a sentence without numbers; its verdicts say how surely."""
 TOLD = (

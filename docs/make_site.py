@@ -30,7 +30,7 @@ USERS = {
     "block designers": ("blocks", "signal", "models"),
     "optimisation researchers": ("curvature", "linalg", "inspection"),
     "theorists": ("theory", "curvature"),
-    "practitioners": ("models", "training", "data"),
+    "practitioners": ("models", "bill", "training", "data"),
 }
 """For whom the library is, and the packages that each of them needs first."""
 TASKS = {

@@ -1,6 +1,7 @@
 """Public names and their packages, which `__init__` imports when they are first used."""
 
 from . import (
+    bill as bill,
     blocks as blocks,
     conventions as conventions,
     curvature as curvature,
@@ -21,10 +22,18 @@ from . import (
     training as training,
 )
 from ._version import __version__ as __version__
-from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
-from .curvature import (
+from .bill import (
     Bill as Bill,
     Change as Change,
+    change_each as change_each,
+    merged as merged,
+    price as price,
+    pruned as pruned,
+    removed as removed,
+    rounded as rounded,
+)
+from .blocks import PRESETS as PRESETS, BlockConfig as BlockConfig, preset as preset
+from .curvature import (
     EmpiricalFisher as EmpiricalFisher,
     Functional as Functional,
     Hessian as Hessian,
@@ -33,19 +42,13 @@ from .curvature import (
     ParameterGroup as ParameterGroup,
     Problem as Problem,
     blockwise_learning_rates as blockwise_learning_rates,
-    change_each as change_each,
     check_derivatives as check_derivatives,
     curvature_map as curvature_map,
     custom_groups as custom_groups,
     exact_attention_curvature as exact_attention_curvature,
     exact_last_block as exact_last_block,
     group_norms as group_norms,
-    merged as merged,
     parameter_groups as parameter_groups,
-    price as price,
-    pruned as pruned,
-    removed as removed,
-    rounded as rounded,
     select_groups as select_groups,
     second_order_attention as second_order_attention,
 )

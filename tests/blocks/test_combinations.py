@@ -211,13 +211,12 @@ def check_it_trains(block: hb.BlockConfig, least_steps: int = 1) -> None:
     assert torch.allclose(before[:, :-1], after[:, :-1], atol=1e-5)
 
 
-@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("slot", SLOTS)
-def test_each_choice_works_or_is_refused(base: str, slot: str) -> None:
-    for words, choice in SLOTS[slot]:
-        block = made(BASES[base], choice)
+def test_each_choice_works_or_is_refused(slot: str) -> None:
+    for (base, fields), (words, choice) in itertools.product(BASES.items(), SLOTS[slot]):
+        block = made(fields, choice)
         if isinstance(block, str):
-            assert re.search(words, block), block
+            assert re.search(words, block), f"{base}: {block}"
         else:
             check_it_trains(block)
 
@@ -245,12 +244,15 @@ def accepted(base: str, one: str, other: str) -> list[hb.BlockConfig]:
     return found
 
 
-@pytest.mark.parametrize("number", range(len(PAIRS)), ids=["-".join(pair) for pair in PAIRS])
-def test_each_pair_works_or_is_refused_by_both_names(number: int) -> None:
-    """All choices of a pair for their refusals, in one base; one choice is trained."""
-    blocks = accepted(PAIRED[number % 2], *PAIRS[number])
-    if blocks:
-        check_it_trains(blocks[number % len(blocks)])
+@pytest.mark.parametrize("slot", SLOTS)
+def test_each_pair_works_or_is_refused_by_both_names(slot: str) -> None:
+    """All choices of a pair for their refusals, in one base; one choice of every fourth pair is
+    trained."""
+    for number, pair in enumerate(PAIRS):
+        if pair[0] == slot:
+            blocks = accepted(PAIRED[number % 2], *pair)
+            if blocks and number % 4 == 0:
+                check_it_trains(blocks[number % len(blocks)])
 
 
 @pytest.mark.slow  # five thousand blocks

@@ -246,7 +246,7 @@ CASES: dict[str, Bad] = {
     "batch beyond the memory": Bad(train("--batch-size", "1000000000"), 2, "--batch-size: "),
     "context longer than the text": Bad(train("--context", "100000000"), 2, "--context|--data"),
     "accumulation that does not divide": Bad(
-        train("--accumulate", "3"), 2, "--batch-size: 2 sequences cannot be shared out evenly"
+        train("--accumulate", "3"), 2, "--batch-size: 2 sequences cannot be divided evenly"
     ),
     "unknown curvature groups": Bad(
         train("--curvature-every", "2", "--curvature-groups", "qery"),

@@ -135,7 +135,7 @@ def test_the_same_call_goes_on_and_draws_nothing(
     out = shutil.copytree(place / "out", tmp_path / "out")
     for name in ("bill.csv", "report.html"):
         (out / name).unlink()
-    monkeypatch.setattr(pricing.curvature, "price", None)
+    monkeypatch.setattr(pricing, "price", None)
     outcome = run(shell, place, out, "--json")
     assert outcome.status == 0, outcome.errors
     assert (out / "bill.csv").read_text() == (place / "out" / "bill.csv").read_text()
@@ -156,7 +156,7 @@ def test_bits_are_allocated_anew_from_the_same_samples(
     shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = shutil.copytree(place / "out", tmp_path / "out")
-    monkeypatch.setattr(pricing.curvature, "price", None)
+    monkeypatch.setattr(pricing, "price", None)
     outcome = run(shell, place, out, "--allocate", "3.2")
     assert outcome.status == 0, outcome.errors
     assert json.loads((out / "config.json").read_text())["allocate"] == 3.2
@@ -279,7 +279,7 @@ def test_shares_close_together_are_priced_apart_and_a_check_costs_no_more_than_t
             found.extend(changes)
             raise ArgumentError("enough")
 
-        patch.setattr(pricing.curvature, "price", stop)
+        patch.setattr(pricing, "price", stop)
         outcome = shell("price", place / "model", *data, *FEW, *asked, "--out", out)
     assert outcome.status == 2
     assert len(found) == 2 * (2 * 7 + 1)

@@ -18,7 +18,7 @@ from hessblocks.storage import mended_store
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_price import LETTERS, llama, rows
 
-FEW = ["--sequences", "4", "--fitted", "6", "--tokens", "8", "--samples", "4", "--steps", "6"]
+FEW = ["--sequences", "4", "--fitted", "6", "--tokens", "8", "--steps", "6"]
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
         return model
 
     monkeypatch.setattr(running, "heal", ruin)
-    few = ["--samples", "0", "--kinds", "layer"]
+    few = ["--kinds", "layer"]
     found = shell(*words(place, tmp_path / "out", *few))
     assert "model is not finite; try a lower --learning-rate" in sentence(found)
     assert not {"model", "summary.json"} & {path.name for path in (tmp_path / "out").iterdir()}
@@ -149,7 +149,7 @@ def test_another_target_or_healing_needs_no_new_table(
 ) -> None:
     shutil.copytree(place / "out", tmp_path / "out")
     before = (tmp_path / "out" / "points.jsonl").read_bytes()
-    more = ["--save", "0.3", "--steps", "0", "--samples", "0"]
+    more = ["--save", "0.3", "--steps", "0"]
     assert shell(*words(place, tmp_path / "out"), *more).status == 0
     found = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert found["saved"] >= 0.3
@@ -167,7 +167,7 @@ def test_another_text_of_the_same_length_is_refused(
 ) -> None:
     text, command = tmp_path / "text.txt", [*words(place, tmp_path / "out")]
     command[command.index("--data") + 1] = text
-    command += ["--save", "0", "--samples", "0", "--kinds", "layer"]
+    command += ["--save", "0", "--kinds", "layer"]
     text.write_text((place / "text.txt").read_text())
     assert shell(*command).status == 0
     text.write_text("".join(sorted(text.read_text())))
@@ -192,7 +192,7 @@ def test_without_a_target_the_table_alone_is_made(
     place: Path, tmp_path: Path, shell: Shell
 ) -> None:
     out = tmp_path / "table"
-    found = shell(*words(place, out), "--save", "0", "--samples", "0", "--kinds", "layer,mlp units")
+    found = shell(*words(place, out), "--save", "0", "--kinds", "layer,mlp units")
     assert found.status == 0
     assert found.output.startswith("One at a time: 4 removals")
     assert not (out / "model").exists()

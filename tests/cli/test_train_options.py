@@ -182,7 +182,7 @@ def test_slots_of_the_block_arrive(shell: Shell, tmp_path: Path) -> None:
             ["--curvature-groups", "value"],
             "--curvature-groups: nothing is measured of them without",
         ),
-        (["--accumulate", "3"], "--batch-size: 4 sequences cannot be shared out evenly"),
+        (["--accumulate", "3"], "--batch-size: 4 sequences cannot be divided evenly"),
         (
             ["--curvature-every", "2", "--curvature-tokens", "6", "--curvature-groups", "qury"],
             "--curvature-groups: 'qury' is unknown; did you mean 'query'",

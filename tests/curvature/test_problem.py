@@ -3,7 +3,6 @@ batches."""
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -548,28 +547,6 @@ def test_a_callable_whose_function_of_torch_has_no_second_derivative() -> None:
         for options in (None, nn.LinearCrossEntropyOptions(batch_chunk_size=2))
     ]
     assert torch.equal(found[0], found[1])
-
-
-def halved(logits: torch.Tensor, batch: Any) -> torch.Tensor:
-    return 0.5 * F.cross_entropy(logits, batch[1], reduction="none")
-
-
-IDLE_LOSSES = ["classification", "regression", nn.CrossEntropyLoss(), halved]
-
-
-@pytest.mark.parametrize("loss", IDLE_LOSSES, ids=["classes", "squares", "module", "callable"])
-@pytest.mark.parametrize("idle", [1, 3])
-def test_a_batch_that_only_keeps_step_with_others_counts_no_label(loss: Any, idle: int) -> None:
-    """A process with fewer batches than another passes its widest row again, and N must not
-    grow."""
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2).double()
-    target = torch.randn(5, 2).double() if loss == "regression" else torch.randint(0, 2, (5,))
-    problem = Problem(model, (torch.randn(5, 3).double(), target), loss)
-    expected = problem.valid
-    del problem.valid
-    with patch.object(type(problem.processes), "idle", lambda *_: idle):
-        assert problem.valid == expected >= 5
 
 
 @pytest.mark.bad_input

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
+import os
+import signal
+import time
+from datetime import timedelta
+from functools import cache, partial
+from multiprocessing import Process
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import hessblocks as hb
 from hessblocks.curvature.groups.roles import parameter_groups
@@ -16,7 +23,8 @@ from hessblocks.curvature.products.operators import Hessian
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES, stir
-from tests.curvature.two_processes import found, in_two_processes, two_find
+from tests.curvature.two_processes import error_of, found, in_two_processes, two_find
+from tests.training.helpers import in_process_of_its_own
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning")
 
@@ -32,21 +40,14 @@ def alone() -> dict[str, Any]:
     return found(CASES["pre-ln"](), None)
 
 
-@pytest.mark.parametrize("shard", ["batches", "vectors", "own"])
-def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str) -> None:
-    one, shared = alone(), together[shard]
+def test_two_processes_find_what_one_finds(together: dict[str, Any]) -> None:
+    one, shared = alone(), together["batches"]
     assert shared["value"] == pytest.approx(one["value"], rel=1e-13)
     assert shared["norms"] == pytest.approx(one["norms"], rel=1e-12)
-    sampled = torch.tensor(shared["sampled"]), torch.tensor(one["sampled"])
-    if (
-        shard == "own"
-    ):  # each process has signs of its own, so that equal rows of two are not drawn alike
-        assert not torch.allclose(*sampled)
-        assert ((sampled[0] - sampled[1])[:, 0].abs() <= 5 * sampled[1][:, 1]).all()
-    else:
-        assert torch.allclose(*sampled, rtol=1e-9)
-    drawn = torch.tensor(shared["drawn"]), torch.tensor(one["drawn"])
-    assert torch.allclose(*drawn, rtol=1e-6) == (shard != "own")  # labels of its own, as signs are
+    for quantity, bound in (("sampled", 1e-9), ("drawn", 1e-6)):
+        assert torch.allclose(
+            torch.tensor(shared[quantity]), torch.tensor(one[quantity]), rtol=bound
+        )
     for part in ("full", "functional", "empirical"):
         difference = torch.tensor(shared[part]) - torch.tensor(one[part])
         assert difference.abs().max() < 1e-6
@@ -54,7 +55,6 @@ def test_two_processes_find_what_one_finds(together: dict[str, Any], shard: str)
 
 def test_processes_that_were_given_different_things_are_refused(together: dict[str, Any]) -> None:
     assert "processes 0 and 1 hold different batches" in together["data"]
-    assert "shard='own'" in together["data"]
     assert "processes 0 and 1 hold different weights" in together["weights"]
 
 
@@ -65,7 +65,7 @@ def test_each_process_takes_a_share(together: dict[str, Any]) -> None:
 
 
 def test_a_product_costs_one_all_reduce(together: dict[str, Any]) -> None:
-    assert together["reductions"] == {"batches": 1, "vectors": 1}
+    assert together["reductions"] == 1
 
 
 def test_no_process_waits_for_one_that_failed(together: dict[str, Any]) -> None:
@@ -82,13 +82,62 @@ def test_a_share_needs_processes() -> None:
         Problem(case.model, case.batches, case.loss, shard="batch")
 
 
+WAIT = 3
+"""Timeout of the process group, in seconds."""
+
+
+def _process(rank: int, folder: Path, wait: float) -> None:
+    """Make a problem in the first process; the second joins the group and does nothing."""
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=wait)
+    )
+    (folder / f"joined {rank}").touch()
+    if rank:
+        time.sleep(600)
+    case = CASES["pre-ln"]()
+    message = error_of(lambda: Problem(case.model, case.batches, shard="batches"))
+    (folder / "message").write_text(message, encoding="utf-8")
+    os._exit(0)
+
+
+def _two(folder: Path, wait: float) -> list[Process]:
+    processes = [in_process_of_its_own(partial(_process, rank, folder, wait)) for rank in (0, 1)]
+    while not all((folder / f"joined {rank}").exists() for rank in (0, 1)):
+        assert all(process.is_alive() for process in processes)
+        time.sleep(0.05)
+    return processes
+
+
+def test_a_process_whose_peer_does_not_answer_ends_with_a_sentence(tmp_path: Path) -> None:
+    processes = _two(tmp_path, WAIT)
+    processes[0].join(60)
+    processes[1].kill()
+    assert processes[0].exitcode == 0
+    message = (tmp_path / "message").read_text(encoding="utf-8")
+    assert "another process has ended, or has not answered within the timeout" in message
+
+
+def test_a_process_that_waits_for_its_peer_ends_at_sigterm(tmp_path: Path) -> None:
+    processes = _two(tmp_path, 600)
+    time.sleep(1)  # until it waits; a signal that comes sooner ends it, too
+    processes[0].terminate()
+    processes[0].join(10)
+    processes[1].kill()
+    assert processes[0].exitcode == -signal.SIGTERM
+
+
+def test_samples_of_prices_are_not_divided_among_processes(together: dict[str, Any]) -> None:
+    assert "leave shard out" in together["prices"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_shares_of_the_processes_are_all_passes_once(count: int) -> None:
     passes = list(range(7))
     shares = [Processes(shard="batches", rank=rank, count=count) for rank in range(count)]
     assert sorted(p for each in shares for p in passes[each.turns]) == passes
     assert [passes[each.turns] for each in shares] == shares[0].shares(passes)
-    assert passes[Processes(shard="vectors", rank=0, count=count).turns] == passes
+    assert passes[Processes(rank=0, count=count).turns] == passes  # of a sharded model
 
 
 def test_whatever_goes_wrong_the_other_processes_are_told() -> None:

@@ -244,18 +244,18 @@ def test_equal_rows_of_two_batches_have_signs_of_their_own() -> None:
     ids = torch.ones(2, 3, dtype=torch.long)
     batches = [unpack({"input_ids": ids}, ids.device, number=number) for number in (0, 1)]
     shape = torch.Size((2, 3, 5))
-    drawn = [signs(one, shape, ids.device, seed=0, sample=0, data=0) for one in batches]
+    drawn = [signs(one, shape, ids.device, seed=0, sample=0) for one in batches]
     assert set(drawn[0].unique().tolist()) == {-1, 1}
     rows = torch.cat(drawn).flatten(1)
     assert len(rows.unique(dim=0)) == 4
     again = torch.cat(
         [
-            signs(one, torch.Size((1, 3, 5)), ids.device, seed=0, sample=0, data=0)
+            signs(one, torch.Size((1, 3, 5)), ids.device, seed=0, sample=0)
             for one in batches[1].split(1)
         ]
     )
     assert torch.equal(again, drawn[1])
-    other = signs(batches[0], shape, ids.device, seed=0, sample=1, data=0)
+    other = signs(batches[0], shape, ids.device, seed=0, sample=1)
     assert not torch.equal(other, drawn[0])
 
 
@@ -263,7 +263,7 @@ def test_signs_are_balanced_and_uncorrelated() -> None:
     ids = torch.ones(1, 1, dtype=torch.long)
     batch = unpack({"input_ids": ids}, ids.device)
     size = torch.Size((1, 4001))
-    drawn = torch.cat([signs(batch, size, ids.device, seed=0, sample=s, data=0) for s in range(60)])
+    drawn = torch.cat([signs(batch, size, ids.device, seed=0, sample=s) for s in range(60)])
     flat = drawn.double()
     assert abs(float(flat.mean())) < 4 / flat.numel() ** 0.5
     gram = flat @ flat.T / 4001 - torch.eye(60)

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from hessblocks.bill.bill import price
 from hessblocks.curvature.frobenius_norms import group_norms
 from hessblocks.curvature.groups.roles import parameter_groups
 from hessblocks.curvature.map import curvature_map
@@ -47,15 +48,10 @@ def found(case: Case, shard: str | None) -> dict[str, Any]:
     }
 
 
-def uneven(batches: list[Any], rank: int) -> list[Any]:
-    """All but the last batch for one process, the last for the other."""
-    return batches[:-1] if rank == 0 else batches[-1:]
-
-
-def reductions(case: Case, shard: str) -> int:
+def reductions(case: Case) -> int:
     """All-reduces of one product with several vectors."""
     group = parameter_groups(case.model)[GROUP]
-    operator = Hessian(Problem(case.model, case.batches, case.loss, shard=shard), group)
+    operator = Hessian(Problem(case.model, case.batches, case.loss, shard="batches"), group)
     columns = torch.ones(group.size, 3, dtype=torch.float64)
     _ = operator @ columns
     with patch.object(dist, "all_reduce", wraps=dist.all_reduce) as reduce:
@@ -101,23 +97,24 @@ def two_find() -> dict[str, Any]:
     problem = Problem(wrapped.model, case.batches, shard="batches")
     results = {
         "batches": found(case, "batches"),
-        "vectors": found(case, "vectors"),
         "wrapped": problem.value(),
         "passes": len(problem.plan.passes),
-        "reductions": {shard: reductions(case, shard) for shard in ("batches", "vectors")},
+        "reductions": reductions(case),
     }
     rank = dist.get_rank()
-    own = Case(model=case.model, batches=uneven(case.batches, rank), loss=case.loss)
-    results["own"] = found(own, "own")
-    results["data"] = error_of(lambda: Problem(case.model, own.batches, shard="batches"))
+    own = case.batches[:-1] if rank == 0 else case.batches[-1:]
+    results["data"] = error_of(lambda: Problem(case.model, own, shard="batches"))
     other = CASES["pre-ln"]()
     if rank:
         with torch.no_grad():
             next(other.model.parameters()).mul_(2)
-    results["weights"] = error_of(lambda: Problem(other.model, case.batches, shard="vectors"))
+    results["weights"] = error_of(lambda: Problem(other.model, case.batches, shard="batches"))
     failures = [None, None]
     dist.all_gather_object(failures, one_fails(CASES["pre-ln"]()))
     results["failures"] = failures
+    results["prices"] = error_of(
+        lambda: price(problem, {"none": {next(iter(problem.parameters)): torch.zeros_like}})
+    )
     return results
 
 

@@ -12,8 +12,6 @@ from tests.house.source import ROOT, files
 TOP = ROOT.parents[1]
 WIDTH = 122
 """Characters of a line of the README's prose."""
-SCREEN = 50
-"""Lines of the map that are seen at once."""
 
 
 def wide(page: str) -> list[str]:
@@ -23,17 +21,11 @@ def wide(page: str) -> list[str]:
 
 
 def without_subject(log: str) -> list[str]:
-    """Paragraphs that do not begin with what they are about."""
+    """Paragraphs, lists and tables that do not begin with what they are about."""
+    begins = ("**", "- **", "| ")
     bodies = re.split(r"^## .*\n", log, flags=re.MULTILINE)[1:]
     paragraphs = [one for body in bodies for one in body.strip().split("\n\n") if one]
-    return [f"docs/log.md: no subject: {p[:40]}..." for p in paragraphs if not p.startswith("**")]
-
-
-def long_map(page: str) -> list[str]:
-    """The map, where it does not fit on a screen."""
-    drawn = page.partition("## The map")[2].partition("```text\n")[2].partition("```")[0]
-    count = len(drawn.splitlines())
-    return [f"CONTRIBUTING.md: the map has {count} lines"] if count > SCREEN else []
+    return [f"docs/log.md: no subject: {p[:40]}..." for p in paragraphs if not p.startswith(begins)]
 
 
 def shared_names(root: Path) -> list[str]:
@@ -49,9 +41,8 @@ def shared_names(root: Path) -> list[str]:
 
 def advice() -> list[str]:
     """All of it."""
-    pages = ("README.md", "docs/log.md", "CONTRIBUTING.md")
-    readme, log, guide = ((TOP / name).read_text(encoding="utf-8") for name in pages)
-    return [*wide(readme), *without_subject(log), *long_map(guide), *shared_names(ROOT)]
+    readme, log = ((TOP / name).read_text("utf-8") for name in ("README.md", "docs/log.md"))
+    return [*wide(readme), *without_subject(log), *shared_names(ROOT)]
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from tests.house.source import ROOT
 
@@ -67,22 +66,33 @@ def missing_files(text: str, beside: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", [*GUIDES, *SCRIPTS], ids=lambda path: path.name)
-def test_every_name_of_the_library_exists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert [name for name in sorted(names(text) | imported(text)) if not is_there(name)] == []
+def by_page(pages: list[Path], faults: Callable[[Path, str], set[str]]) -> dict[str, list[str]]:
+    """Pages with faults, each with all of them."""
+    listed = {page.name: sorted(faults(page, page.read_text(encoding="utf-8"))) for page in pages}
+    return {name: wrong for name, wrong in listed.items() if wrong}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *SCRIPTS], ids=lambda path: path.name)
-def test_code_outside_the_library_enters_by_a_face(page: Path) -> None:
-    modules = {module for module, _ in IMPORT.findall(page.read_text(encoding="utf-8"))}
-    inner = [name for name in modules if not (ROOT.parent / name.replace(".", "/")).is_dir()]
-    assert [name for name in inner if name.count(".") > 1] == []
+def unknown(page: Path, text: str) -> set[str]:
+    """Names of the library that do not exist."""
+    return {name for name in names(text) | imported(text) if not is_there(name)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_file_that_a_page_names_exists(page: Path) -> None:
-    assert missing_files(page.read_text(encoding="utf-8"), page.parent) == set()
+def inner_imports(page: Path, text: str) -> set[str]:
+    """Modules inside a package that code outside the library imports."""
+    modules = {module for module, _ in IMPORT.findall(text) if module.count(".") > 1}
+    return {name for name in modules if not (ROOT.parent / name.replace(".", "/")).is_dir()}
+
+
+def test_every_name_of_the_library_exists() -> None:
+    assert by_page([*GUIDES, *SCRIPTS], unknown) == {}
+
+
+def test_code_outside_the_library_enters_by_a_face() -> None:
+    assert by_page([*PAGES, *SCRIPTS], inner_imports) == {}
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    assert by_page(PAGES, lambda page, text: missing_files(text, page.parent)) == {}
 
 
 def test_a_planted_wrong_name_and_a_planted_wrong_path_are_seen(tmp_path: Path) -> None:
@@ -94,3 +104,9 @@ def test_a_planted_wrong_name_and_a_planted_wrong_path_are_seen(tmp_path: Path) 
     assert imported(code) == {"hessblocks.blocks.Dense", "hessblocks.blocks.preset"}
     text = "`blocks/rules.py`, `blocks/bricks.py` and `runs/demo/report.html`, `docs/none.md`"
     assert missing_files(text, tmp_path) == {"blocks/bricks.py", "docs/none.md"}
+    assert inner_imports(tmp_path, "from hessblocks.blocks.weights import Dense\n") == {
+        "hessblocks.blocks.weights"
+    }
+    assert inner_imports(tmp_path, code) == set()
+    (tmp_path / "a.md").write_text("`hessblocks.bricks`")
+    assert by_page([tmp_path / "a.md"], unknown) == {"a.md": ["hessblocks.bricks"]}

@@ -6,9 +6,6 @@ class, and its DOC502 refuses a `Raises` for what is raised deeper down; so this
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.house.source import BOTH, files
 
@@ -55,13 +52,14 @@ def silent(source: str) -> list[str]:
     return sorted(found)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for root in BOTH for path in files(root)],
-    ids=lambda path: "/".join(path.parts[-3:]),
-)
-def test_what_raises_says_so(path: Path) -> None:
-    assert silent(path.read_text(encoding="utf-8")) == []
+def test_what_raises_says_so() -> None:
+    unsaid = {
+        str(path.relative_to(root)): names
+        for root in BOTH
+        for path in files(root)
+        if (names := silent(path.read_text(encoding="utf-8")))
+    }
+    assert unsaid == {}
 
 
 PLANTED = '''
@@ -76,16 +74,13 @@ def half(number):
 '''
 
 
-@pytest.mark.parametrize(
-    ("raises", "line", "found"),
-    [
+def test_a_planted_silence_is_seen() -> None:
+    for raises, line, unsaid in (
         ("Of even ones.", "raise ArgumentError('odd')", ["half: ArgumentError"]),
         ("Of even ones.", "raise unknown_name('odd')", ["half: what it raises"]),
         ("Raises:\n        RunError: odd.", "raise ArgumentError('odd')", ["half: ArgumentError"]),
         ("Raises:\n        ArgumentError: odd.", "raise ArgumentError('odd')", []),
         ("Raises:\n        ArgumentError: odd.", "raise unknown_name('odd')", []),
         ("Of even ones.", "return 0", []),
-    ],
-)
-def test_a_planted_silence_is_seen(raises: str, line: str, found: list[str]) -> None:
-    assert silent(PLANTED.format(raises=raises, line=line)) == found
+    ):
+        assert silent(PLANTED.format(raises=raises, line=line)) == unsaid

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import hessblocks as hb
-from hessblocks.curvature import Allocation, Bill
+from hessblocks.bill import Allocation, Bill
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.reading import KINDS
 from hessblocks.linalg import DenseOperator, DiagonalEstimate, Eigenvalues, solve

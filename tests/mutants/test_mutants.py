@@ -3,15 +3,16 @@
 import ast
 import builtins
 import gc
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.mutants.__main__ import SlowOnlyByName, verdict_of
 from tests.mutants.every import MUTANTS
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, fault
 from tests.mutants.named_tests import found_test
 from tests.mutants.pattern import MANY, ONE, parsed
 from tests.mutants.planting import place_of, planted
@@ -26,21 +27,45 @@ def _no_collections() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_fault_can_be_planted_and_its_tests_exist(mutant: Mutant) -> None:
-    file, wrong = planted(mutant)
-    assert wrong.count(b"\n") >= file.read_bytes().count(b"\n"), "lines have lost their numbers"
-    assert mutant.tests
+def test_every_fault_can_be_planted_and_its_tests_exist() -> None:
+    assert [reason for mutant in MUTANTS for reason in obstacles(mutant)] == []
+
+
+def obstacles(mutant: Mutant) -> list[str]:
+    """Reasons why a fault cannot be planted, or why no test would see it for what it is."""
+    try:
+        file, wrong = planted(mutant)
+    except ValueError as error:  # which begins with the fault's name
+        return [str(error)]
+    reasons = []
+    if wrong.count(b"\n") < file.read_bytes().count(b"\n"):
+        reasons.append("lines have lost their numbers")
+    if not mutant.tests:
+        reasons.append("no test is named")
     for test in mutant.tests:
-        assert found_test(test)
+        try:
+            found_test(test)
+        except ValueError as error:
+            reasons.append(str(error))
+    source = next(source for source in sources() if source.file == file)
+    # a name that was renamed would be a NameError, which every test sees
+    if unknown := names_of(mutant.replace) - source.words - set(dir(builtins)):
+        reasons.append(f"{source.file.name} does not know {sorted(unknown)}")
+    return [f"{mutant.name}: {reason}" for reason in reasons]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_wrong_code_has_no_name_that_its_file_does_not_know(mutant: Mutant) -> None:
-    """A name that was renamed would be a NameError, which every test sees."""
-    source = next(one for one in sources() if one.file == place_of(mutant).file)
-    unknown = names_of(mutant.replace) - source.words - set(dir(builtins))
-    assert not unknown
+def test_a_fault_that_cannot_be_planted_is_named() -> None:
+    sound = fault("one", "SQUARES * variance => 3 * variance", "test_the_map_is_the_law")
+    assert obstacles(sound) == []
+    for changes, said in (
+        ({"find": "no_such_name"}, "found 0: nowhere"),
+        ({"tests": ()}, "no test is named"),
+        ({"tests": ("test_none",)}, "expected one test test_none, found 0"),
+        ({"replace": "no_such_name"}, "does not know ['no_such_name']"),
+    ):
+        (reason,) = obstacles(replace(sound, **changes))  # type: ignore[arg-type]
+        assert reason.startswith(f"{sound.name}: ")
+        assert said in reason
 
 
 def names_of(text: str) -> set[str]:
@@ -62,10 +87,8 @@ def test_every_package_has_faults_of_its_own_names() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
 
 
-@pytest.mark.parametrize("status", [0, 2, 3, 4, 5, 70, -9, -11])
-def test_failed_tests_alone_are_a_kill(status: int) -> None:
-    assert verdict_of(1) == "killed"
-    assert verdict_of(status) != "killed"
+def test_failed_tests_alone_are_a_kill() -> None:
+    assert [s for s in (0, 1, 2, 3, 4, 5, 70, -9, -11) if verdict_of(s) == "killed"] == [1]
 
 
 @dataclass
@@ -103,28 +126,23 @@ def test_slow_tests_run_where_a_fault_names_no_everyday_one(named: str, left: li
     assert [item.nodeid for item in items] == left
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("test_one", "a/test_x.py::test_one"),
-        ("test_one[case]", "a/test_x.py::test_one[case]"),
-        ("test_y.py", "b/test_y.py"),
-        ("b/test_x.py", "b/test_x.py"),
-        ("test_y.py::test_two", "b/test_y.py::test_two"),
-    ],
-)
-def test_a_test_is_found_where_it_stands(tmp_path: Path, words: str, expected: str) -> None:
+def test_a_test_is_found_where_it_stands(tmp_path: Path) -> None:
     write_tests(tmp_path)
-    assert found_test(words, (tmp_path,)) == str(tmp_path / expected)
+    for words, expected in {
+        "test_one": "a/test_x.py::test_one",
+        "test_one[case]": "a/test_x.py::test_one[case]",
+        "test_y.py": "b/test_y.py",
+        "b/test_x.py": "b/test_x.py",
+        "test_y.py::test_two": "b/test_y.py::test_two",
+    }.items():
+        assert found_test(words, (tmp_path,)) == str(tmp_path / expected)
 
 
-@pytest.mark.parametrize(
-    "words", ["test_two", "test_x.py", "test_none", "test_y.py::test_one", "x.py"]
-)
-def test_a_test_that_does_not_stand_once_is_refused(tmp_path: Path, words: str) -> None:
+def test_a_test_that_does_not_stand_once_is_refused(tmp_path: Path) -> None:
     write_tests(tmp_path)
-    with pytest.raises(ValueError, match="expected one test"):
-        found_test(words, (tmp_path,))
+    for words in ("test_two", "test_x.py", "test_none", "test_y.py::test_one", "x.py"):
+        with pytest.raises(ValueError, match=re.escape(f"expected one test {words}")):
+            found_test(words, (tmp_path,))
 
 
 def write_tests(folder: Path) -> None:

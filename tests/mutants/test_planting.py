@@ -85,15 +85,15 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize(("change", "within", "old", "new"), SOUND, ids=[one[0] for one in SOUND])
-def test_one_place_is_changed(tmp_path: Path, change: str, within: str, old: str, new: str) -> None:
+def test_one_place_is_changed(tmp_path: Path) -> None:
     package = write(tmp_path)
-    file, text = result(package, change, within)
-    right = (package / "other.py" if file == "other.py" else package / "room/means.py").read_text()
-    assert right.count(old) == 1
-    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(right.replace(old, new)))
-    for line, (before, after) in enumerate(zip(right.split("\n"), text.split("\n"), strict=True)):
-        assert before == after or old.strip() in before, f"line {line} has changed"
+    for change, within, old, new in SOUND:
+        file, text = result(package, change, within)
+        right = ROOM[f"package/{'' if file == 'other.py' else 'room/'}{file}"]
+        assert right.count(old) == 1, change
+        assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(right.replace(old, new))), change
+        for before, after in zip(right.split("\n"), text.split("\n"), strict=True):
+            assert before == after or old.strip() in before, f"{change}: {before} has changed"
 
 
 CHANGES = [
@@ -132,33 +132,31 @@ def renamed(text: str) -> str:
     return ast.unparse(tree)
 
 
-@pytest.mark.parametrize(("change", "within"), CHANGES, ids=[one[0] for one in CHANGES])
 @pytest.mark.parametrize("way", [reformatted, reordered, renamed])
-def test_a_fault_follows_code_that_is_written_otherwise(
-    tmp_path: Path, way, change, within
-) -> None:
-    package = write(tmp_path)
+def test_a_fault_follows_code_that_is_written_otherwise(tmp_path: Path, way) -> None:
     other = way(CODE)
     assert other != CODE
-    wrong = way(result(package, change, within)[1])
+    package = write(tmp_path)
+    wrong = [way(result(package, change, within)[1]) for change, within in CHANGES]
     write(tmp_path, {"package/room/means.py": other})
     sources.cache_clear()
-    now = result(package, change, within)[1]
-    assert now != other
-    assert ast.dump(ast.parse(now)) == ast.dump(ast.parse(wrong))
+    for (change, within), meant in zip(CHANGES, wrong, strict=True):
+        now = result(package, change, within)[1]
+        assert now != other, change
+        assert ast.dump(ast.parse(now)) == ast.dump(ast.parse(meant)), change
 
 
-@pytest.mark.parametrize(("change", "within"), CHANGES, ids=[one[0] for one in CHANGES])
 @pytest.mark.parametrize(
     "file", ["room/middles.py", "hall/means.py", "deep/down/fits.py", "means.py"]
 )
-def test_a_fault_follows_a_file_that_moves(tmp_path: Path, file: str, change, within) -> None:
+def test_a_fault_follows_a_file_that_moves(tmp_path: Path, file: str) -> None:
     package = write(tmp_path)
-    wrong = result(package, change, within)
+    wrong = [result(package, change, within)[1] for change, within in CHANGES]
     (package / "room/means.py").unlink()
     write(package, {file: CODE})
     sources.cache_clear()
-    assert result(package, change, within) == (Path(file).name, wrong[1])
+    for (change, within), meant in zip(CHANGES, wrong, strict=True):
+        assert result(package, change, within) == (Path(file).name, meant), change
 
 
 @pytest.mark.parametrize(

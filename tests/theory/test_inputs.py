@@ -1,5 +1,6 @@
 """Bad input: an error that names the argument, what was expected and what came."""
 
+import re
 from typing import Any
 
 import pytest
@@ -155,11 +156,16 @@ BAD = {
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("name", BAD)
-def test_the_message_names_the_argument(name: str) -> None:
-    made, message = BAD[name]
-    with pytest.raises(ArgumentError, match=message):
-        attention_hessian(**made)
+def test_the_message_names_the_argument() -> None:
+    unlike = {}
+    for name, (made, message) in BAD.items():
+        try:
+            attention_hessian(**made)
+            unlike[name] = "not refused"
+        except ArgumentError as error:
+            if not re.search(message, str(error)):
+                unlike[name] = str(error)
+    assert unlike == {}
 
 
 def test_unknown_groups_parts_and_heads() -> None:

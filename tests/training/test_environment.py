@@ -1,84 +1,68 @@
-"""What torchrun and accelerate leave in the environment: a part of it is one sentence."""
+"""Environment variables of torchrun and accelerate that ask for more than one process."""
+
+from pathlib import Path
 
 import pytest
 
+from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError
-from hessblocks.training import ranks
+from hessblocks.training.environment import check_environment
+from tests.cli.helpers import SIZES
+from tests.data.helpers import write_code
 
-WHOLE = {
-    "WORLD_SIZE": "2",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "here",
-    "MASTER_PORT": "1",
-}
+NAMES = ("WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP")
 
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*WHOLE, "ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP"):
+    for name in NAMES:
         monkeypatch.delenv(name, raising=False)
 
 
-def asked_for(monkeypatch: pytest.MonkeyPatch, **environment: str) -> int:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    return ranks.asked_for()
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORLD_SIZE", "1"),
+        ("WORLD_SIZE", ""),
+        ("LOCAL_RANK", "-1"),
+        ("ACCELERATE_USE_FSDP", "false"),
+        ("ACCELERATE_USE_DEEPSPEED", "0"),
+        ("ACCELERATE_USE_CPU", "true"),
+        ("ACCELERATE_MIXED_PRECISION", "no"),
+    ],
+)
+def test_a_variable_that_means_one_process_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    check_environment("cpu")
 
 
 @pytest.mark.parametrize(
-    ("environment", "count"),
+    ("name", "value"),
     [
-        ({}, 1),
-        (WHOLE, 2),
-        (WHOLE | {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, 1),
-        ({"WORLD_SIZE": "1"}, 1),
-        ({"WORLD_SIZE": ""}, 1),
-        ({"LOCAL_RANK": "-1"}, 1),
-        ({"ACCELERATE_USE_FSDP": "false"}, 1),
-        ({"ACCELERATE_USE_DEEPSPEED": "0"}, 1),
-        ({"ACCELERATE_USE_CPU": "true"}, 1),
-        ({"ACCELERATE_MIXED_PRECISION": "no"}, 1),
+        ("WORLD_SIZE", "4"),
+        ("WORLD_SIZE", "two"),
+        ("LOCAL_RANK", "0"),
+        ("ACCELERATE_USE_FSDP", "True"),
+        ("ACCELERATE_USE_DEEPSPEED", "1"),
+        ("ACCELERATE_USE_CPU", "yes"),
     ],
 )
-def test_what_means_something_is_taken(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], count: int
+def test_a_variable_that_means_several_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    assert asked_for(monkeypatch, **environment) == count
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match=f"^{name}={value} in the environment"):
+        check_environment("cuda")
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [
-        (
-            {"WORLD_SIZE": "4"},
-            "WORLD_SIZE=4 in the environment, without RANK, LOCAL_RANK, MASTER_ADDR",
-        ),
-        ({"LOCAL_RANK": "0"}, "LOCAL_RANK=0 in the environment, without WORLD_SIZE"),
-        ({"LOCAL_RANK": "3", "RANK": "3"}, "RANK=3 and LOCAL_RANK=3 in the environment, without"),
-        (
-            WHOLE | {"MASTER_PORT": ""},
-            "without MASTER_PORT: unset what is there, or start the command",
-        ),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' in the environment is no whole number"),
-        (WHOLE | {"RANK": "1.5"}, "RANK='1.5' in the environment is no whole number"),
-        (
-            {"ACCELERATE_USE_FSDP": "true"},
-            "ACCELERATE_USE_FSDP=true in the environment changes how",
-        ),
-        ({"ACCELERATE_USE_DEEPSPEED": "1"}, "ACCELERATE_USE_DEEPSPEED=1 in the environment"),
-        ({"ACCELERATE_USE_MEGATRON_LM": "yes"}, "ACCELERATE_USE_MEGATRON_LM=yes"),
-    ],
-)
-def test_a_part_of_it_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str
+@pytest.mark.usefixtures("blank")
+def test_a_command_under_torchrun_is_refused_before_it_waits_for_another_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        asked_for(monkeypatch, **environment)
-
-
-def test_a_device_that_was_not_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
-    ranks.join("cpu")
-    with pytest.raises(ArgumentError, match="ACCELERATE_USE_CPU=True in the environment"):
-        ranks.join("cuda")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data, out = str(write_code(tmp_path)), str(tmp_path / "out")
+    assert main(["train", "sas", "--data", data, *map(str, SIZES), "--out", out]) == 2
+    assert "WORLD_SIZE=2 in the environment" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -187,7 +187,7 @@ def test_what_cannot_be_chosen_is_refused(options: dict[str, object], message: s
 
 
 def test_an_update_that_cannot_be_shared_out_is_refused(corpus: Corpus, tmp_path: Path) -> None:
-    expected = "--batch-size: 4 sequences cannot be shared out evenly over 1 process with 3 passes"
+    expected = "--batch-size: 4 sequences cannot be divided evenly among --accumulate 3 passes"
     with pytest.raises(ArgumentError, match=expected):
         go(corpus, tmp_path / "out", settings(accumulate=3))
     assert not (tmp_path / "out").exists()

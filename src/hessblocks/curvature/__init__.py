@@ -2,21 +2,6 @@
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
-from hessblocks.curvature.bill import (
-    Allocation,
-    Bill,
-    BillCheck,
-    Change,
-    Draws,
-    Edit,
-    Price,
-    change_each,
-    merged,
-    price,
-    pruned,
-    removed,
-    rounded,
-)
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
@@ -35,12 +20,23 @@ from hessblocks.curvature.groups import (
     custom_groups,
     merge,
     misfit,
+    overlap,
     parameter_groups,
     plain_model,
     select_groups,
+    whole,
 )
-from hessblocks.curvature.losses import LossFunction, PaddingWarning, causal_labels
+from hessblocks.curvature.losses import (
+    Batch,
+    BatchLoss,
+    CrossEntropy,
+    Differentiated,
+    LossFunction,
+    PaddingWarning,
+    causal_labels,
+)
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
+from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
 from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
@@ -52,31 +48,32 @@ from hessblocks.curvature.products import (
     PrecisionWarning,
     Problem,
     RepeatabilityWarning,
+    check_problem,
+    make_plan,
+    readable_errors,
 )
 from hessblocks.curvature.sampled import (
     EmpiricalFisher,
+    Gradients,
     MonteCarloFisher,
+    SampledPass,
     gram_matrices,
+    plan_passes,
     plan_samples,
     root_is_known,
+    sampled_passes,
 )
-from hessblocks.curvature.sharding import sharded
 from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
 __all__ = [
     "PARTS",
-    "Allocation",
     "AttentionBackendWarning",
     "AuxiliaryLossWarning",
-    "Bill",
-    "BillCheck",
-    "Change",
     "Cost",
     "CurvatureMap",
     "DerivativeCheck",
     "DerivativeWarning",
-    "Edit",
     "EmpiricalFisher",
     "Functional",
     "Hessian",
@@ -88,28 +85,20 @@ __all__ = [
     "ParameterView",
     "Part",
     "PrecisionWarning",
-    "Price",
     "Problem",
     "RepeatabilityWarning",
     "UnknownRoleWarning",
     "attention_moments",
     "blockwise_learning_rates",
-    "change_each",
     "check_derivatives",
     "curvature_map",
     "custom_groups",
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
-    "merged",
     "parameter_groups",
-    "price",
-    "pruned",
     "registered_attention",
-    "removed",
-    "rounded",
     "second_moment_figure",
     "second_order_attention",
     "select_groups",
-    "sharded",
 ]

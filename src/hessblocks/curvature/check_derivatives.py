@@ -93,7 +93,7 @@ def check_derivatives(
     copy of model and batches, since long steps cross kinks (ReLU), which do not contribute to H.
 
     Args:
-        problem: model, batches and any loss; neither model nor work is shared by processes.
+        problem: model, batches and any loss; neither model nor rows are divided among processes.
         groups: groups by name; None: all trainable parameters, by layer and role.
         seed: seed of z.
 
@@ -117,11 +117,9 @@ def check_derivatives(
         'right'
     """
     groups = products.groups_of(problem, groups)
-    if problem.processes.shard is not None:
-        raise ArgumentError(
-            "problem: derivatives are checked in one process; give a problem without shard, of a "
-            "model that is whole"
-        )
+    problem.check_whole()
+    if problem.processes.shard:
+        raise ArgumentError("problem: derivatives are checked in one process; leave shard out")
     with products.readable_errors():
         along = witness.direction(problem.parameters, problem.parameters, seed)
         compared = products.compare_derivatives(

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessblocks import curvature, storage
+from hessblocks import storage
+from hessblocks.bill import Bill, Change, Draws, Edit, change_each, merged, price, pruned, rounded
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Bill, Change, Draws, Edit, Problem
+from hessblocks.curvature import Problem
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
@@ -76,9 +77,9 @@ def measure_price(
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = _batches(subject, saved.tokenizer(), texts, settings)
-        merged = _other(settings.merge) if settings.merge else None
-        edits = {edit.how: edit for edit in _edits(settings, subject, merged)}
-        changes = curvature.change_each(model, *edits.values())
+        another = _other(settings.merge) if settings.merge else None
+        edits = {edit.how: edit for edit in _edits(settings, subject, another)}
+        changes = change_each(model, *edits.values())
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
@@ -87,7 +88,7 @@ def measure_price(
         "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
         "edits": list(edits),
         **asdict(settings),
-        **({"merged": fingerprint(merged)} if merged else {}),
+        **({"merged": fingerprint(another)} if another else {}),
         "device": device,
     }
     problem = Problem(subject.model, text, loss="causal-lm")
@@ -131,8 +132,8 @@ def _other(source: str) -> nn.Module:
 
 
 def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
-    found = [curvature.rounded(bits=bits) for bits in settings.round]
-    found += [curvature.pruned(share=share) for share in settings.prune]
+    found = [rounded(bits=bits) for bits in settings.round]
+    found += [pruned(share=share) for share in settings.prune]
     if other is not None:
         shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
         if shapes[0] != shapes[1]:
@@ -140,7 +141,7 @@ def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None)
                 f"--merge: {settings.merge} has other parameters than {subject.name}; give a model "
                 "of the same architecture and sizes."
             )
-        found.append(curvature.merged(other))
+        found.append(merged(other))
     return found
 
 
@@ -160,7 +161,7 @@ def _bill(
         return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
     progress.note(_cost(problem, changes, settings))
     with progress.stage("forecasts"):
-        bill = curvature.price(problem, changes, settings.samples, settings.seed)
+        bill = price(problem, changes, settings.samples, settings.seed)
     tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
     storage.write_tensors(path, tensors, of)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hessblocks import curvature, linalg, signal
+from hessblocks import bill, curvature, linalg, signal
 from hessblocks.conventions import AnyPath
 from hessblocks.storage import CurvatureResults, Rows, Tabular, load_curvature, read_result
 
@@ -12,7 +12,7 @@ _CLASSES: tuple[type[Tabular], ...] = (
     *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues, linalg.ConditionNumber),
     *(linalg.Spectrum, linalg.Solution, signal.Signal, CurvatureResults, Rows),
     *(curvature.GroupNorms, curvature.CurvatureMap),
-    *(curvature.DerivativeCheck, curvature.Price, curvature.BillCheck),
+    *(curvature.DerivativeCheck, bill.Price, bill.BillCheck),
 )
 KINDS = {kind.__name__: kind for kind in _CLASSES}
 """Name in the file → class of the result."""

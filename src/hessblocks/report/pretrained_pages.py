@@ -120,7 +120,7 @@ def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
 REMOVALS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
-            "Nats for 1 %", "Forecast KL")  # fmt: skip
+            "Nats for 1 %")  # fmt: skip
 
 
 def write_simplify_report(folder: AnyPath) -> Path:
@@ -225,8 +225,6 @@ def _log(value: float | None) -> float:
 
 
 def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    forecast = templates.ABSENT if row["forecast"] is None else _nats(row)
-    trusted = f" (no: {row['outside']})" if row["outside"] else ""
     return (
         row["kind"],
         str(row["layer"]),
@@ -236,22 +234,15 @@ def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['operations']:,.0f}",
         f"{row['cache']:,}",
         f"{row['nats_per_percent']:.3g}",
-        forecast + trusted,
     )
 
 
 def _by_kind(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """Make one row per kind: median and range of KL over layers, and accuracy of forecasts."""
+    """Make one row per kind: median and range of KL over layers, and what it saves."""
     found: list[tuple[str, ...]] = []
     for kind in _kinds(rows):
         own = [row for row in rows if row["kind"] == kind]
         kl = [row["kl"] for row in own]
-        ratios = [r["forecast"] / r["kl"] for r in own if r["forecast"] is not None and r["kl"] > 0]
-        middle = templates.ABSENT
-        if ratios:
-            middle = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         saved = sum(row["share"] for row in own) / len(own)
-        found.append(
-            (kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}", middle)
-        )
+        found.append((kind, f"{median(kl):.3g}", f"{min(kl):.3g} to {max(kl):.3g}", f"{saved:.2%}"))
     return found

@@ -103,27 +103,21 @@ class TrainingSettings:
         given = {name: value for name, value in others.items() if value is not None}
         return cls(optimiser=optimiser, **own | given)
 
-    def sequences_each(self, processes: int) -> int:
-        """Divide the sequences of an update among the devices and their passes.
-
-        Args:
-            processes: number of devices that share an update.
+    def sequences_each(self) -> int:
+        """Divide the sequences of an update among its passes.
 
         Returns:
-            Sequences per device and pass.
+            Sequences per pass.
 
         Raises:
-            ArgumentError: the batch size is no multiple of devices times passes.
+            ArgumentError: the batch size is not a multiple of the passes.
         """
-        parts = processes * self.accumulate
-        if self.batch_size % parts:
+        if self.batch_size % self.accumulate:
             raise ArgumentError(
-                f"--batch-size: {self.batch_size} sequences cannot be shared out evenly over "
-                f"{processes} {'process' if processes == 1 else 'processes'} with "
-                f"{self.accumulate} {'pass' if self.accumulate == 1 else 'passes'} each; give a "
-                f"multiple of {parts}."
+                f"--batch-size: {self.batch_size} sequences cannot be divided evenly among "
+                f"--accumulate {self.accumulate} passes; give a multiple of {self.accumulate}."
             )
-        return self.batch_size // parts
+        return self.batch_size // self.accumulate
 
     def trainer_arguments(self) -> dict[str, Any]:
         """Return optimiser and schedule as arguments of `transformers.TrainingArguments`."""

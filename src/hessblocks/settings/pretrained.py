@@ -72,11 +72,9 @@ class SimplifySettings:
     sequences: Annotated[int, at_least(4)] = 8
     """Windows to measure removals on, and the same number to test the result on."""
     fitted: Annotated[int, at_least(2)] = 24
-    """Windows to refit weights and compute forecasts on."""
+    """Windows to refit weights on."""
     tokens: Annotated[int, at_least(2)] = 64
     """Tokens per window, 2 or more."""
-    samples: Annotated[int, Range(lambda value: value != 1 and value >= 0, "0, or 2 or more")] = 32
-    """Sampled gradients for the forecasts; 0: no forecasts."""
     steps: Annotated[int, at_least(0)] = 100
     """Optimiser updates of the healing; 0: no healing."""
     towards: Annotated[str, OneOf(("logits", "text"))] = "logits"
@@ -86,7 +84,7 @@ class SimplifySettings:
     batch: Annotated[int, at_least(1)] = 8
     """Windows per update of the healing."""
     seed: Seed = 0
-    """Random seed of the windows, samples and batches."""
+    """Random seed of the windows and batches."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -1,22 +1,23 @@
 """Build candidates for the removal of parts of a layer, and put them into a model.
 
-Letters: N tokens, I inputs of a matrix, D width.
+Letters: N tokens, I inputs of a matrix, K kept inputs, D width.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks.blocks import BlockConfig, Dense, SharedLinear
 from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM, Layer
+from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.passes import Pass
 
 State = Mapping[str, Float[Tensor, "..."]]
@@ -41,8 +42,6 @@ class Candidate:
     half of a sequence of the text."""
     cache: int
     """Entries of the key-value cache saved per token."""
-    change: State = field(default_factory=dict)
-    """New weights of the current model that equal the removal, by name; empty if there are none."""
 
     @property
     def modules(self) -> list[Layer]:
@@ -101,11 +100,7 @@ class Place:
         return made.eval()
 
     def candidate(
-        self,
-        kind: str,
-        block: BlockConfig | None,
-        state: State | None = None,
-        change: State | None = None,
+        self, kind: str, block: BlockConfig | None, state: State | None = None
     ) -> Candidate:
         """Make a candidate.
 
@@ -113,7 +108,6 @@ class Place:
             kind: name of the kind of removal.
             block: new configuration of the layer; None: remove the layer.
             state: new weights that differ from the layer's, by name in the layer.
-            change: weights of the current layer that equal the removal, by name in the layer.
 
         Returns:
             The candidate, with its savings.
@@ -124,7 +118,6 @@ class Place:
             one - other
             for one, other in zip(_sizes(self.layer, tokens), _sizes(made, tokens), strict=True)
         ]
-        stem = f"model.layers.{self.index}."
         return Candidate(
             kind=kind,
             layer=self.index,
@@ -133,7 +126,6 @@ class Place:
             parameters=int(saved[0]),
             operations=saved[1],
             cache=int(saved[2]),
-            change={stem + name: value for name, value in (change or {}).items()},
         )
 
     @torch.no_grad()
@@ -157,6 +149,30 @@ class Place:
         """
         x = self.text.states[self.index]
         return _inputs_and_outputs(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
+
+    def with_ones(self, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
+        """Append an input of ones if the matrix `name` has a bias."""
+        if self.layer.get_submodule(name).bias is None:
+            return x
+        return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
+
+    def refitted(
+        self, name: str, equations: Refit, kept: Int[Tensor, " K"] | None = None
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Solve for the matrix `name` and its bias, on the kept inputs.
+
+        Returns:
+            Weight (D, K) and bias (D) by name in the layer.
+        """
+        module = self.layer.get_submodule(name)
+        weight = module.weight.detach()
+        old = weight.T if kept is None else weight.T[kept]
+        if module.bias is None:
+            return {f"{name}.weight": equations.solve(old, kept).T.contiguous().to(weight)}
+        rows = torch.arange(len(old), device=old.device) if kept is None else kept
+        rows = torch.cat([rows, rows.new_tensor([weight.shape[1]])])
+        found = equations.solve(torch.cat([old, module.bias.detach()[None]]), rows).to(weight)
+        return {f"{name}.weight": found[:-1].T.contiguous(), f"{name}.bias": found[-1]}
 
 
 def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCausalLM:

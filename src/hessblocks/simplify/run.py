@@ -31,7 +31,7 @@ from hessblocks.training import claimed, resolve_device
 
 CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
-FREE_SETTINGS = ("save", "samples", "steps", "towards", "learning_rate", "batch")
+FREE_SETTINGS = ("save", "steps", "towards", "learning_rate", "batch")
 """Settings that a later call in the same folder may change: no measured removal depends on them."""
 SPLITS = (0.8, 0.9)
 """Shares of the text at which its training and validation parts end; the rest is for the test."""
@@ -78,7 +78,7 @@ def simplify_model(
     Cost:
         That of `measure_removals`, further measurements for each step of the plan, and the healing.
         The folder keeps measured layers and the steps of the plan, so that the same call resumes. A
-        call with another `save`, `samples` or healing measures no removal again. An interrupted
+        call with another `save` or healing measures no removal again. An interrupted
         healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
@@ -100,6 +100,7 @@ def simplify_model(
         "model": {"name": saved.name, "fingerprint": models.fingerprint(original)},
         "data": str(data),
         **asdict(settings),
+        "kinds": list(settings.kinds or KINDS),
         "windows": _fingerprint(windows),
         "device": original.device.type,
     }
@@ -112,8 +113,6 @@ def simplify_model(
                 fitting,
                 validation,
                 kinds=settings.kinds,
-                samples=settings.samples,
-                seed=settings.seed,
                 store=store,
                 done=lambda done, _: progress.step(done, None),
             )
@@ -187,7 +186,7 @@ def _cost(
     whole, last = (_seconds(partial(held_out.cost, layers[n:], n)) for n in (0, len(layers) - 1))
     count = left * len({*settings.kinds} or KINDS)
     table = duration(count * (whole + last) / 2)
-    clauses = [f"{count} removals at most: {table}, besides refits and forecasts"]
+    clauses = [f"{count} removals at most: {table}, besides refits"]
     if settings.save:
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
         clauses += ["the cheapest are measured again after each step"]

@@ -1,4 +1,4 @@
-"""Build the table of removals: measured KL divergence, what is saved, and a forecast by curvature.
+"""Build the table of removals: measured KL divergence, and what is saved.
 
 Letters: S sequences to fit on, H held-out sequences, T tokens.
 """
@@ -14,12 +14,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hessblocks.blocks import Shared, UnfitPartsError
-from hessblocks.curvature import Problem, price
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Cost, Held, Pass
-from hessblocks.simplify.place import Candidate, Place, check_layers, edited
+from hessblocks.simplify.place import Candidate, Place, check_layers
 from hessblocks.storage import Store, Tabular
 
 Row = dict[str, Any]
@@ -38,13 +37,11 @@ class Removals(Tabular):
     """Measurements, one row per removal."""
 
     def to_rows(self) -> list[Row]:
-        """List the rows: kind, layer, KL and loss with errors, what is saved, the forecast."""
+        """List the rows: kind, layer, KL and loss with errors, what is saved."""
         return [dict(row) for row in self.rows]
 
     def __str__(self) -> str:
-        """Count the removals and the trusted forecasts, and name the cheapest removal."""
-        priced = [row for row in self.rows if row["forecast"] is not None]
-        trusted = [row for row in priced if not row["outside"]]
+        """Count the removals, and name the cheapest."""
         saving = [row for row in self.rows if row["nats_per_percent"] is not None]
         text = f"{len(self.rows)} removals"
         if saving:
@@ -53,8 +50,6 @@ class Removals(Tabular):
                 f"; cheapest for what it saves: {best['kind']} of layer {best['layer']}, "
                 f"{best['kl']:.3g} ± {best['kl_error']:.1g} nats for {best['share']:.2%}"
             )
-        if priced:
-            text += f"; {len(trusted)} of {len(priced)} forecasts within what a quadratic can tell"
         if unclear := sum(row["kl"] < 2 * row["kl_error"] for row in self.rows):
             text += f"; {unclear} cost less than two errors over text"
         return text
@@ -102,26 +97,18 @@ def measure_removals(
     held_out: Int[Tensor, "H T"],
     *,
     kinds: Collection[str] = (),
-    samples: int = 32,
-    seed: int = 0,
     store: Store | None = None,
     done: Callable[[int, int], None] | None = None,
 ) -> Removals:
-    """Measure what each removal costs alone, and forecast it by curvature where possible.
-
-    A forecast needs a removal that is the same as new weights of the original model.
+    """Measure what each removal costs alone.
 
     Args:
         model: model made of blocks, such as `hb.from_pretrained_blocks` returns; it stays as it is.
-        text: token ids that scales and weights are fitted to and forecasts computed on; more tokens
-            than the model is wide.
+        text: token ids that weights are fitted to; more tokens than the model is wide.
         held_out: token ids of other text to measure on, at least 4 sequences, as long as those of
             `text`.
         kinds: kinds of removal, names of `KINDS`; empty: all.
-        samples: number of sampled gradients for the forecast by `hb.price`; 0: no forecast.
-        seed: seed of the samples.
-        store: store of an earlier call with the same arguments, to resume from; `samples` may
-            differ.
+        store: store of an earlier call with the same arguments, to resume from.
         done: called after each layer with the number of finished layers and of all layers.
 
     Returns:
@@ -129,30 +116,19 @@ def measure_removals(
 
     Raises:
         ArgumentError: the model is not made of blocks, a layer depends on its place, a kind is
-            unknown, `samples` is 1 or below 0, or a text is too short or has no token ids.
+            unknown, or a text is too short or has no token ids.
 
     Cost: for each removal, a forward pass over the held-out text from its layer on. For each
         replaced weight, a pass of its layer's attention over `text` and a least-squares solution.
     """
     check_removals(model, text, held_out, kinds)
-    if samples < 2 and samples:
-        raise ArgumentError(f"samples: expected 0, or at least 2 for an error bar, got {samples}")
     measurer = _Measurer(model, text, held_out, kinds)
     depth, rows = model.config.depth, list[Mapping[str, Any]]()
     for layer in range(depth):
         rows += cached(store, f"layer {layer}", partial(measurer.measure, layer))
         if done is not None:
             done(layer + 1, depth)
-    priced: Sequence[Mapping[str, Any]] = []
-    if samples:
-        forecast = partial(measurer.forecast, samples, seed)
-        seeded = f", seed {seed}" if seed else ""
-        priced = cached(store, f"forecasts of {samples}{seeded}", forecast)
-    forecasts = {(row["kind"], row["layer"]): row for row in priced}
-    unpriced = {"forecast": None, "forecast_error": None, "outside": ""}
-    return Removals(
-        rows=tuple({**r, **forecasts.get((r["kind"], r["layer"]), unpriced)} for r in rows)
-    )
+    return Removals(rows=tuple(map(dict, rows)))
 
 
 def cached(
@@ -174,7 +150,7 @@ def cached(
 
 
 class _Measurer:
-    """Measurer of the removals at each layer, which then forecasts all of them together."""
+    """Measurer of the removals at each layer."""
 
     def __init__(
         self, model: HessblocksForCausalLM, text: Tensor, held_out: Tensor, kinds: Collection[str]
@@ -182,45 +158,14 @@ class _Measurer:
         self.model, self.kinds = model, kinds
         self._text, self._held_out = Pass(model, text), Held(model, held_out)
         self._total = sum(parameter.numel() for parameter in model.parameters())
-        self._changes: dict[int, dict[str, Mapping[str, Any]]] = {}
 
     def measure(self, layer: int) -> list[Row]:
         """Measure all removals at a layer."""
         rest, rows = list(self.model.model.layers[layer + 1 :]), list[Row]()
-        for candidate in self._candidates(layer):
+        for candidate in candidates(self.model, self._text, self.kinds, [layer]):
             cost = self._held_out.cost([*candidate.modules, *rest], layer)
             rows.append(_row(candidate, cost, self._total))
         return rows
-
-    def forecast(self, samples: int, seed: int) -> list[Row]:
-        """Forecast all removals that are changes of weights, from the same sampled gradients."""
-        changes: dict[str, Mapping[str, Any]] = {}
-        for layer in range(self.model.config.depth):
-            if layer not in self._changes:  # an earlier call measured it, and did not store changes
-                list(self._candidates(layer))
-            changes |= self._changes[layer]
-        if not changes:
-            return []
-        trainable = edited(self.model)  # a copy, since the model may be frozen
-        bill = price(Problem(trainable, {"input_ids": self._text.tokens}), changes, samples, seed)
-        return [
-            {
-                "kind": name.rpartition(", ")[0],
-                "layer": int(name.rpartition(", ")[2]),
-                "forecast": item.forecast.value,
-                "forecast_error": item.forecast.standard_error,
-                "outside": item.outside,
-            }
-            for name, item in bill.items()
-        ]
-
-    def _candidates(self, layer: int) -> Iterator[Candidate]:
-        """Build the candidates of a layer, and remember their changes of weights."""
-        changes = self._changes.setdefault(layer, {})
-        for candidate in candidates(self.model, self._text, self.kinds, [layer]):
-            if candidate.change:
-                changes[f"{candidate.kind}, {layer}"] = candidate.change
-            yield candidate
 
 
 def _row(candidate: Candidate, cost: Cost, total: int) -> Row:

@@ -20,7 +20,6 @@ from hessblocks.training.preparation import (
     model_without_weights,
     resolve_device,
 )
-from hessblocks.training.ranks import is_first
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.run import DivergenceWarning, Run
 from hessblocks.training.trained_gains import gain_values

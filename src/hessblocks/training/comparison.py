@@ -5,7 +5,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, RunSettings, SharedSettings
 from hessblocks.training.cost import step_seconds, update_flops
 from hessblocks.training.folder import RunFolder, claimed
-from hessblocks.training.preparation import config_of, line_files, model_without_weights
-from hessblocks.training.run import Run, agree, together
+from hessblocks.training.preparation import check, config_of, line_files, model_without_weights
+from hessblocks.training.run import Run
 from hessblocks.training.trainer import held_out, masked_once, masking
 from hessblocks.training.tuning import tuned_rates
 
@@ -51,8 +50,6 @@ def compare(
         RunError: `out` cannot be written.
     """
     with _opened(settings, settings.presets, corpus, out, command) as folder:
-        if not folder:
-            return
         rates = tuned_rates(settings, corpus, folder, progress) if settings.tune else None
         runs = settings.runs(steps_of(settings, corpus, folder, progress), rates)
         for run in runs:
@@ -67,18 +64,15 @@ def compare(
 @contextmanager
 def _opened(
     settings: SharedSettings, presets: Sequence[str], corpus: Corpus, out: AnyPath, command: str
-) -> Iterator[RunFolder | None]:
-    """Lock, prepare and yield the folder in the first process; yield None in the others."""
-    with together(settings, presets, corpus) as deciding:
-        if not deciding:
-            yield None
-            return
-        config = config_of(settings, command, corpus)
-        growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
-        with claimed(Path(out), config, growing) as folder:
-            _draw(folder.path, settings, presets, corpus.vocab_size)
-            _write_reference(folder.path, settings, corpus)
-            yield folder
+) -> Iterator[RunFolder]:
+    """Check the settings; lock, prepare and yield the folder."""
+    check(settings, presets, corpus)
+    config = config_of(settings, command, corpus)
+    growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
+    with claimed(Path(out), config, growing) as folder:
+        _draw(folder.path, settings, presets, corpus.vocab_size)
+        _write_reference(folder.path, settings, corpus)
+        yield folder
 
 
 def _draw(out: Path, settings: SharedSettings, presets: Sequence[str], vocab_size: int) -> None:
@@ -147,10 +141,9 @@ def train(
         RunError: `out` cannot be written or is damaged.
     """
     with _opened(settings, [settings.preset], corpus, out, command) as folder:
-        if folder:
-            Run(settings, corpus, folder, progress).complete()
-            if finish:
-                finish(folder.path)
+        Run(settings, corpus, folder, progress).complete()
+        if finish:
+            finish(folder.path)
 
 
 UNITS = {"tokens": "tokens", "time": "seconds", "flops": "floating-point operations"}
@@ -223,7 +216,6 @@ def _costs(
     with progress.stage("pace", ", ".join(run.preset for run in runs)):
         seconds: dict[str, list[float]] = {run.preset: [] for run in runs}
         for run in runs * ROUNDS:
-            agree(partial(step_seconds, run))
             seconds[run.preset] += step_seconds(run, corpus)
     return {name: statistics.median(found) for name, found in seconds.items()}
 

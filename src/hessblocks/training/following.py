@@ -25,14 +25,13 @@ from hessblocks.data import Corpus, Example
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
 from hessblocks.storage import ResultRow, Tabular, append_line
-from hessblocks.training import ranks
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.recorder import Line, Recorder
 from hessblocks.training.trained_gains import gain_values
 
 
 class Observer(TrainerCallback):
-    """Callback that measures at the due steps, in the first process; the others wait."""
+    """Callback that measures at the due steps."""
 
     def __init__(self, recorder: Recorder, folder: RunFolder, corpus: Corpus) -> None:
         """Observe a run; the recorder runs before this callback and stops the clock."""
@@ -53,10 +52,9 @@ class Observer(TrainerCallback):
             self._observe(state.global_step, given["model"])
 
     def _observe(self, step: int, model: nn.Module) -> None:
-        if ranks.is_first():
-            with measuring(model):
-                for line in self._lines(step, model):
-                    append_line(self.folder.observations, self.recorder.common(step) | line)
+        with measuring(model):
+            for line in self._lines(step, model):
+                append_line(self.folder.observations, self.recorder.common(step) | line)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
         if is_due(self.wanted.gains_every, step, self.last):
@@ -195,19 +193,18 @@ class Following(TrainerCallback, Tabular):
         if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
             raise RunError(
                 f"{type(self).__name__}: the model's parameters are sharded over processes; "
-                "measure a saved one with hessblocks.curvature.sharded"
+                "measure a saved one, loaded whole"
             )
-        if state.global_step == 0:
+        if state.global_step == 0 and state.is_world_process_zero:
             self._look(0, **given)
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Measure the model after a step, if it is due."""
-        if state.global_step % self.every == 0 or state.global_step == state.max_steps:
+        due = state.global_step % self.every == 0 or state.global_step == state.max_steps
+        if due and state.is_world_process_zero:
             self._look(state.global_step, **given)
 
     def _look(self, step: int, model: nn.Module, **other: Any) -> None:
-        if not ranks.is_first():
-            return
         with measuring(model):
             # no need to warn that dropout is off during measurements
             warnings.simplefilter("ignore", curvature.RepeatabilityWarning)

@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, 
 from hessblocks.models import build
 from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
 from hessblocks.storage import parse_json
-from hessblocks.training import ranks
+from hessblocks.training.environment import check_environment
 from hessblocks.training.trained_gains import has_gains
 
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
@@ -71,7 +71,7 @@ def closed_tracker(name: str) -> Iterator[None]:
     try:
         yield
     finally:  # also after an error: the next training would otherwise log into the same run
-        if name == "wandb" and ranks.is_first():
+        if name == "wandb":
             importlib.import_module("wandb").finish()
 
 
@@ -167,8 +167,9 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
         corpus: text to train on.
 
     Raises:
-        ArgumentError: a setting does not work; the message has the option.
+        ArgumentError: a setting or an environment variable does not work; the message names it.
     """
+    check_environment(settings.device)
     check_tracker(settings.report_to)
     if settings.model.task == "masked-lm" and corpus.tokenizer.token_to_id(MASK) is None:
         raise ArgumentError(
@@ -186,7 +187,7 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
 
 def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
     """Refuse a batch whose logits alone exceed the memory."""
-    rows = settings.training.sequences_each(ranks.asked_for())
+    rows = settings.training.sequences_each()
     size = LOGIT * rows * settings.model.context * vocab_size
     if size > (memory := _memory()):
         raise ArgumentError(

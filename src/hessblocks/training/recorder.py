@@ -12,7 +12,6 @@ from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
-from hessblocks.training import ranks
 from hessblocks.training.cost import StepClock, allocated_peak
 from hessblocks.training.divergence import Divergence
 from hessblocks.training.folder import RunFolder, prune
@@ -26,8 +25,7 @@ class Recorder(StepClock):
 
     A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; after a
     divergence also its cause, as `diverged`. `seconds` counts forward pass, backward pass and
-    update, without evaluation, checkpoints and other measurements. Only the first of several
-    processes writes.
+    update, without evaluation, checkpoints and other measurements.
     """
 
     trainer: GuardedTrainer
@@ -137,8 +135,7 @@ class Recorder(StepClock):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         """Write the manifest of the Trainer's checkpoint; remove old checkpoints."""
-        ranks.wait()  # each process writes its random state into the checkpoint
-        if not (self.folder and ranks.is_first()):
+        if not self.folder:
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
@@ -150,7 +147,7 @@ class Recorder(StepClock):
     def on_train_end(self, *_: Any, **given: Any) -> None:
         """Record the peak memory, and wait until all lines are on the disk."""
         self.peak = max(self.peak, allocated_peak(self.device))
-        if self.folder and ranks.is_first():
+        if self.folder:
             self.folder.sync_lines()
 
     def common(self, step: int) -> Line:
@@ -171,6 +168,6 @@ class Recorder(StepClock):
         line = self.common(step) | values
         if self.divergence:
             line["diverged"] = self.divergence.words
-        if self.folder and ranks.is_first():
+        if self.folder:
             append_line(self.folder.metrics, line)
         self.listener(line)

@@ -1,16 +1,14 @@
-"""Train a run in its folder, in all processes together, and measure curvature before and after."""
+"""Train a run in its folder, and measure curvature before and after."""
 
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
@@ -19,8 +17,8 @@ from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
-from hessblocks.settings import CurvatureSettings, RunSettings, SharedSettings
-from hessblocks.training import preparation, ranks
+from hessblocks.settings import CurvatureSettings, RunSettings
+from hessblocks.training import preparation
 from hessblocks.training.cost import start_counting, update_flops
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, map_rows
@@ -28,41 +26,9 @@ from hessblocks.training.preparation import build_model
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
-Order = Callable[[Corpus], object]
-"""Task for all processes together; it can be pickled, since its functions are module-level."""
-
 
 class DivergenceWarning(UserWarning):
     """Warning that a loss or a gradient is not finite, so that the run ends."""
-
-
-@contextmanager
-def together(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> Iterator[bool]:
-    """Initialise the process group, and yield whether this process is rank 0, which decides.
-
-    The other processes first carry out the tasks of rank 0 until it sends None.
-
-    Args:
-        settings: settings of all runs, which are checked before anything is written.
-        presets: names of the blocks to train.
-        corpus: text to train on, the same in every process.
-
-    Raises:
-        ArgumentError: sizes do not fit, there is too little data, or the sequences of an update
-            cannot be divided among the processes.
-        RunError: another process has ended.
-    """
-    preparation.check(settings, presets, corpus)
-    settings.training.sequences_each(ranks.asked_for())
-    ranks.join(settings.device)
-    with ranks.beating():
-        if not ranks.is_first():
-            while order := agree():
-                order(corpus)
-            yield False
-            return
-        yield True
-        agree(None)  # not after an error: then this process ends, and so do the others
 
 
 @local_torch_dtype(torch.float32)
@@ -87,11 +53,11 @@ def carry_out(
     observers = [Observer(recorder, folder, corpus)] if settings.observation.any else []
     model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
     trainer = make_trainer(model, settings, corpus, folder.checkpoints)
-    sequences = settings.training.sequences_each(ranks.count())
+    sequences = settings.training.sequences_each()
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
     with preparation.closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
-    if recorder.divergence and ranks.is_first():
+    if recorder.divergence:
         found = recorder.divergence
         warnings.warn(
             f"{settings.preset}, seed {settings.seed}: diverged at step {found.step}: the "
@@ -101,14 +67,6 @@ def carry_out(
             stacklevel=2,
         )
     return model, recorder
-
-
-def agree(order: Order | None = None) -> Order | None:
-    """Broadcast a task from rank 0 to the other processes, which call this too; None ends them."""
-    heard = [order]
-    if ranks.count() > 1:
-        dist.broadcast_object_list(heard, src=0)
-    return heard[0]
 
 
 Rows = list[storage.ResultRow]
@@ -245,9 +203,9 @@ class Run:
             )
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
-            order = partial(carry_out, settings, self.folder, checkpoint)
-            agree(order)
-            model, recorder = order(self.corpus, self.progress)
+            model, recorder = carry_out(
+                settings, self.folder, checkpoint, self.corpus, self.progress
+            )
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:
                 tokenizer = tokenizer_of(self.corpus, settings.model.context)

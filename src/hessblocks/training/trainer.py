@@ -20,7 +20,6 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
 from hessblocks.errors import RunError
 from hessblocks.settings import RunSettings, SharedSettings
-from hessblocks.training import ranks
 from hessblocks.training.divergence import Batch, Divergence, locate
 from hessblocks.training.folder import writing
 from hessblocks.training.optimisers import optimiser_of
@@ -75,7 +74,7 @@ class GuardedTrainer(Trainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
         finite = math.isfinite(norm) and all(bool(loss.isfinite()) for _, loss in self._passes)
-        if ranks.any_of(not finite):
+        if not finite:
             self.divergence = self._locate()
             self.control.should_training_stop = True
             model.zero_grad(set_to_none=True)  # without gradients the optimiser changes nothing
@@ -86,9 +85,8 @@ class GuardedTrainer(Trainer):
         step = self.state.global_step + 1
         batches = [self._prepare_inputs(batch) for batch, _ in self._passes]
         inner = cast(nn.Module, self.model)
-        found = locate(inner, batches, self._loss_of, step)
         unknown = Divergence(step=step, quantity="gradient norm", place="")
-        return ranks.first_of(found) or unknown
+        return locate(inner, batches, self._loss_of, step) or unknown
 
     def _loss_of(self, batch: Batch) -> Tensor:
         with self.compute_loss_context_manager(), torch.enable_grad():
@@ -208,7 +206,7 @@ class RunTrainer(GuardedTrainer):
         windows = cast(Windows, self.train_dataset)
         arguments = self.args
         each = arguments.train_batch_size * arguments.gradient_accumulation_steps
-        count = arguments.max_steps * each * ranks.count()
+        count = arguments.max_steps * each
         return ShuffledPasses(windows, count, arguments.seed)
 
 
@@ -377,11 +375,10 @@ def run_arguments(
         Arguments for a `GuardedTrainer`.
 
     Raises:
-        ArgumentError: the sequences of an update cannot be divided evenly among processes and
-            accumulated passes.
+        ArgumentError: the sequences of an update cannot be divided evenly among its passes.
     """
     training = settings.training
-    each = training.sequences_each(ranks.count())
+    each = training.sequences_each()
     return quiet_arguments(
         folder,
         settings.device,
@@ -389,16 +386,8 @@ def run_arguments(
         run_name=f"{settings.preset}, seed {settings.seed}",
         max_steps=training.steps,
         per_device_train_batch_size=each,
-        per_device_eval_batch_size=_evaluation_batch(sequences, each),
+        per_device_eval_batch_size=each,
         seed=settings.seed,
         **training.trainer_arguments(),
         **more,
     )
-
-
-def _evaluation_batch(sequences: int, most: int) -> int:
-    """Choose an evaluation batch size that gives all processes equally many sequences."""
-    if ranks.count() == 1:
-        return most
-    sizes = range(most, 0, -1)
-    return next((size for size in sizes if sequences % (size * ranks.count()) == 0), 1)

@@ -4,7 +4,6 @@ import math
 import statistics
 import tempfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from hessblocks.training.cost import step_seconds
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.preparation import build_model
 from hessblocks.training.recorder import Recorder
-from hessblocks.training.run import agree
 from hessblocks.training.trainer import make_trainer
 
 TUNING_SEED = 1000
@@ -103,7 +101,6 @@ def tuned_rates(
             training = replace(run.training, learning_rate=rate)
             brief = replace(run, training=training, report_to="none")
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
-                agree(partial(tuning_loss, brief))
                 own[rate] = tuning_loss(brief, corpus, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
     return {name: min(own, key=lambda rate: own[rate]) for name, own in losses.items()}
@@ -114,7 +111,6 @@ def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Pr
     with progress.stage("pace", ", ".join(run.preset for run in runs)):
         steps = {}
         for run in runs:
-            agree(partial(step_seconds, run))
             steps[run.preset] = statistics.median(step_seconds(run, corpus))
     seconds = sum(steps[run.preset] * run.training.steps for run in runs)
     progress.note(

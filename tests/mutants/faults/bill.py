@@ -11,7 +11,7 @@ FAULTS = (
     fault("bill: sums of squares are widened as norms are", "SQUARES * variance => 3 * variance",
           "test_bars_of_squares_of_unlike_widths_cover", within="ratio_estimate"),
     fault("bill: forecasts of other weights are checked",
-          "self.fingerprint != checksums(self.problem.model.parameters()) => False",
+          "self.fingerprint != checksums(self.problem.weights.values()) => False",
           "test_a_check_of_weights_that_have_moved_since_is_refused", within="Bill.check"),
     fault("bill: samples of one piece are summed", "sums / $counts => sums",
           "test_tokens_are_cut_where_rows_are_few_and_the_forms_stay_unbiased",

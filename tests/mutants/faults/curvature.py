@@ -49,8 +49,8 @@ FAULTS = (
     fault("a batch of samples is added to the one before", "$vectors.zero_() =>",
           "test_sampled.py", within="_samples"),
     fault("a second piece of the groups draws other signs",
-          "_samples($problem, $whole, $sampling, $batch, $seed, $told, $vectors) => "
-          "_samples($problem, $whole, $sampling, $batch, $seed + len(sizes), $told, $vectors)",
+          "_samples($problem, $whole, $sampling, $batch, $seed, $told, $vectors, $local) => "
+          "_samples($problem, $whole, $sampling, $batch, $seed + len(sizes), $told, $vectors, $local)",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces"),
     fault("a piece of the groups may have one more than fits", "$size > $left => $left <= 0",
           "test_groups_that_do_not_fit_together_are_taken_in_pieces", within="_pieces"),

@@ -15,7 +15,7 @@ FAULTS = (
           "test_each_optimiser_has_its_own_defaults"),
     fault("no warm-up", "round(self.warmup * self.steps) => 0",
           "test_training_is_the_published_loop", "test_training_is_the_loop_written_out"),
-    fault("an update that cannot be shared out passes", "self.batch_size % $parts => False",
+    fault("an update that cannot be shared out passes", "self.batch_size % self.accumulate => False",
           "test_an_update_that_cannot_be_shared_out_is_refused", within="sequences_each"),
     fault("tokens beyond the context pass", "$sample.tokens > self.model.context => False",
           "test_compare.py::test_settings_outside_their_range_are_refused",

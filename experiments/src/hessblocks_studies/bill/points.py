@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import hessblocks as hb
-from hessblocks.curvature import Bill, Change, Edit
+from hessblocks.bill import Bill, Change, Edit
 from hessblocks.data import BigramTable, Windows, encoded
 from hessblocks.errors import RunError
 from hessblocks.models import load

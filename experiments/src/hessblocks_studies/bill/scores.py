@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature import Change
+from hessblocks.bill import Change
 
 PEERS = {
     "weight error": "‖Δ‖²",

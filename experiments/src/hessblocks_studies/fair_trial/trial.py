@@ -240,7 +240,7 @@ STUDY = Study(
     source="ours, testing the claims of the simplified-blocks paper",
     published=(
         "SAS and SAS-P match pre-ln in loss per update and take less time an update (18 layers, "
-        "width 768, one rate)."
+        "width 768, rates tuned for each)."
     ),
     settings=plan.points,
     measure=measure,

@@ -76,7 +76,7 @@ class Ground:
         with held(self.folder):
             store = mended_store(self.folder)
             texts = (self.text.tokens, self.choosing.tokens)
-            yield measure_removals(self.original, *texts, samples=0, store=store), store
+            yield measure_removals(self.original, *texts, store=store), store
 
     def without(self, layers: Sequence[int]) -> HessblocksForCausalLM:
         """Remove whole layers."""

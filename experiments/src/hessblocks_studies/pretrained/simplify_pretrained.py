@@ -9,9 +9,9 @@ from math import exp, hypot
 from statistics import median
 from typing import Any
 
-from hessblocks.blocks import Identity, Shared
+from hessblocks.blocks import Identity, Shared, Weight
 from hessblocks.figures import Panel
-from hessblocks.simplify import Place, saved_between
+from hessblocks.simplify import Candidate, Place, Refit, saved_between
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
@@ -39,12 +39,13 @@ SIZES, NEEDED = 4, 3
 ALONE = "removals alone"
 """Point that measures each removal alone, and identities without their refit."""
 PLAIN = "KL without a refit"
-REFITTED = {
+PROJECTION = "attention.projection"
+REFITTED: Mapping[str, tuple[str, Weight]] = {
     "query = identity": ("query", Identity()),
     "query of the first layer": ("query", Shared()),
     "value of the first layer": ("value", Shared()),
 }
-"""Kind with a refitted projection → description of the replacement."""
+"""Replacement of a weight, with a refitted projection → the weight and what replaces it."""
 MOST = 0.9
 """Share of the layers on which a refit must reduce the cost."""
 
@@ -112,22 +113,33 @@ def measure(settings: SimplifiedSettings) -> list[Row]:
 def _alone(place: Ground) -> list[Row]:
     """Measure the cost of each removal alone, and of identities without a refitted projection."""
     rows: list[Row] = []
+    common: Row = {"study": "simplify-pretrained", "rule": ALONE, "seed": 0}
     with place.table() as (table, _):
         for row in table.rows:
-            own: Row = {"study": "simplify-pretrained", "rule": ALONE, "seed": 0}
-            own |= {"kind": row["kind"], "layer": row["layer"], "share": row["share"]}
+            own = {**common, "kind": row["kind"], "layer": row["layer"], "share": row["share"]}
             rows.append(shared.measured(KL, row["kl"], **own, standard_error=row["kl_error"]))
-            if (replaced := REFITTED.get(row["kind"])) is None:
-                continue
-            at = Place(model=place.original, index=row["layer"], text=place.text)
-            attention = at.block.attention.replace(**dict([replaced]))
-            plain = at.built(at.block.replace(attention=attention), at.state)
-            rest = place.original.model.layers[at.index + 1 :]
-            cost = place.choosing.cost([plain, *rest], at.index).kl
-            rows.append(
-                shared.measured(PLAIN, cost.value, **own, standard_error=cost.standard_error)
-            )
+    size = place.original.num_parameters()
+    for kind, (name, weight) in REFITTED.items():
+        for layer in range(isinstance(weight, Shared), place.original.config.depth):
+            at = Place(model=place.original, index=layer, text=place.text)
+            refitted, plain = _replaced(at, kind, name, weight)
+            own = {**common, "kind": kind, "layer": layer, "share": refitted.parameters / size}
+            rest = place.original.model.layers[layer + 1 :]
+            for quantity, module in ((KL, refitted.module), (PLAIN, plain)):
+                cost = place.choosing.cost([module, *rest], layer).kl
+                rows.append(
+                    shared.measured(quantity, cost.value, **own, standard_error=cost.standard_error)
+                )
     return rows
+
+
+def _replaced(at: Place, kind: str, name: str, weight: Weight) -> tuple[Candidate, Any]:
+    """Replace a weight of the attention, with the projection refitted and without."""
+    block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
+    plain = at.built(block, at.state)
+    mixed, wanted = at.projection_pairs(plain)[0], at.projection_pairs(at.layer)[1]
+    state = at.refitted(PROJECTION, Refit(at.with_ones(PROJECTION, mixed), wanted))
+    return at.candidate(kind, block, state), plain
 
 
 def _costs(place: Ground, model: Any, own: Row) -> list[Row]:

@@ -14,7 +14,6 @@ from hessblocks.errors import RunError
 from hessblocks.report import Comparison, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
 from hessblocks.storage import load_results
-from hessblocks.training import is_first
 
 
 def carry_out(
@@ -44,8 +43,6 @@ def carry_out(
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size, settings.model.task)
         work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
-    if not is_first():
-        return
     found = compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in found.rows)
     seconds = time.perf_counter() - start

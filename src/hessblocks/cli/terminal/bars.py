@@ -1,7 +1,6 @@
 """Show progress on standard error: a bar on a terminal, elsewhere one line per finished stage."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -58,5 +57,5 @@ class ScreenProgress(Progress):
 
 
 def make_progress() -> Progress:
-    """Make the progress of this process; among several processes only the first shows it."""
-    return ScreenProgress() if os.environ.get("RANK", "0") == "0" else Progress()
+    """Make the progress that is shown on standard error."""
+    return ScreenProgress()

@@ -262,7 +262,7 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
     if cut and not sharded:
         raise ArgumentError(
             f"model: {cut[0]!r} and {len(cut) - 1} more parameters are sharded (FSDP2 or tensor "
-            "parallel), and closed forms need them whole; take products (hessblocks.Problem), or "
+            "parallel), and closed forms need them whole; "
             "load an unsharded copy: torch.distributed.checkpoint.state_dict.get_model_state_dict "
             "with StateDictOptions(full_state_dict=True)"
         )

@@ -1,7 +1,6 @@
 """Bring batches into one form, and differentiate their losses in the logits."""
 
 from hessblocks.curvature.losses.batch_loss import (
-    IDLE,
     BatchLoss,
     Differentiated,
     LossDerivatives,

@@ -184,10 +184,6 @@ def _convex(curvature: Tensor) -> Tensor:
     return curvature.clamp(min=0)
 
 
-IDLE = Differentiated(lambda logits: logits.flatten()[:0], lambda: 0, classes=False)
-"""Loss 0 at any logits, with no valid rows."""
-
-
 def callable_loss(
     function: LossFunction, batch: Batch, outputs: Any, logits: Float[Tensor, "..."]
 ) -> Differentiated:

@@ -37,9 +37,6 @@ class Batch:
     """Labels, or None where the batch has none."""
     number: int = 0
     """Index of the batch in the caller's data set, counted from 0."""
-    idle: bool = False
-    """Whether the loss ignores the batch. A rank without rows runs such a batch, since the other
-    ranks need its shard of the weights."""
     first: int = 0
     """Index, in the caller's batch, of the first row of this microbatch."""
 

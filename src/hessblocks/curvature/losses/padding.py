@@ -65,12 +65,7 @@ class TextPositions:
         self._names = tuple(inspect.signature(model.forward).parameters)
         self._needed: bool | None = None
 
-    def put_into(
-        self,
-        batch: Batch,
-        outputs: Callable[[Batch], Float[Tensor, "..."]],
-        most: Callable[[int], int] = int,
-    ) -> Batch:
+    def put_into(self, batch: Batch, outputs: Callable[[Batch], Float[Tensor, "..."]]) -> Batch:
         """Add `position_ids` to a left-padded batch, if the model's logits need them.
 
         The most padded row of the first left-padded batch decides for all batches; this costs three
@@ -78,19 +73,17 @@ class TextPositions:
 
         Args:
             batch: batch as the caller gave it.
-            outputs: computes a batch's logits, or the last layer's inputs, without a graph.
-            most: maximum of a number over all ranks, which must run the same forward passes.
+            outputs: computes a batch's logits, without a graph.
 
         Returns:
             The batch, with its other entries unchanged.
         """
         mask = None if self._needed is False else self._mask(batch)
+        if mask is None or not _padding(mask).any():
+            return batch
         if self._needed is None:
-            padded = mask is not None and bool(_padding(mask).any())
-            if not most(int(padded)):
-                return batch
-            self._needed = bool(most(int(self._decide(batch, mask if padded else None, outputs))))
-        return _counted(batch, mask) if self._needed and mask is not None else batch
+            self._needed = self._decide(batch, mask, outputs)
+        return _counted(batch, mask) if self._needed else batch
 
     def _mask(self, batch: Batch) -> Shaped[Tensor, "rows tokens"] | None:
         """Find the attention mask, (rows, tokens); None if the batch has `position_ids`."""
@@ -106,15 +99,12 @@ class TextPositions:
     def _decide(
         self,
         batch: Batch,
-        mask: Shaped[Tensor, "rows tokens"] | None,
+        mask: Shaped[Tensor, "rows tokens"],
         outputs: Callable[[Batch], Tensor],
     ) -> bool:
         """Compare the most padded row with its text without padding; warn if no way agrees."""
-        if mask is None:  # another rank decides; this one runs as many forward passes
-            _ = [_tried(outputs, replace(batch.piece(0, 1), idle=True)) for _ in range(3)]
-            return False
         number = int(_padding(mask).argmax())
-        row, mask = replace(batch.piece(number, number + 1), idle=True), mask[number : number + 1]
+        row, mask = batch.piece(number, number + 1), mask[number : number + 1]
         before = int(_padding(mask))
         plain = outputs(row)  # an error here does not come from our changes to the row
         alone = _tried(outputs, _without(row, mask.shape, before))
@@ -145,8 +135,6 @@ def _padding(mask: Shaped[Tensor, "rows tokens"]) -> Int[Tensor, " rows"]:
 def _counted(batch: Batch, mask: Shaped[Tensor, "rows tokens"]) -> Batch:
     """Add `position_ids`, counted from each row's first token, if any row is left-padded."""
     padding = _padding(mask)
-    if not padding.any():
-        return batch
     places = torch.arange(mask.shape[1], device=mask.device) - padding[:, None]
     return replace(batch, keywords={**batch.keywords, "position_ids": places.clamp(min=0)})
 

@@ -12,6 +12,7 @@ from hessblocks.curvature.products.forward import (
     differentiable_once,
     uncompiled,
 )
+from hessblocks.curvature.products.fully_sharded import LocalEntries, gradients
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,
@@ -26,7 +27,6 @@ from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
     Block,
     PrecisionWarning,
-    own_products,
     say_precision,
     squared_products,
     total_products,

@@ -249,9 +249,9 @@ def check_guard(
                 return  # the products raise it; not stored, for other weights may do
             except HessblocksError as error:
                 guard.outcomes[some, twice] = error.with_traceback(None)
-        if (error := guard.outcomes[some, twice]) is None:
+        if (refusal := guard.outcomes[some, twice]) is None:
             return
-    raise error
+    raise refusal
 
 
 def _check_row(problem: Any, guard: Guard, some: frozenset[str], twice: bool) -> None:

@@ -28,7 +28,8 @@ from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
 from hessblocks.curvature.model_state import evaluation_mode, exclusive
 from hessblocks.curvature.products.calling import Call
-from hessblocks.curvature.sharding import Cut, Way, own_rows, run_in_parts
+from hessblocks.curvature.products.fully_sharded import WHOLE, in_evaluation_mode
+from hessblocks.errors import ArgumentError
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
@@ -138,15 +139,15 @@ class Mode(IntEnum):
 class Forward:
     """Forward pass of one model; it remembers the mode that works for the model."""
 
-    def __init__(self, model: nn.Module, loss: Any, cuts: Mapping[str, Cut]) -> None:
+    def __init__(self, model: nn.Module, loss: Any, *, sharded: bool) -> None:
         """Read the model's signature; the model is not called.
 
         Args:
             model: model to call.
             loss: loss of the problem.
-            cuts: cuts of sharded parameters, by name; empty if the model is not sharded.
+            sharded: whether `fully_shard` has sharded the parameters.
         """
-        self._model, self._cuts = model, cuts
+        self._model, self._sharded = model, sharded
         self._call = Call(model, loss)
         self._mode = Mode.LAZY_LOGITS
         self._recomputed = False
@@ -168,7 +169,15 @@ class Forward:
 
         Returns:
             The model's outputs.
+
+        Raises:
+            ArgumentError: the model is sharded, and second derivatives will be computed.
         """
+        if self._sharded:
+            if twice:
+                raise ArgumentError(WHOLE)
+            with exclusive(self._model), in_evaluation_mode(self._model):
+                return self._call(batch)
         # the loop ends: each repetition raises the mode
         while (found := self._try(batch, parameters, twice=twice, by_rows=by_rows)) is None:
             pass
@@ -182,8 +191,8 @@ class Forward:
         swap = mode is not Mode.AUTOGRAD
         try:
             with exclusive(self._model), self._state(swap, twice=twice)(self._model) as seen:
-                self._put_in(parameters, swap, twice=twice)
-                if twice and by_rows and mode is Mode.LAZY_LOGITS and not self._cuts:
+                put_in(self._model, parameters)
+                if twice and by_rows and mode is Mode.LAZY_LOGITS:
                     defer_logits(self._model, seen)
                 outputs = self._call(batch)
         except LogitsUsed:
@@ -204,21 +213,6 @@ class Forward:
     ) -> Callable[[nn.Module], AbstractContextManager[closed.Watch]]:
         """Return the context manager in which a forward pass runs."""
         return partial(differentiable, closed_forms=swap) if twice else differentiable_once
-
-    def _put_in(self, parameters: Parameters, swap: bool, *, twice: bool) -> None:
-        """Put the parameters into the model; a sharded model gathers them layer by layer."""
-        if not self._cuts:
-            put_in(self._model, parameters)
-            return
-        named = dict(self._model.named_parameters())
-        own = {name: own_rows(p, self._cuts[name]) for name, p in named.items()} | dict(parameters)
-        way = Way(
-            shards={id(p): own[name] for name, p in named.items()},
-            cuts={id(p): self._cuts[name] for name, p in named.items()},
-            settled=backward_pass if twice else differentiable_once,
-            again=self._state(swap, twice=twice),
-        )
-        run_in_parts(self._model, way)
 
     def backward(self) -> AbstractContextManager[object]:
         """Enter the state in which to differentiate `outputs`, for checkpointed parts."""

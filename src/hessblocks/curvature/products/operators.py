@@ -53,9 +53,10 @@ class CurvatureOperator(LinearOperator):
 
         Raises:
             ArgumentError: `group` together with `rows` or `columns`, one of these two without the
-                other, or a group that does not fit the problem's model.
+                other, a group that does not fit the problem's model, or a sharded model.
         """
         check_problem(problem)
+        problem.check_whole()
         if group is rows is columns is None:
             group = merge("all", [*parameter_groups(problem.model, "tensor").values()])
         names = ("rows", "columns") if group is None else ("group", "group")

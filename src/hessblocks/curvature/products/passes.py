@@ -4,8 +4,8 @@ The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice, repeat
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,8 +55,6 @@ class Passes:
     """Maps the number of rows of a batch to the most rows of its microbatches."""
     turns: slice
     """Selects this process's microbatches from those of all processes."""
-    idle: int = 0
-    """Number of additional passes of weight zero, so that all processes run equally many."""
 
     def sizes(self) -> list[int]:
         """List the number of rows of each microbatch of all processes."""
@@ -67,14 +65,13 @@ class Passes:
         return found
 
     def __len__(self) -> int:
-        """Count this process's passes, those of weight zero included."""
-        return len(self.sizes()[self.turns]) + self.idle
+        """Count this process's passes."""
+        return len(self.sizes()[self.turns])
 
     def __iter__(self) -> Iterator[Batch]:
         """Read and split the batches; yield this process's microbatches."""
         pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
         yield from islice(pieces, self.turns.start, None, self.turns.step)
-        yield from repeat(replace(self.batches.widest_row, idle=True), self.idle)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +143,7 @@ def make_plan(
     Args:
         problem: `memory_limit` bounds the memory besides model and data. If it is None, the bound
             is a quarter of the machine's memory, and batches with a callable loss are not split.
+            Of a sharded model, passes are the batches as they are given.
         twice: whether second derivatives will be computed; if not, only gradients.
         spare: bytes that the caller needs besides the passes.
         most_rows: upper bound on the rows per pass, if batches can be split.
@@ -161,12 +159,14 @@ def make_plan(
         RunError: the model is random even in evaluation mode.
     """
     processes, device = problem.processes, problem.device
+    if problem.sharded:
+        return _plan_of_sharded(problem, spare, most_rows, twice=twice)
     parameters = sum(p.numel() * p.element_size() for p in problem.parameters.values())
     double = all(p.dtype == torch.float64 for p in problem.parameters.values())
     cost = _row_cost(problem, twice=twice)
     fixed = VECTORS_HELD * parameters + spare
-    rest = processes.least((problem.memory_limit or default_limit(device)) - fixed, device)
-    rows = processes.least(rest // cost.peak, device)
+    rest = (problem.memory_limit or default_limit(device)) - fixed
+    rows = processes.least(rest // cost.peak, device)  # passes are divided by their numbers
     if rows < 1:
         raise ArgumentError(
             "memory_limit: one row of a batch needs about "
@@ -176,7 +176,8 @@ def make_plan(
     rows = max(1, rows // share)
     if device.type == "cpu":
         rows = min(rows, max(1, FULL_CPU_WORK // cost.work))
-    passes = _cut(problem, min(rows, most_rows or rows), rest // cost.bare, cost, twice=twice)
+    rows = min(rows, most_rows or rows)
+    passes = _cut(problem, rows, rest // cost.bare, cost.narrowest, twice=twice)
     sizes = passes.sizes()
     most, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
     held, logits = own_rows * cost.graph, own_rows * cost.logits
@@ -184,24 +185,37 @@ def make_plan(
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
     return Plan(
-        passes=replace(passes, idle=processes.idle(len(passes), device)),
-        hold=bool(processes.least(int(hold), device)),
+        passes=passes,
+        hold=hold,
         keep_logits=keep,
         peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
-        together=1 if problem.cuts else _together(rest, parameters, most, cost),
+        together=_together(rest, parameters, most, cost),
         narrower=cost.narrowest if double and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
 
 
-def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -> Passes:
+def _plan_of_sharded(problem: Any, spare: int, most_rows: int | None, *, twice: bool) -> Plan:
+    """Plan passes over whole batches, or over at most `most_rows` rows of a batch."""
+    row, own = problem.batches.widest_row, problem.parameters
+    with torch.no_grad():
+        first, second = (problem.forward(row, own, twice=twice)[0] for _ in range(2))
+    check_same(first, second)
+    dtypes = {first.hidden.dtype, *(parameter.dtype for parameter in own.values())}
+    narrowest = min(dtypes, key=lambda dtype: dtype.itemsize)
+    rows = most_rows or max(problem.batches.rows)
+    passes = _cut(problem, rows, rows, narrowest, twice=twice)
+    return Plan(passes=passes, hold=False, keep_logits=False, together=1, peak=spare)
+
+
+def _cut(problem: Any, rows: int, fitting: int, narrowest: torch.dtype, *, twice: bool) -> Passes:
     """Split the batches into passes of at most `rows` rows; check that rows are independent.
 
     Args:
         problem: problem with the batches.
         rows: upper bound on the rows per pass.
         fitting: number of rows that fit the memory in a forward pass without a graph.
-        cost: cost of a row.
+        narrowest: narrowest dtype that the model computes in.
         twice: whether second derivatives will be computed.
 
     Returns:
@@ -218,13 +232,11 @@ def _cut(problem: Any, rows: int, fitting: int, cost: RowCost, *, twice: bool) -
     )
     # a model that has changed may make rows depend on each other
     cut, found = len(passes.sizes()) > len(batches), (rows, form_of(problem.model))
-    cut = cut and found not in batches.compared
-    # the minimum of −cut is −1 if any process splits: all must run the passes of the check
-    if processes.least(-int(cut), problem.device):
-        dtype = cost.narrowest
-        check_rows(
-            Comparison(problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=dtype)
+    if cut and found not in batches.compared:
+        comparison = Comparison(
+            problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=narrowest
         )
+        check_rows(comparison)
         batches.compared.add(found)
     return passes
 
@@ -300,5 +312,5 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a model of one layer saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS_ARRAYS * (size if readout.weight is None else temporary),
-        guard=None if problem.cuts or not (guard.functions or guard.unreached) else guard,
+        guard=guard if guard.functions or guard.unreached else None,
     )

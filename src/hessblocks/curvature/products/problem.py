@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property, partial
-from itertools import chain
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,11 +20,17 @@ from torch import Tensor, nn
 from hessblocks.curvature import losses, model_state
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import Params, as_module, logits_of
-from hessblocks.curvature.products.distributed import check_all_alike, processes
+from hessblocks.curvature.products.distributed import all_reduce, check_all_alike, processes
 from hessblocks.curvature.products.forward import Forward
+from hessblocks.curvature.products.fully_sharded import (
+    WHOLE,
+    GatheredParameters,
+    is_sharded,
+    local_rows,
+    rows_like,
+)
 from hessblocks.curvature.products.passes import Plan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
-from hessblocks.curvature.sharding import Cut, all_or_none, cuts_of, own_rows
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
 from hessblocks.linalg import Operand, default_limit
@@ -45,6 +49,13 @@ class Problem(Operand):
         Problem(Linear, trainable parameters 3, rows 15, batches 3, loss MSELoss)
     """
 
+    _graphs: tuple[Hashable, tuple[float, ...], list[Any]] | None
+    """What kept graphs are for, checksums of the model when they were built, and the graphs."""
+    _noted: tuple[Hashable, Hashable]
+    """State of model, loss and batches when a block began, or after the last forward pass in it."""
+    _ran: bool
+    """Whether there was a forward pass since `_noted`."""
+
     def __init__(
         self,
         model: nn.Module | Callable[..., Any],
@@ -60,9 +71,9 @@ class Problem(Operand):
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). Each
-                product uses its current state, in evaluation mode. Its parameters may be sharded
-                over processes (`curvature.sharded`, FSDP2's `fully_shard`). Or a function of
-                (params, inputs), with `params`.
+                product uses its current state, in evaluation mode. Or a function of (params,
+                inputs), with `params`. Sampled gradients also take a model that FSDP2's
+                `fully_shard` has sharded; then all processes give the same batches.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
                 alone; a list, a single dict, or a DataLoader. Batches of a loader are cached if
                 they fit `memory_limit`; else each product reads the loader again, in the same
@@ -80,11 +91,8 @@ class Problem(Operand):
                 microbatches and of batches of vectors, and bounds the cache of a loader. None: a
                 quarter of the machine's memory. With a callable loss, a limit asserts that the
                 loss's rows do not depend on each other.
-            shard: how several processes (torchrun) with the same model share the work, with one
-                all-reduce per product. `batches`: all get the same batches, and divide the rows.
-                `vectors`: all get the same batches, and divide the vectors of each product.
-                `own`: each gets different batches (a DistributedSampler), weighted by their valid
-                tokens. None: each process works alone, or `batches` if the model is sharded.
+            shard: `batches`: several processes (torchrun) with the same model and the same batches
+                divide the rows, with one all-reduce per product. None: each process works alone.
             num_batches: use only the first `num_batches` batches; None: all.
 
         Raises:
@@ -92,17 +100,17 @@ class Problem(Operand):
                 with them, no trainable parameters, complex ones or some without values, no batches,
                 an iterator with more batches than `memory_limit` allows to cache, batches of an
                 unknown form, an unknown loss or that of another task than the model's, a bad limit,
-                parameters sharded otherwise than by rows, a sharded model without layers, `shard`
-                without a process group, or processes with different weights, or with different
-                batches where `shard` needs the same.
+                parameters sharded otherwise than by `fully_shard`, `shard` with such a model or
+                without a process group, or processes with different weights or batches.
+            RunError: another process does not answer within the process group's timeout.
         """
         loss, self._loss_of = losses.loss_of(loss)
         model = _module_of(model, params)
         self.model = plain_model(model, sharded=True)
         losses.check_task(self.model, loss)
-        self.cuts: Mapping[str, Cut] = cuts_of(self.model)
+        self.sharded = is_sharded(self.model)
         self.loss = loss
-        self.processes = processes(shard, sharded=bool(self.cuts))
+        self.processes = processes(shard, sharded=self.sharded)
         if memory_limit is not None:
             check_memory_limit(memory_limit)
         self.memory_limit = memory_limit
@@ -138,16 +146,43 @@ class Problem(Operand):
         """
         with model_state.exclusive(self.model):
             named = self.model.named_parameters()
-            return {name: self._held(name, p) for name, p in named if p.requires_grad}
+            return {name: local_rows(p) for name, p in named if p.requires_grad}
 
     @property
     def weights(self) -> dict[str, Float[Tensor, "..."]]:
         """All parameters by name, frozen ones included."""
         with model_state.exclusive(self.model):
-            return {name: self._held(name, p) for name, p in self.model.named_parameters()}
+            return {name: local_rows(p) for name, p in self.model.named_parameters()}
 
-    def _held(self, name: str, parameter: Tensor) -> Tensor:
-        return own_rows(parameter, self.cuts[name]) if self.cuts else parameter.detach()
+    @property
+    def whole_parameters(self) -> Mapping[str, Float[Tensor, "..."]]:
+        """Trainable parameters by name; those of a sharded model are gathered one at a time."""
+        return GatheredParameters(self.model) if self.sharded else self.parameters
+
+    def local_rows(self, name: str, whole: Float[Tensor, "..."]) -> Float[Tensor, "rows ..."]:
+        """Slice this process's rows of a tensor as large as a parameter; all, if that is whole."""
+        return rows_like(whole, self.model.get_parameter(name)) if self.sharded else whole
+
+    def sum_over_rows(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Sum dot products of the processes' rows, if the model is sharded.
+
+        Returns:
+            The sum, on the device of `share`.
+        """
+        if not self.sharded:
+            return share
+        total = share.to(self.device)  # NCCL takes no tensors on a CPU
+        all_reduce(total)
+        return total.to(share.device)
+
+    def check_whole(self) -> None:
+        """Check that the model's parameters are not sharded.
+
+        Raises:
+            ArgumentError: they are.
+        """
+        if self.sharded:
+            raise ArgumentError(WHOLE)
 
     @property
     def entries(self) -> dict[str, int]:
@@ -219,13 +254,13 @@ class Problem(Operand):
         if not self.keeps_graphs:
             return fresh
         sums = model_state.checksums([*self.weights.values(), *self.model.buffers()])
-        if self._graphs and self._graphs[0] == key:
-            if self._graphs[1] != sums:
-                raise self._changed()
-        else:
-            self._graphs = None  # frees the memory before other graphs are built
-            self._graphs = (key, sums, list(fresh))
-        return self._graphs[2]
+        graphs = self._graphs
+        if graphs is None or graphs[0] != key:
+            graphs = self._graphs = None  # frees the memory before other graphs are built
+            graphs = self._graphs = (key, sums, list(fresh))
+        if graphs[1] != sums:
+            raise self._changed()
+        return graphs[2]
 
     @property
     def keeps_graphs(self) -> bool:
@@ -240,9 +275,8 @@ class Problem(Operand):
         tensors = [*self.model.parameters(), *self.model.buffers(), *self._loss_buffers()]
         versions = tuple(t._version for t in tensors if not t.is_inference())
         form = model_state.form_of(self.model, self.loss)
-        sums = model_state.checksums(
-            self._loss_buffers()
-        )  # the count N may be one of class weights
+        # the count N may be a sum of class weights
+        sums = model_state.checksums(self._loss_buffers())
         return (form, sums, self.batches.versions), versions
 
     @staticmethod
@@ -261,8 +295,8 @@ class Problem(Operand):
     def move_to(self, model: nn.Module) -> None:
         """Replace the model, for example by a copy in float64; keep the plan."""
         self.model = model
-        self._graphs: tuple[Hashable, Any, list[Any]] | None = None
-        self._run = Forward(model, self.loss, self.cuts)
+        self._graphs = None
+        self._run = Forward(model, self.loss, sharded=self.sharded)
         self._positions = losses.TextPositions(model)
         self._noted, self._ran = self._present(), False
 
@@ -282,11 +316,7 @@ class Problem(Operand):
         if isinstance(self.loss, nn.Module) and self.loss.reduction == "sum":
             return 1
         with torch.no_grad():
-            # first, since all processes of a sharded model must run the same passes
-            spare = replace(self.batches.widest_row, idle=True)
-            idle = [spare] * self.processes.idle(len(self.batches), self.device)
-            own = sum(self._count(batch) for batch in chain(self.batches, idle))
-        count = self.processes.summed(own, self.device, of=("own",))
+            count = sum(map(self._count, self.batches))
         if count == 0:
             raise ArgumentError("batches: every label is ignored; expected at least one valid")
         return count
@@ -352,13 +382,13 @@ class Problem(Operand):
         Raises:
             RunError: the loss is not finite.
         """
-        own = 0.0
+        total, twice = 0.0, twice and not self.sharded
         with self.computing(), torch.no_grad():
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = losses.make_loss_node(*found, 1 / self.valid)
-                own += self.check_finite(end.total(), batch)
-        return self.processes.summed(own, self.device, of=("batches", "own"))
+                total += self.check_finite(end.total(), batch)
+        return self.processes.summed(total, self.device)
 
     def forward(
         self,
@@ -379,29 +409,23 @@ class Problem(Operand):
             The logits, perhaps lazy, with their graph; and the batch's loss.
 
         Raises:
+            ArgumentError: the model is sharded, and the parameters are not its current ones.
             RunError: the model returns no logits, or inference mode is on.
         """
-        positioned = self._positions.put_into(
-            batch,
-            lambda row: self._forward(row, parameters, twice=twice)[0].hidden,
-            partial(self.processes.most, device=self.device),
-        )
-        return self._forward(positioned, parameters, twice=twice)
-
-    def _forward(
-        self, batch: losses.Batch, parameters: Mapping[str, Float[Tensor, "..."]], *, twice: bool
-    ) -> tuple[losses.Readout, losses.BatchLoss]:
-        """Implement `forward`, without a change of the batch's positions."""
         if torch.is_inference_mode_enabled():  # every derivative would be zero
             raise RunError(
                 "curvature: torch.inference_mode() allows no derivatives; leave it, or use "
                 "torch.no_grad() there"
             )
-        loss: losses.BatchLoss | None = None
-        if batch.idle:
-            loss = losses.IDLE
-        elif self._loss_of is not None:
-            loss = self._loss_of(batch)
+        if self.sharded and any(
+            own.data_ptr() != parameters[name].data_ptr() for name, own in self.parameters.items()
+        ):
+            raise ArgumentError(WHOLE)
+        batch = self._positions.put_into(
+            batch,
+            lambda row: logits_of(self._run.outputs(row, parameters, twice=twice, by_rows=False)),
+        )
+        loss = None if self._loss_of is None else self._loss_of(batch)
         by_rows, self._ran = isinstance(loss, losses.CrossEntropy), True
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
@@ -412,32 +436,30 @@ class Problem(Operand):
 
     @property
     def backward(self) -> Callable[[], AbstractContextManager[object]]:
-        """Context manager in which to differentiate a graph of `forward`, for checkpointed parts."""
+        """Context manager in which a graph of `forward` is differentiated (checkpointed parts)."""
         return self._run.backward
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:
-        """Check that the loss is finite, for a sharded model on all processes.
+        """Check that the loss is finite.
 
         Returns:
             `total`.
 
         Raises:
-            RunError: it is not finite, on this process or another; the message names the batch.
+            RunError: it is not finite; the message names the batch.
         """
-        with all_or_none(self.device) if self.cuts else nullcontext():
-            if not abs(total) < float("inf"):
-                half = any(p.element_size() < 4 for p in self.parameters.values())
-                raise RunError(
-                    f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
-                    "look at its inputs"
-                    + (", or use float32 or float64 parameters" if half else "")
-                )
+        if not abs(total) < float("inf"):
+            half = any(p.element_size() < 4 for p in self.parameters.values())
+            raise RunError(
+                f"curvature: the loss of batch {batch.number} (counted from 0) is {total}; "
+                "look at its inputs" + (", or use float32 or float64 parameters" if half else "")
+            )
         return total
 
     def _count(self, batch: losses.Batch) -> float:
         if self._loss_of is not None:
-            return 0 if batch.idle else self._loss_of(batch).valid
-        return self.forward(batch, self.parameters)[1].valid
+            return self._loss_of(batch).valid
+        return self.forward(batch, self.parameters, twice=not self.sharded)[1].valid
 
 
 def _module_of(model: Any, params: Params | None) -> nn.Module:

@@ -11,7 +11,7 @@ axis, but has the same length.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from hessblocks.curvature.losses import Batch, Readout
+from hessblocks.curvature.products.distributed import FAILED
 from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
@@ -131,11 +132,7 @@ class Comparison:
         """Tell whether a batch of `rows` rows is split."""
         return rows > self._piece(rows)
 
-    def passes(self, rows: int) -> int:
-        """Count the forward passes for comparing a batch of `rows` rows."""
-        return math.ceil(rows / self._company(rows)) + math.ceil(rows / self._piece(rows))
-
-    def refusal(self, batch: Batch, *, again: bool) -> ArgumentError | None:
+    def refusal(self, batch: Batch) -> ArgumentError | None:
         """Return an error if a batch must not be split.
 
         Rounding alone may send a token at a tie between two experts to one of them in the whole
@@ -144,7 +141,6 @@ class Comparison:
 
         Args:
             batch: a batch that would be split.
-            again: whether to repeat a failed comparison at perturbed parameters.
 
         Returns:
             The error, or None if the batch may be split.
@@ -152,7 +148,7 @@ class Comparison:
         points = [self.problem.parameters]
         try:
             change = self._change(batch, points)
-            if again and change > self._bound:
+            if change > self._bound and not self.problem.sharded:
                 change = self._change(batch, [*points, _moved(self.problem.parameters)])
         except RuntimeError as error:
             if out_of_memory(error):
@@ -251,18 +247,10 @@ def check_rows(comparison: Comparison) -> None:
     batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
     own = set(numbers[processes.turns])
-    idle = processes.idle(sum(comparison.passes(batches.rows[number]) for number in own), device)
-    refusal: ArgumentError | None = None
-    for number, batch in enumerate(batches) if own else ():
-        if number in own:
-            found = comparison.refusal(batch, again=not processes.sharded)
-            refusal = refusal or found
-        if refusal and not processes.sharded:
-            break
-    for _ in range(idle):
-        comparison.outputs(replace(batches.widest_row, idle=True), problem.parameters)
+    mine = (batch for number, batch in enumerate(batches) if number in own) if own else ()
+    refusal = next(filter(None, map(comparison.refusal, mine)), None)
     refused = processes.least(-int(refusal is not None), device)
     if refusal:
         raise refusal
     if refused:
-        raise RunError("curvature: another process failed; its own message says why")
+        raise RunError(FAILED)

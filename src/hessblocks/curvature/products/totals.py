@@ -5,8 +5,7 @@ Letters: K vectors in a batch.
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -14,11 +13,10 @@ from torch import Tensor
 
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
-from hessblocks.curvature.groups import ParameterGroup, merge
+from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.sharding import OwnEntries, all_or_none
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
@@ -69,12 +67,11 @@ def total_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
-    if not problem.cuts:
-        return own_products(problem, vectors, block)
-    own, wanted = (OwnEntries.of(group, problem.cuts) for group in (block.columns, block.rows))
-    mine = replace(block, rows=wanted.group, columns=own.group)
-    found = own_products(problem, own.read(vectors), mine)
-    return {part: wanted.together(product) for part, product in found.items()}
+    with problem.computing():
+        say_precision(problem)
+        found = _add_up(problem, vectors, block)
+        check_products(vectors, block.rows, found)
+        return found
 
 
 def squared_products(
@@ -83,7 +80,7 @@ def squared_products(
     groups: Sequence[ParameterGroup],
     block: Block,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
-    """Compute ‖·‖² of products per group, in float64; no process holds a whole product.
+    """Compute ‖·‖² of products per group, in float64.
 
     Args:
         problem: see `total_products`.
@@ -97,17 +94,9 @@ def squared_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
-    if problem.cuts:
-        own = OwnEntries.of(block.columns, problem.cuts)
-        groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
-        vectors = own.read(vectors)
-        block = replace(block, rows=merge("rows", groups), columns=own.group)
-    found = own_products(problem, vectors, block)
-    squares = {part: _squares(total, [g.size for g in groups]) for part, total in found.items()}
-    if problem.cuts:
-        for each in squares.values():
-            problem.processes.total(each)
-    return squares
+    sizes = [group.size for group in groups]
+    found = total_products(problem, vectors, block)
+    return {part: _squares(total, sizes) for part, total in found.items()}
 
 
 def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -123,32 +112,6 @@ def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.stack(norms, dim=1).square()
 
 
-def own_products(
-    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
-) -> dict[Part, Float[Tensor, "K rows"]]:
-    """Multiply as `total_products`, but with this process's entries of a sharded model.
-
-    Groups, vectors and products contain only these entries.
-
-    Args:
-        problem: see `total_products`.
-        vectors: (K, columns.size).
-        block: see `total_products`.
-
-    Returns:
-        (K, rows.size) for each part.
-
-    Raises:
-        RunError: a loss or a product is not finite, or the memory is full.
-    """
-    with problem.computing():
-        say_precision(problem)
-        found = _add_up(problem, vectors, block)
-        with all_or_none(problem.device) if problem.cuts else nullcontext():
-            check_products(vectors, block.rows, found)
-        return found
-
-
 def say_precision(problem: Problem, *, twice: bool = True) -> None:
     """Warn once of half precision and of casts below float64, with the error on the first pass.
 
@@ -162,8 +125,7 @@ def say_precision(problem: Problem, *, twice: bool = True) -> None:
     casts = twice and (half or problem.plan.narrower) and problem.plan.passes
     if problem.warned_of_precision == dtypes or not (casts or (half and not twice)):
         return
-    # all processes must gather sharded weights together
-    gap = _gap(problem) if casts and not (half and problem.cuts) else 0.0
+    gap = _gap(problem) if casts else 0.0
     message = None
     if half:
         share = max(gap, *(torch.finfo(dtype).eps for dtype in half))
@@ -206,25 +168,20 @@ def _gap(problem: Problem) -> float:
 def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tensor]:
     later = block.later if problem.keeps_graphs else ()
     involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
-    own = problem.processes.own_vectors(len(vectors))
-    mine = vectors[own].contiguous()
     shape = len(block.parts), len(vectors), block.rows.size
     # a sum in bfloat16 would lose the small terms of many passes
     total = torch.empty(shape, dtype=working_dtype(vectors.dtype), device=vectors.device)
-    if own != slice(0, len(vectors)) or not problem.plan.passes:
+    if not problem.plan.passes:
         total.zero_()
     try:
         names = {*block.rows.parameters, *block.columns.parameters}
         check_guard(problem, problem.plan.guard, names)
-        if own.start < own.stop:
-            for number, graph in enumerate(_graphs(problem, involved, block.parts)):
-                _collect(total[:, own], graph, mine, block, add=number > 0)
+        for number, graph in enumerate(_graphs(problem, involved, block.parts)):
+            _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:
-        if not problem.cuts:
-            problem.processes.fail(total)
+        problem.processes.fail(total)
         raise
-    if not problem.cuts:  # a sharded model sums gradients in its backward pass
-        problem.processes.total(total)
+    problem.processes.total(total)
     return dict(zip(block.parts, total.to(vectors.dtype), strict=True))
 
 

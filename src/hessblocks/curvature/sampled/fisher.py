@@ -137,17 +137,16 @@ class MonteCarloFisher(CurvatureOperator):
             raise ArgumentError(f"samples: expected a whole number above 0, got {samples!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
-        data = problem.processes.rank if problem.processes.shard == "own" else 0
 
         def drawn(loss: losses.BatchLoss, batch: losses.Batch) -> losses.BatchLoss:
             if isinstance(loss, losses.CrossEntropy):
                 shape = torch.Size((*loss.targets.shape, samples))
-                return _Classes(loss, draws(torch.rand, batch, shape, seed, data))
+                return _Classes(loss, draws(torch.rand, batch, shape, seed))
             of, noise = _distribution(loss)
 
             def sets(logits: Tensor) -> Tensor:
                 shape = torch.Size((*logits.shape, samples))
-                found = noise(logits, draws(of, batch, shape, seed, data).movedim(-1, 0))
+                found = noise(logits, draws(of, batch, shape, seed).movedim(-1, 0))
                 return found.to(logits) / math.sqrt(samples)
 
             return _Entries(loss, sets, samples)

@@ -9,7 +9,6 @@ does not fit, the same samples are drawn again for each piece, a subset of the g
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.losses import Batch
 from hessblocks.curvature.products import (
+    LocalEntries,
     Plan,
     Problem,
     check_guard,
@@ -28,7 +27,6 @@ from hessblocks.curvature.products import (
     say_precision,
 )
 from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
-from hessblocks.curvature.sharding import OwnEntries
 from hessblocks.errors import ArgumentError, RunError, in_units
 from hessblocks.linalg import FEWEST_SAMPLES, default_limit, keeping, unit_of
 
@@ -101,8 +99,8 @@ def plan_samples(
             "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
     limit = problem.memory_limit or default_limit(problem.device)
-    each = _dtype(problem).itemsize / (problem.processes.count if problem.cuts else 1)
-    sizes = {name: math.ceil(group.size * each) for name, group in groups.items()}
+    each, ranks = _dtype(problem).itemsize, problem.processes.count if problem.sharded else 1
+    sizes = {name: -(-group.size * each // ranks) for name, group in groups.items()}
     least = FEWEST_SAMPLES if batches is None else -(-samples // batches)
     plan, spare = _plan(problem, least, [sum(sizes.values()), max(sizes.values())])
     fixed = plan.peak - spare
@@ -197,21 +195,20 @@ def _of_piece(
     drawn: int,
 ) -> Float[Tensor, "G B S S"]:
     """Compute inner products for a piece of the groups."""
-    if problem.cuts:
-        groups = [OwnEntries.of(group, problem.cuts).group for group in groups]
-    whole = merge("samples", groups)
-    sizes = [group.size for group in groups]
+    whole, sizes = merge("samples", groups), [group.size for group in groups]
+    local = LocalEntries(groups, problem.model) if problem.sharded else None
+    sizes = local.sizes if local else sizes
     found = []
     report = None if step is None else lambda count: step(drawn + count)
-    shape = sampling.size, whole.size
     # one tensor for all batches, since a new one costs as much time as a sample
     with readable_errors():
-        vectors = torch.empty(shape, dtype=_dtype(problem), device=problem.device)
+        vectors = torch.empty(
+            sampling.size, sum(sizes), dtype=_dtype(problem), device=problem.device
+        )
     for batch in range(sampling.batches):
         with problem.computing():
-            samples = _samples(problem, whole, sampling, batch, seed, report, vectors)
-            inner = _inner_products(samples, sizes)
-            found.append((problem.processes.total(inner) if problem.cuts else inner).cpu())
+            samples = _samples(problem, whole, sampling, batch, seed, report, vectors, local)
+            found.append(problem.sum_over_rows(_inner_products(samples, sizes)).cpu())
     return torch.stack(found, dim=1)
 
 
@@ -223,38 +220,38 @@ def _samples(
     seed: int,
     step: Step | None,
     vectors: Float[Tensor, "S N"],
+    local: LocalEntries | None = None,
 ) -> Float[Tensor, "S N"]:
-    """Draw one batch of samples into `vectors`, over the N entries of the group `whole`."""
+    """Draw one batch of samples into `vectors`, over the N (local) entries of the group `whole`."""
     vectors.zero_()
-    own, before = problem.processes.own_vectors(sampling.size), batch * sampling.size
+    before = batch * sampling.size
     try:
         for number, rows in enumerate(sampling.plan.passes):
-            report = None if number else step
-            _add_pass(problem, rows, whole, vectors, own, before, seed, report)
+            passed = SampledPass(problem, rows, whole.parameters)
+            _add_pass(passed, local or whole, vectors, before, seed, None if number else step)
     except Exception:
-        if not problem.cuts:
-            problem.processes.fail(vectors)
+        problem.processes.fail(vectors)
         raise
-    return vectors if problem.cuts else problem.processes.total(vectors)
+    return problem.processes.total(vectors)
 
 
 def _add_pass(
-    problem: Problem,
-    rows: Batch,
-    whole: ParameterGroup,
-    vectors: Tensor,
-    own: slice,
+    passed: SampledPass,
+    entries: ParameterGroup | LocalEntries,
+    vectors: Float[Tensor, "S N"],
     before: int,
     seed: int,
     step: Step | None,
 ) -> None:
-    """Add one microbatch's term to each of this process's samples."""
-    passed = SampledPass(problem, rows, whole.parameters)
-    for sample in range(own.start, own.stop):
+    """Add one microbatch's term to each sample; the first has the number `before`."""
+    for sample in range(len(vectors)):
         # the last sample frees the graph
-        found = passed.sample(before + sample, seed, keep=sample + 1 < own.stop)
-        tensors = {name: None if one is None else one[None] for name, one in found.items()}
-        whole.collect(tensors, vectors[sample : sample + 1], add=True)
+        found = passed.sample(before + sample, seed, keep=sample + 1 < len(vectors))
+        if isinstance(entries, LocalEntries):
+            entries.add_to(vectors[sample], found)
+        else:
+            tensors = {name: None if one is None else one[None] for name, one in found.items()}
+            entries.collect(tensors, vectors[sample : sample + 1], add=True)
         if step:
             step(before + sample + 1)
 

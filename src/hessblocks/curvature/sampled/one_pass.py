@@ -62,11 +62,7 @@ class SampledPass:
         Returns:
             The sample.
         """
-        processes = self._problem.processes
-        data = processes.rank if processes.shard == "own" else 0
-        drawn = signs(
-            self._rows, self._noise, self.values.device, seed=seed, sample=number, data=data
-        )
+        drawn = signs(self._rows, self._noise, self.values.device, seed=seed, sample=number)
         return self._pulled_back(self._root(drawn), keep, of)
 
     def gradient(self, *, keep: bool, of: Float[Tensor, "..."] | None = None) -> Gradients:
@@ -77,12 +73,16 @@ class SampledPass:
     def _pulled_back(self, direction: Tensor, keep: bool, of: Tensor | None) -> Gradients:
         if not self._logits.requires_grad:
             return dict.fromkeys(self._leaves)
-        direction = direction if of is None else direction * of
+        direction = (direction if of is None else direction * of).to(self._logits.dtype)
+        if self._problem.sharded:
+            model = self._problem.model
+            with products.readable_errors():
+                return products.gradients(model, self._logits, direction, self._leaves, keep=keep)
         with products.differentiable_once(self._problem.model), products.readable_errors():
             found = torch.autograd.grad(
                 self._logits,
                 list(self._leaves.values()),
-                direction.to(self._logits.dtype),
+                direction,
                 retain_graph=keep,
                 allow_unused=True,
             )
@@ -104,11 +104,11 @@ def plan_passes(
         The plan.
 
     Raises:
-        ArgumentError: several processes, no row fits the memory, or autograd's derivatives of the
-            logits are wrong.
+        ArgumentError: processes divide the rows, no row fits the memory, or autograd's derivatives
+            of the logits are wrong.
     """
-    if problem.processes.count > 1:
-        raise ArgumentError("problem: samples are drawn in one process; leave shard out")
+    if problem.processes.shard:
+        raise ArgumentError("problem: samples are drawn of all rows at once; leave shard out")
     products.say_precision(problem, twice=False)
     with exclusive(problem.model), products.readable_errors():
         plan = products.make_plan(
@@ -132,7 +132,7 @@ BITS = 8
 
 
 def signs(
-    batch: Batch, shape: torch.Size, device: torch.device, *, seed: int, sample: int, data: int
+    batch: Batch, shape: torch.Size, device: torch.device, *, seed: int, sample: int
 ) -> Int[Tensor, "..."]:
     """Draw ±1 (Rademacher) for each logit of a microbatch.
 
@@ -142,7 +142,6 @@ def signs(
         device: device of the signs.
         seed: seed of the run.
         sample: index of the sample.
-        data: index of the data set, which is the rank if processes have different data.
 
     Returns:
         Signs as int8, of that shape.
@@ -152,7 +151,7 @@ def signs(
     rows = _rows(batch, shape)
     entries = shape.numel() // rows
     drawn = []
-    for generator in _generators(batch, rows, f"signs {seed} {sample} {data}"):
+    for generator in _generators(batch, rows, f"signs {seed} {sample} 0"):
         size = (-(-entries // BITS),)
         packed = torch.randint(1 << BITS, size, generator=generator, dtype=torch.uint8)
         drawn.append(table[packed.to(device).int()].flatten()[:entries])
@@ -160,7 +159,7 @@ def signs(
 
 
 def draws(
-    of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int, data: int
+    of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int
 ) -> Float[Tensor, "..."]:
     """Draw uniform or normal random numbers for each row of a microbatch.
 
@@ -169,7 +168,6 @@ def draws(
         batch: see `signs`.
         shape: shape of the numbers, rows first.
         seed: see `signs`.
-        data: see `signs`.
 
     Returns:
         Numbers in float64, of that shape, on the batch's device.
@@ -178,7 +176,7 @@ def draws(
     size = (shape.numel() // rows,)
     found = [
         of(size, generator=generator, dtype=torch.float64)
-        for generator in _generators(batch, rows, f"labels {seed} {data}")
+        for generator in _generators(batch, rows, f"labels {seed} 0")
     ]
     return torch.stack(found).view(shape).to(batch.inputs.device)
 

@@ -23,9 +23,9 @@ ADVICE = {
         "{}: the model finds the last token of a row by its padding; set "
         "model.config.pad_token_id, or give batches of one row"
     ),
-    "DTensor|invalid python storage": (
-        "the model uses a sharded weight outside of the layer that holds it, where it is not "
-        "whole ({}); let the layer that holds it use it, or load an unsharded copy"
+    "gloo|NCCL|Connection (reset|closed) by peer|Broken pipe": (
+        "another process has ended, or has not answered within the timeout of "
+        "torch.distributed.init_process_group ({}); end those that are left and start all again"
     ),
     "[Ii]nference tensor": (
         "the model holds a tensor that was made under torch.inference_mode() ({}); "

@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
-from hessblocks.simplify.kinds.read_weights import PROJECTION, refitted, with_ones
 from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.place import Candidate, Place
 
 READ = ("query", "key", "value")
 UNITS = 0.25
 """Default share of the units that is removed at a time."""
-OUTPUT = "mlp.output"
+OUTPUT, PROJECTION = "mlp.output", "attention.projection"
 SINK = "attention.sink.scores"
 
 
@@ -24,11 +23,11 @@ def heads(at: Place) -> Candidate | None:
     if groups == 1 or part.query_key == "one-matrix" or block.position.biased:
         return None  # ALiBi has a slope per head
     mixed, wanted = at.projection_pairs(at.layer)
-    equations = Refit(with_ones(at, PROJECTION, mixed), wanted)
+    equations = Refit(at.with_ones(PROJECTION, mixed), wanted)
     each, found = block.heads // groups, []
     for group in range(groups):
         kept = _others(group, groups, each * width).to(mixed.device)
-        new = refitted(at, PROJECTION, equations, kept)
+        new = at.refitted(PROJECTION, equations, kept)
         rows = [
             new[f"{PROJECTION}.weight"].T,
             *(one[None] for n, one in new.items() if "bias" in n),
@@ -46,7 +45,7 @@ def heads(at: Place) -> Candidate | None:
     made = block.replace(
         heads=each * left, key_value_heads=None if each == 1 else left, head_width=width
     )
-    return at.candidate("heads", made, {**state, **new}, _widened(at, PROJECTION, new, kept))
+    return at.candidate("heads", made, {**state, **new})
 
 
 def units(at: Place, share: float = UNITS) -> Candidate | None:
@@ -56,17 +55,17 @@ def units(at: Place, share: float = UNITS) -> Candidate | None:
     if at.block.sub_blocks == "attention" or not at.dense(*read, OUTPUT) or not gone:
         return None
     hidden, wanted = at.output_pairs()
-    equations = Refit(with_ones(at, OUTPUT, hidden), wanted)
+    equations = Refit(at.with_ones(OUTPUT, hidden), wanted)
     gram = equations.whole.gram
     assert gram is not None
     count = hidden.shape[1]
     added = gram.diagonal()[:count] * at.layer.mlp.output.weight.double().square().sum(0)
     kept = added.topk(count - gone).indices.sort().values
-    new, state = refitted(at, OUTPUT, equations, kept), at.state
+    new, state = at.refitted(OUTPUT, equations, kept), at.state
     for name in read:
         state |= _cut(state, name, kept)
     made = at.block.replace(mlp_width=len(kept))
-    return at.candidate("mlp units", made, {**state, **new}, _widened(at, OUTPUT, new, kept))
+    return at.candidate("mlp units", made, {**state, **new})
 
 
 def _cut(state: dict[str, Tensor], name: str, kept: Tensor) -> dict[str, Tensor]:
@@ -79,10 +78,3 @@ def _others(group: int, groups: int, width: int) -> Tensor:
     """Return the indices of all entries except those of one group."""
     every = torch.arange(groups * width)
     return every[every // width != group]
-
-
-def _widened(at: Place, name: str, new: dict[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
-    """Return the refitted matrix in its old shape, with zeros at removed inputs."""
-    full = torch.zeros_like(at.layer.get_submodule(name).weight.detach())
-    full[:, kept] = new[f"{name}.weight"]
-    return {**new, f"{name}.weight": full}

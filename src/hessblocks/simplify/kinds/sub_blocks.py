@@ -1,8 +1,5 @@
 """Remove a whole layer, or its attention, or its MLP."""
 
-from torch import Tensor
-
-from hessblocks.blocks import Branch
 from hessblocks.simplify.place import Candidate, Place
 
 SKIP = "attention_branch.skip"
@@ -12,8 +9,7 @@ def layer(at: Place) -> Candidate | None:
     """Remove the layer."""
     if at.model.config.depth == 1 or not _attention_elsewhere(at):
         return None
-    one, other = (_silenced(at, name) for name in ("attention.projection", "mlp.output"))
-    return at.candidate("layer", None, change={**one, **other} if one and other else {})
+    return at.candidate("layer", None)
 
 
 def attention(at: Place) -> Candidate | None:
@@ -32,7 +28,7 @@ def attention(at: Place) -> Candidate | None:
         )
         state |= {k.replace("attention", "mlp"): state[k] for k in state if k.endswith(SKIP)}
     made = block.replace(sub_blocks="mlp", **fields)
-    return at.candidate("attention", made, state, _silenced(at, "attention.projection"))
+    return at.candidate("attention", made, state)
 
 
 def mlp(at: Place) -> Candidate | None:
@@ -40,22 +36,9 @@ def mlp(at: Place) -> Candidate | None:
     if at.block.sub_blocks != "both":
         return None
     made = at.block.replace(sub_blocks="attention", layout="sequential", mlp_norm=None)
-    return at.candidate("mlp", made, change=_silenced(at, "mlp.output"))
+    return at.candidate("mlp", made)
 
 
 def _attention_elsewhere(at: Place) -> bool:
     others = [block for n, block in enumerate(at.model.config.blocks) if n != at.index]
     return any(block.sub_blocks != "mlp" for block in others)
-
-
-def _silenced(at: Place, name: str) -> dict[str, Tensor]:
-    """Return zeros for a dense matrix if its branch then is the identity; else an empty mapping."""
-    branch = getattr(at.block, f"{name.partition('.')[0]}_branch")
-    beside = name == "mlp.output" and at.block.layout == "parallel"
-    passes = branch.replace(gain=1.0, trainable=False) == Branch(skip=0.0 if beside else 1.0)
-    if not at.dense(name) or not passes or at.layer.post:
-        return {}
-    own = at.layer.get_submodule(name).named_parameters()
-    return {
-        f"{name}.{end}": parameter.detach().new_zeros(parameter.shape) for end, parameter in own
-    }

@@ -19,12 +19,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hessblocks.bill.changes import Change
+from hessblocks.bill.prices import FEWEST_PIECES
 from hessblocks.conventions import IGNORED
-from hessblocks.curvature import sampled
-from hessblocks.curvature.bill.changes import Change
-from hessblocks.curvature.bill.prices import FEWEST_PIECES
-from hessblocks.curvature.losses import BatchLoss, CrossEntropy, Differentiated
-from hessblocks.curvature.products import Problem
+from hessblocks.curvature import (
+    BatchLoss,
+    CrossEntropy,
+    Differentiated,
+    Gradients,
+    Problem,
+    SampledPass,
+    plan_passes,
+    root_is_known,
+    sampled_passes,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import default_limit, working_dtype
 
@@ -107,11 +115,11 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
         The products.
 
     Raises:
-        ArgumentError: the curvature of the loss has no known root, there are several processes, or
-            a single row.
+        ArgumentError: the curvature of the loss has no known root, processes divide the rows, or
+            there is a single row.
         RunError: a loss or a gradient is not finite.
     """
-    if not sampled.root_is_known(problem):
+    if not root_is_known(problem):
         raise ArgumentError(
             "loss: a callable does not tell its curvature, which is the price; use a loss by name "
             "or a loss module of torch"
@@ -121,24 +129,20 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
     one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
     rows = sum(problem.batches.rows)
     fewest, most = HELD
-    plan = sampled.plan_passes(
-        problem, names, spare=fewest * one, most_rows=max(1, rows // samples)
-    )
+    plan = plan_passes(problem, names, spare=fewest * one, most_rows=max(1, rows // samples))
     limit = problem.memory_limit or default_limit(problem.device)
-    more = max(0, (limit - plan.peak) // one)
+    more = problem.processes.least(max(0, (limit - plan.peak) // one), problem.device)
     ledger = _Ledger(problem, changes, most=min(most, fewest + more))
     each = -(-samples // len(plan.passes))
     most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
-    for passed in sampled.sampled_passes(problem, plan, names):
+    for passed in sampled_passes(problem, plan, names):
         _draw_pass(passed, ledger, each, most, seed)
     if ledger.held:
         ledger.settle()
     return ledger.draws()
 
 
-def _draw_pass(
-    passed: sampled.SampledPass, ledger: _Ledger, each: int, most: int, seed: int
-) -> None:
+def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, most: int, seed: int) -> None:
     """Draw the samples of one pass; they use its parts in turn, if there are fewer parts."""
     loss, logits = passed.loss, passed.values
     parts = list(parts_of(loss, logits, most))
@@ -160,13 +164,13 @@ class _Ledger:
     def __init__(self, problem: Problem, changes: Sequence[Change], *, most: int) -> None:
         self.problem, self._changes, self._most = problem, changes, most
         self.counts: list[float] = []
-        self.held: list[tuple[int, bool, sampled.Gradients]] = []
+        self.held: list[tuple[int, bool, Gradients]] = []
         self._owners: list[tuple[int, bool]] = []
         self._along: list[Tensor] = []
         self._squares: list[Tensor] = []
         self._pairs: list[Tensor] = []
 
-    def add(self, piece: int, gradients: sampled.Gradients, *, slope: bool) -> None:
+    def add(self, piece: int, gradients: Gradients, *, slope: bool) -> None:
         self.held.append((piece, slope, gradients))
         if len(self.held) == self._most:
             self.settle()
@@ -174,7 +178,8 @@ class _Ledger:
     def settle(self) -> None:
         """Compute each change once, and multiply all held gradients with it."""
         self.held.sort(key=lambda one: one[1])  # samples first: only they are squared
-        parameters, samples = self.problem.parameters, sum(not slope for _, slope, _ in self.held)
+        parameters = self.problem.whole_parameters
+        samples = sum(not slope for _, slope, _ in self.held)
         along = torch.zeros(len(self._changes), len(self.held), dtype=torch.float64)
         grams = torch.zeros(len(self._changes), samples, samples, dtype=torch.float64)
         for column, change in enumerate(self._changes):
@@ -182,6 +187,7 @@ class _Ledger:
                 dtype = working_dtype(new.dtype)
                 delta = (new.to(dtype) - parameters[name].to(dtype)).flatten()
                 change.check_same(name, delta)
+                delta = self.problem.local_rows(name, delta.view(new.shape)).flatten()
                 found = [held[2][name] for held in self.held]
                 gradients = [torch.zeros_like(delta) if g is None else g.flatten() for g in found]
                 for part in range(0, len(delta), AT_ONCE):
@@ -198,7 +204,10 @@ class _Ledger:
         self.held.clear()
 
     def draws(self) -> Draws:
-        along, squares = torch.cat(self._along), torch.cat(self._squares)
+        tensors = [torch.cat(each) for each in (self._along, self._squares, self._pairs)]
+        # one sum for all: each process has multiplied its rows
+        sums = self.problem.sum_over_rows(torch.cat(tensors))
+        along, squares, pairs = sums.split([*map(len, tensors)])
         if not (along.isfinite().all() and squares.isfinite().all()):
             raise RunError("price: a gradient is not finite; look at the weights and the batches")
         if len(self.counts) < 2:
@@ -212,6 +221,6 @@ class _Ledger:
             pieces=pieces[~slope],
             along=along[~slope],
             squares=squares,
-            pairs=torch.cat(self._pairs),
+            pairs=pairs,
             slopes=along[slope],
         )

@@ -17,11 +17,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.bill.changes import Change
-from hessblocks.curvature.bill.draws import parts_of
-from hessblocks.curvature.bill.prices import Price, ratio_estimate
-from hessblocks.curvature.losses import Batch, BatchLoss, CrossEntropy
-from hessblocks.curvature.products import Problem, make_plan
+from hessblocks.bill.changes import Change
+from hessblocks.bill.draws import parts_of
+from hessblocks.bill.prices import Price, ratio_estimate
+from hessblocks.curvature import (
+    Batch,
+    BatchLoss,
+    CrossEntropy,
+    Problem,
+    make_plan,
+)
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate, working_dtype
 from hessblocks.storage import Tabular

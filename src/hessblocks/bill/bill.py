@@ -17,14 +17,21 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.bill.allocation import Allocation, allocate, tensor_type
-from hessblocks.curvature.bill.changes import Change, New, checked_changes
-from hessblocks.curvature.bill.draws import Draws, draw
-from hessblocks.curvature.bill.measured import BillCheck, measure
-from hessblocks.curvature.bill.prices import Price, ratio_estimate, weight_of_full
-from hessblocks.curvature.groups import ParameterGroup, overlap
-from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
-from hessblocks.curvature.products import Problem, check_problem
+from hessblocks.bill.allocation import Allocation, allocate, tensor_type
+from hessblocks.bill.changes import Change, New, checked_changes
+from hessblocks.bill.draws import Draws, draw
+from hessblocks.bill.measured import BillCheck, measure
+from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
+from hessblocks.curvature import (
+    Form,
+    ParameterGroup,
+    Problem,
+    check_problem,
+    checksums,
+    exclusive,
+    form_of,
+    overlap,
+)
 from hessblocks.errors import ArgumentError, check_name, unknown_name
 from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
@@ -75,7 +82,7 @@ class Bill(Tabular, Mapping[str, Price]):
 
     def __post_init__(self) -> None:
         """Note the model's state."""
-        object.__setattr__(self, "fingerprint", checksums(self.problem.model.parameters()))
+        object.__setattr__(self, "fingerprint", checksums(self.problem.weights.values()))
         self._note_around()
 
     def _note_around(self) -> None:
@@ -145,8 +152,9 @@ class Bill(Tabular, Mapping[str, Price]):
 
         Raises:
             ArgumentError: there is no change, a name is unknown, changes of a tuple share an entry,
-                `held_out` is of another model, the model or its weights have changed since, a
-                summed loss has other data, or there is a single row.
+                `held_out` is of another model or divided among processes, the model is sharded, it
+                or its weights have changed since, a summed loss has other data, or there is a
+                single row.
             RunError: a loss is not finite.
 
         Cost: one forward pass over the held-out data for each change, and one more.
@@ -154,6 +162,7 @@ class Bill(Tabular, Mapping[str, Price]):
         chosen: Any = which
         if isinstance(which, int) and not isinstance(which, bool):
             chosen = self._spread(which)
+        self.problem.check_whole()
         several = isinstance(chosen, Iterable) and not isinstance(chosen, str)
         sets = [_named(one) for one in (chosen if several else [chosen])]
         if not sets:
@@ -167,7 +176,9 @@ class Bill(Tabular, Mapping[str, Price]):
             problem = Problem(own.model, held_out, own.loss, memory_limit=own.memory_limit)
         if problem.model is not self.problem.model:
             raise ArgumentError("held_out: expected a problem of the bill's own model")
-        if self.fingerprint != checksums(self.problem.model.parameters()):
+        if problem.processes.shard:
+            raise ArgumentError("held_out: changes are measured in one process; leave shard out")
+        if self.fingerprint != checksums(self.problem.weights.values()):
             raise ArgumentError("model: its weights have changed since the prices; price again")
         sums = [getattr(one.loss, "reduction", "") == "sum" for one in (problem, self.problem)]
         if held_out is not None and any(sums):
@@ -377,8 +388,8 @@ def price(
         `.sum()`, `.check()`, `.allocate()`, `.to_rows()`, `.plot()`.
 
     Raises:
-        ArgumentError: there are fewer than 2 samples, no changes, a single row or several
-            processes; a changed parameter does not exist, is frozen or tied to another; a new
+        ArgumentError: there are fewer than 2 samples, no changes or a single row, or processes
+            divide the rows; a changed parameter does not exist, is frozen or tied to another; a new
             tensor has another shape or is not finite; or the loss has no known curvature.
         RunError: a loss or a gradient is not finite.
 
@@ -406,7 +417,7 @@ def price(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
     found = checked_changes(problem, changes)
-    parameters = problem.parameters
+    parameters = problem.whole_parameters
     sizes = tuple(change.relative_size(parameters) for change in found)
     draws = draw(problem, found, samples=samples, seed=seed)
     named = {change.name: change for change in found}

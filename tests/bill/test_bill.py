@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 import hessblocks as hb
-from hessblocks.curvature.bill.allocation import tensor_type
-from hessblocks.curvature.bill.bill import Bill
-from hessblocks.curvature.bill.draws import HELD
-from hessblocks.curvature.bill.prices import (
+from hessblocks.bill.allocation import tensor_type
+from hessblocks.bill.bill import Bill
+from hessblocks.bill.draws import HELD
+from hessblocks.bill.prices import (
     MOST_CHANGED,
     MOST_NATS,
     ratio_estimate,

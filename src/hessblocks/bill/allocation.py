@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hessblocks.curvature.bill.changes import Change
-from hessblocks.curvature.bill.edits import Edit
-from hessblocks.curvature.bill.prices import Price
+from hessblocks.bill.changes import Change
+from hessblocks.bill.edits import Edit
+from hessblocks.bill.prices import Price
 from hessblocks.errors import ArgumentError
 from hessblocks.storage import Tabular
 

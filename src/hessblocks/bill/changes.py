@@ -8,10 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.curvature.bill.edits import Edit
-from hessblocks.curvature.groups import ParameterGroup, ParameterView, plain_model, whole
-from hessblocks.curvature.model_state import checksums
-from hessblocks.curvature.products import Problem
+from hessblocks.bill.edits import Edit
+from hessblocks.curvature import (
+    ParameterGroup,
+    ParameterView,
+    Problem,
+    checksums,
+    plain_model,
+    whole,
+)
 from hessblocks.errors import ArgumentError
 
 New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
@@ -189,7 +194,7 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
 
 
 def _matrices(model: nn.Module) -> dict[str, tuple[ParameterView, ...]]:
-    model = plain_model(model)
+    model = plain_model(model, sharded=True)
     tables = {
         id(p)
         for module in model.modules()
@@ -246,7 +251,7 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
         raise ArgumentError(
             f"changes: {name!r}: expected new tensors or functions by parameter name, got {new!r}"
         )
-    parameters = problem.parameters
+    parameters = dict(problem.model.named_parameters())
     for parameter in new:
         _check_parameter(problem, name, parameter)
     edits = {value if isinstance(value, Edit) else None for value in new.values()}

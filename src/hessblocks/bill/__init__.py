@@ -1,0 +1,25 @@
+"""Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
+
+from hessblocks.bill.allocation import Allocation
+from hessblocks.bill.bill import Bill, price
+from hessblocks.bill.changes import Change, change_each
+from hessblocks.bill.draws import Draws
+from hessblocks.bill.edits import Edit, merged, pruned, removed, rounded
+from hessblocks.bill.measured import BillCheck
+from hessblocks.bill.prices import Price
+
+__all__ = [
+    "Allocation",
+    "Bill",
+    "BillCheck",
+    "Change",
+    "Draws",
+    "Edit",
+    "Price",
+    "change_each",
+    "merged",
+    "price",
+    "pruned",
+    "removed",
+    "rounded",
+]
