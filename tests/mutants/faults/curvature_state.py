@@ -6,7 +6,7 @@ from tests.mutants.mutant import fault
 FAULTS = (
     fault("versions are not asked for", "tuple($t._version for $t in $$a if $$b) => ()",
           "test_versions_see_what_checksums_round_away", within="_present"),
-    fault("weights behind kept graphs are not compared", "self._graphs[1] != $sums => False",
+    fault("weights behind kept graphs are not compared", "$graphs[1] != $sums => False",
           "test_a_model_that_changes_inside_of_a_block_is_refused", within="graphs"),
     fault("a model that has other parts keeps its plan",
           "not self._blocks and self._noted[0] != $present[0] => False",
