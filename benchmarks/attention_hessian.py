@@ -27,9 +27,9 @@ from hessblocks.drawing import plot
 from hessblocks.figures import Panel, Series
 from hessblocks.storage import atomic_path
 from hessblocks.theory import AttentionHessian
-from hessblocks.theory.verification import attention_output
 from hessblocks_studies.data import addition_batch
 from hessblocks_studies.growth import addition_model
+from tests.theory.autodiff import attention_output
 
 THREADS = 2
 PARTS = ("outer", "functional", "full")

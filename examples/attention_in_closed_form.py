@@ -74,5 +74,5 @@ for name in ("query", "value"):
     )
 
 # %% [markdown]
-# `hessblocks verify` checks every block and part; `examples/block_dependence.py` measures all
-# powers.
+# `tests/theory/test_cases.py` checks every block and part; `examples/block_dependence.py`
+# measures all powers.

@@ -6,7 +6,6 @@ import io
 import re
 import sys
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,17 @@ import hessblocks as hb
 from hessblocks.cli.app import app
 from hessblocks.cli.extensions import ELSEWHERE
 from hessblocks.curvature import exact_last_block
-from hessblocks.curvature.verification.tiny_models import batch_of, stirred
-from hessblocks.theory import CASES, attention_hessian
-from hessblocks.theory.verification import arguments
+from hessblocks.theory import attention_hessian
+from tests.curvature.architectures import MODELS, batch_of
+from tests.curvature.cases import stir
+from tests.curvature.test_families import EVERYDAY
 from tests.models.gguf_files import tiny_llama, write
+from tests.theory.cases import CASES, arguments
+from tests.theory.kinds import DAILY
+from tests.theory.test_cases import MORE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
 ESTIMATORS = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\d+\.?\d*(?:e-?\d+)?")
 
@@ -83,17 +85,18 @@ def test_every_command_exists() -> None:
     assert named == known | set(ELSEWHERE)
 
 
-def test_the_number_of_checks_is_so() -> None:
-    groups = [attention_hessian(**arguments(case)).groups for case in CASES]
-    for make in import_module("hessblocks.cli.commands.verify")._models().values():
-        model = stirred(make())
-        groups.append(exact_last_block(model, *batch_of(model)).groups)
-    checks = sum(3 * len(each) * (len(each) + 1) // 2 for each in groups)
+def test_the_numbers_of_compared_blocks_are_so() -> None:
+    groups = {c.name: attention_hessian(**arguments(c)).groups for c in CASES + MORE}
+    for name, make in MODELS.items():
+        model = stir(make())
+        groups[name] = exact_last_block(model, *batch_of(model)).groups
+    counts = {name: 3 * len(own) * (len(own) + 1) // 2 for name, own in groups.items()}
+    everyday = sum(counts[name] for name in (*DAILY, *EVERYDAY))
+    slow = sum(counts.values()) - everyday
     assert (
-        f"{checks:,} closed-form Hessian blocks, and parts of them, against autodiff on your "
-        "machine" in README
+        f"`make test` compares {everyday:,} closed-form blocks with autodiff, `make test-slow` "
+        f"{slow:,} more." in README
     )
-    assert f"compares {checks:,} closed-form blocks and parts" in QUICKSTART
 
 
 def test_the_citation_is_of_this_version_and_of_both_papers() -> None:

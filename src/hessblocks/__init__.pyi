@@ -41,7 +41,6 @@ from .curvature import (
     OuterProduct as OuterProduct,
     ParameterGroup as ParameterGroup,
     Problem as Problem,
-    blockwise_learning_rates as blockwise_learning_rates,
     check_derivatives as check_derivatives,
     curvature_map as curvature_map,
     custom_groups as custom_groups,

@@ -16,12 +16,12 @@ from hessblocks.conventions import PARTS
 from hessblocks.curvature.groups import merge
 from hessblocks.linalg import DenseOperator, Probes, condition_number, diagonal
 from hessblocks.linalg.estimators import assemble
-from hessblocks.theory.verification.cases import CASES as CLOSED_FORMS
-from hessblocks.theory.verification.cases import arguments
 from tests.accelerator.alike import NAME, assert_alike, case_on
 from tests.curvature.cases import CASES
 from tests.curvature.test_last_block import CASES as EXACT
 from tests.linalg.matrices import MATRICES
+from tests.theory.cases import CASES as CLOSED_FORMS
+from tests.theory.cases import arguments
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::hessblocks.curvature.AttentionBackendWarning"),

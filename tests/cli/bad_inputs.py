@@ -121,7 +121,7 @@ CASES: dict[str, Bad] = {
         train("--depth", "2.5"), 2, "--depth: expected a whole number, got '2.5'"
     ),
     "a seed between two": Bad(
-        ("verify", "--seed", "1.5"), 2, "--seed: expected a whole number, got '1.5'"
+        train("--seed", "1.5"), 2, "--seed: expected a whole number, got '1.5'"
     ),
     "an opposite that no option has": Bad(train("--no-bf16"), 2, "No such option: --no-bf16"),
     "an option that would be empty": Bad(("presets", "--empty-set"), 2, "No such option: --empty"),
@@ -452,7 +452,6 @@ CASES: dict[str, Bad] = {
         0,
         "",
     ),
-    "unknown dtype": Bad(("verify", "--dtype", "float16"), 2, "--dtype: 'float16' is unknown"),
     # reports
     "report of nothing": Bad(("report", "nodir"), 2, "DIR: nodir has no config.json"),
     "report of a foreign folder": Bad(

@@ -186,7 +186,6 @@ def test_help_ends_well(shell: Shell, words: list[str]) -> None:
         "train",
         "curvature",
         "signal",
-        "verify",
     ],
 )
 def test_every_command_has_the_common_options(shell: Shell, command: str) -> None:

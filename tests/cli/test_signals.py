@@ -21,7 +21,6 @@ WORK = {
     "price": ("price model --data . --round 3", "hessblocks.inspection.measure_price", GOES_ON),
     "simplify": ("simplify model --data .", "hessblocks.simplify.simplify_model", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
-    "verify": ("verify", "hessblocks.theory.verify_closed_forms", AGAIN),
     "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),
     "check": ("check runs", "hessblocks.storage.refuse_links", AGAIN),
 }
@@ -78,8 +77,8 @@ def test_what_torchrun_passes_on_does_not_disturb_the_clean_up(
             signal.raise_signal(signal.SIGTERM)
             cleaned.append(True)
 
-    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
-    assert shell("verify").status == 128 + signal.SIGINT
+    monkeypatch.setattr("hessblocks.cli.terminal.plain_table", work)
+    assert shell("presets").status == 128 + signal.SIGINT
     assert cleaned
 
 
@@ -93,22 +92,22 @@ def test_a_second_signal_later_ends_a_clean_up_that_hangs(
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("still cleaning up")
 
-    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
+    monkeypatch.setattr("hessblocks.cli.terminal.plain_table", work)
     monkeypatch.setattr("hessblocks.cli.interruption.ONE_EVENT", 0.0)
-    assert shell("verify").status == 128 + signal.SIGINT
+    assert shell("presets").status == 128 + signal.SIGINT
 
 
 def test_an_ignored_signal_stays_ignored(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `nohup` asks for."""
 
-    def work(**_: object) -> None:
+    def work(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGHUP)
-        raise OSError(0, "still here", "verify")
+        raise OSError(0, "still here", "presets")
 
-    monkeypatch.setattr("hessblocks.theory.verify_closed_forms", work)
+    monkeypatch.setattr("hessblocks.cli.terminal.plain_table", work)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert "still here" in sentence(shell("verify"))
+        assert "still here" in sentence(shell("presets"))
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -17,10 +17,11 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from hessblocks.curvature.groups.roles import UnknownRoleWarning, parameter_groups
 from hessblocks.curvature.products.operators import Hessian
 from tests.breadth import everyday
-from tests.curvature.architectures import ARCHITECTURES, FUSED, case_of, model_of
+from tests.curvature.architectures import FUSED, OPTIONS, case_of, model_of
 from tests.curvature.oracle import check_partition, dense
 
-CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"}
+CASTING = {"bloom", "phi3", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"}
+CASTING |= {"gemma3_text"}
 CASTING |= {"modernbert"}
 """Their softmax, norms or rotations compute in float32 whatever the weights are, and round
 there."""
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_groups_partition_and_every_parameter_is_recognised(name: str) -> None:
     model = model_of(name)
     parameters = dict(model.named_parameters())
@@ -54,16 +55,14 @@ def test_a_base_model_may_have_any_name() -> None:
 
 
 # two seconds each; where groups are cut is held for all by the two other tests
-@pytest.mark.parametrize(
-    "name", everyday(ARCHITECTURES, "gpt2", "llama", "falcon-multi-query", "bert")
-)
+@pytest.mark.parametrize("name", everyday(OPTIONS, "gpt2", "llama", "falcon, multi-query", "bert"))
 def test_a_groups_block_is_that_of_the_whole_dense_hessian(name: str) -> None:
     case = case_of(name)
     oracle, problem = dense(case), case.problem
     scale = oracle.full.abs().max()
     roles = parameter_groups(case.model)
     heads = [g for g in parameter_groups(case.model, "head").values() if ".head.1" in g.name]
-    assert len(heads) >= 3 - (name == "falcon-multi-query") * 2
+    assert len(heads) >= 3 - (name == "falcon, multi-query") * 2
     for group in [*roles.values(), *heads]:
         block = Hessian(problem, group).dense()
         error = (block - oracle.block("full", group, group)).abs().max() / scale

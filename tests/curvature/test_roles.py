@@ -16,7 +16,8 @@ import transformers as hf
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.groups import UnknownRoleWarning, layouts, parameter_groups
+from hessblocks.architectures import ARCHITECTURES
+from hessblocks.curvature.groups import UnknownRoleWarning, parameter_groups
 from hessblocks.curvature.products.operators import Hessian
 from hessblocks.errors import ArgumentError
 from tests.curvature import architectures
@@ -101,7 +102,7 @@ def test_an_unknown_family_with_usual_names_is_cut_as_a_known_one(
 ) -> None:
     model = model_of(kind)
     known = parameter_groups(model)
-    monkeypatch.delitem(layouts.ARCHITECTURES, kind)
+    monkeypatch.delitem(ARCHITECTURES, kind)
     assert parameter_groups(model) == known
 
 
@@ -286,7 +287,7 @@ class Adapted(nn.Module):
 
 @pytest.mark.parametrize("level", ["role", "head", "tensor"])
 @pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("name", ["gpt2", "phi3", "llama", "bert", "gpt-neox", "falcon-grouped"])
+@pytest.mark.parametrize("name", ["gpt2", "phi3", "llama", "bert", "gpt_neox", "falcon, grouped"])
 def test_an_adapter_in_a_known_architecture_keeps_all_its_entries(
     name: str, frozen: bool, level: str
 ) -> None:

@@ -16,7 +16,7 @@ import hessblocks as hb
 from hessblocks.curvature import custom_groups
 from hessblocks.errors import HessblocksError, RunError
 from tests.breadth import everyday
-from tests.curvature.architectures import ARCHITECTURES, case_of
+from tests.curvature.architectures import OPTIONS, case_of
 
 POINTS, WIDTH = 7, 5
 pytestmark = pytest.mark.filterwarnings(
@@ -351,7 +351,7 @@ def test_one_module_under_two_names(batch: tuple[Tensor, Tensor]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::hessblocks.curvature.RepeatabilityWarning")
-@pytest.mark.parametrize("name", everyday(ARCHITECTURES, "gpt2", "llama", "bert"))
+@pytest.mark.parametrize("name", everyday(OPTIONS, "gpt2", "llama", "bert"))
 @pytest.mark.parametrize("raising", [False, True])
 def test_a_call_leaves_the_model_as_it_was(name: str, raising: bool) -> None:
     case = case_of(name)

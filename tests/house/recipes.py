@@ -109,9 +109,9 @@ else:
 ARCHITECTURE = Recipe(
     name="architecture",
     edits={
-        "src/hessblocks/curvature/groups/layouts.py": (
+        "src/hessblocks/architectures/table.py": (
             (
-                "ARCHITECTURES: dict[str, list[Rule]] = {\n",
+                "ARCHITECTURES: dict[str, Architecture] = {\n",
                 r"""_GPTJ = {
     "query": r"attn\.q_proj",
     "key": r"attn\.k_proj",
@@ -126,7 +126,10 @@ ARCHITECTURE = Recipe(
 
 """,
             ),
-            ('    "vit": rules_of(_ENCODER, NAMES),\n', '    "gptj": rules_of(_H, _GPTJ),\n'),
+            (
+                '    "gptj": Architecture(rules=rules_of(_H, NAMES)),\n',
+                '    "gptj": Architecture(rules=rules_of(_H, _GPTJ)),\n',
+            ),
         ),
     },
     proof="""

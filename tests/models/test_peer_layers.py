@@ -27,7 +27,7 @@ from hessblocks.blocks import (
     Sink,
 )
 from hessblocks.blocks.block import Block
-from hessblocks.curvature.verification import without_casts
+from tests.curvature.architectures import without_casts
 
 WIDTH, TOKENS = 16, 7
 SIZES: dict[str, Any] = {

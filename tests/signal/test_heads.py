@@ -24,7 +24,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 import hessblocks as hb
-from hessblocks.curvature import attention_moments
 from hessblocks.signal import heads
 from hessblocks.signal.propagation import Signal, propagate
 
@@ -144,7 +143,7 @@ def test_the_largest_logit_is_that_of_queries_and_keys_that_are_seen() -> None:
 def test_the_second_moment_is_that_of_the_closed_forms(name: str) -> None:
     model = built(name)
     tokens = torch.randint(0, 29, (2, 7))
-    moments = attention_moments(model, {"input_ids": tokens, "labels": tokens})
+    moments = hb.exact_attention_curvature(model, {"input_ids": tokens}).moments
     traces = moments.second.diagonal(dim1=-2, dim2=-1).sum(-1).mean((0, 2))
     last = propagate(model, tokens, jacobian_steps=0).layers[-1]
     assert [head.second_moment for head in last.heads] == pytest.approx(traces.tolist(), abs=1e-10)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hessblocks.theory.verification.cases import Case
+from tests.theory.cases import Case
 
 DAILY = (
     "plain",

@@ -12,8 +12,8 @@ from hessblocks.conventions import PARTS
 from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.verification.cases import CASES, Case, arguments
-from hessblocks.theory.verification.sweep import BOUNDS, compare, reference_hessian
+from tests.theory.autodiff import BOUNDS, compare, reference_hessian
+from tests.theory.cases import CASES, Case, arguments
 from tests.theory.kinds import daily
 
 MORE = (

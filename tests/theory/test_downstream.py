@@ -11,8 +11,8 @@ from hessblocks.conventions import PARTS
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.outer import TokenCurvature
-from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.sweep import attention_output
+from tests.theory.autodiff import attention_output
+from tests.theory.cases import Case, arguments
 
 CASE = Case(
     name="two heads, causal, shaped",

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.hessian import AttentionHessian
-from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.sweep import attention_output
+from tests.theory.autodiff import attention_output
+from tests.theory.cases import Case, arguments
 
 
 def hessian(**fields: Any) -> tuple[AttentionHessian, dict[str, Any]]:

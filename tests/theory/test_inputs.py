@@ -9,7 +9,7 @@ import torch
 from hessblocks.errors import ArgumentError
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.heads import HeadNorm
-from hessblocks.theory.verification.cases import Case, arguments
+from tests.theory.cases import Case, arguments
 
 NAN = float("nan")
 

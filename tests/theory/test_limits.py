@@ -9,8 +9,8 @@ import torch
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import slices
 from hessblocks.theory import AttentionHessian, ScoreSplit, at_limit, attention_hessian
-from hessblocks.theory.verification.cases import Case, arguments
-from hessblocks.theory.verification.sweep import reference_hessian
+from tests.theory.autodiff import reference_hessian
+from tests.theory.cases import Case, arguments
 from tests.theory.plain import permitted_of
 
 CASES = (

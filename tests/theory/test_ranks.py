@@ -9,7 +9,7 @@ from torch import Tensor
 from hessblocks.conventions import PARTS
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import attention_hessian, rank_bound
-from hessblocks.theory.verification.cases import CASES, Case, arguments
+from tests.theory.cases import CASES, Case, arguments
 from tests.theory.kinds import DAILY, daily
 
 WIDE = Case(name="wide", width=8, head=3, value=4, tokens=6, batch=1)

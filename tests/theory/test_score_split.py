@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hessblocks.theory import AttentionHessian, ScoreSplit, TokenCurvature, attention_hessian
-from hessblocks.theory.verification.cases import Case, arguments
+from tests.theory.cases import Case, arguments
 from tests.theory.plain import Weights, outputs, scores, weights_of
 
 CASES = (

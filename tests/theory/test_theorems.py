@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, eye
 
 from hessblocks.theory.arguments import attention_hessian
-from hessblocks.theory.verification.sweep import reference_hessian
+from tests.theory.autodiff import reference_hessian
 
 L, K, V = 3, 2, 2
 

@@ -76,57 +76,93 @@ def _squares(block: BlockFields) -> Iterator[str]:
             )
 
 
-def _one_matrix(block: BlockFields) -> Iterator[str]:
-    attention = block.attention
-    if attention.query_key != "one-matrix":
-        return
-    if _grouped(block):
-        yield "key_value_heads: grouped queries and query_key='one-matrix' exclude each other"
-    if block.head_width is not None:
-        yield "head_width: it and query_key='one-matrix' exclude each other; leave it out"
-    if isinstance(block.position, RotaryPosition):
-        yield (
-            "position: rotary positions and query_key='one-matrix' exclude each other; use "
-            "position='learned'"
-        )
-    if attention.key not in (Dense(), Dense(std=FIXED)):
-        yield (
-            "attention: key and query_key='one-matrix' exclude each other: there is no W_K; "
-            "leave key alone"
-        )
-    if attention.query.square and block.heads > 1:
-        yield (
-            f"attention: query with initial value {attention.query.initial!r} and "
-            f"query_key='one-matrix' exclude each other with {block.heads} heads, each of which "
-            "has a matrix of its own; use one head"
-        )
+PRESENT: dict[str, Callable[[BlockFields], bool]] = {
+    "query_key='one-matrix'": lambda b: b.attention.query_key == "one-matrix",
+    "gate_per='head'": lambda b: b.attention.gate_per == "head",
+    "no gate": lambda b: b.attention.gate is None,
+    "scores='linear'": lambda b: b.attention.scores == "linear",
+    "softcap": lambda b: b.attention.softcap is not None,
+    "sink": lambda b: b.attention.sink is not None,
+    "a centre": lambda b: b.attention.shaping is not None and b.attention.shaping.centred,
+    "grouped queries": lambda b: _grouped(b),
+    "rotary positions": lambda b: isinstance(b.position, RotaryPosition),
+    "alibi": lambda b: isinstance(b.position, ALiBiPosition),
+    "layout='parallel'": lambda b: b.layout == "parallel",
+    "norm_placement='post'": lambda b: b.norm_placement == "post",
+    "norm no-norm": lambda b: isinstance(b.norm, NoNorm),
+    "mlp_norm no-norm": lambda b: isinstance(b.mlp_norm, NoNorm),
+    "mlp_norm": lambda b: b.mlp_norm is not None,
+    "sub_blocks='attention'": lambda b: b.sub_blocks == "attention",
+    "sub_blocks='mlp'": lambda b: b.sub_blocks == "mlp",
+    "value_residual": lambda b: b.attention.value_residual is not None,
+    "a head width": lambda b: b.head_width is not None,
+    "a key": lambda b: b.attention.key not in (Dense(), Dense(std=FIXED)),
+    "a square query and several heads": lambda b: b.attention.query.square and b.heads > 1,
+    "a square gate": lambda b: (
+        b.attention.gate is not None and b.attention.gate.square and b.resolved_head_width > 1
+    ),
+    "a skip": lambda b: b.mlp_branch.has_skip,
+    "a first norm": lambda b: b.first_norm is not None,
+}
+"""Parts by name, with a test of whether a block has them."""
+PAIRS = (
+    ("key_value_heads", "grouped queries", "query_key='one-matrix'", ""),
+    ("head_width", "a head width", "query_key='one-matrix'", "; leave it out"),
+    ("position", "rotary positions", "query_key='one-matrix'", "; use position='learned'"),
+    ("attention", "a key", "query_key='one-matrix'", ": there is no W_K; leave key alone"),
+    (
+        *("attention", "a square query and several heads", "query_key='one-matrix'"),
+        ": each head has a matrix of its own; use one head",
+    ),
+    ("attention", "gate_per='head'", "no gate", "; give gate a weight, such as dense"),
+    ("attention", "a square gate", "gate_per='head'", "; use a dense gate or gate_per='entry'"),
+    (
+        *("position", "alibi", "scores='linear'"),
+        ": it lowers scores under a softmax; use another position",
+    ),
+    *(
+        ("attention", "scores='linear'", name, f": it needs a softmax; leave {name} out")
+        for name in ("softcap", "sink")
+    ),
+    (
+        *("attention", "scores='linear'", "a centre"),
+        ": linear attention is 0 at zero scores; use shaping with centred=False",
+    ),
+    (
+        *("mlp_branch", "a skip", "layout='parallel'"),
+        ": the parallel layout has one skip, in attention_branch; set mlp_branch's skip to 0",
+    ),
+    (
+        *("norm_placement", "norm_placement='post'", "layout='parallel'"),
+        ": the parallel layout has its norm before the sub-blocks; use pre",
+    ),
+    ("norm_placement", "norm_placement='post'", "norm no-norm", "; use pre"),
+    ("norm_placement", "norm_placement='post'", "mlp_norm no-norm", "; use pre"),
+    (
+        *("first_norm", "a first norm", "norm_placement='post'"),
+        ": it stands before the first attention; use norm_placement='pre' or leave first_norm out",
+    ),
+    ("sub_blocks", "sub_blocks='attention'", "layout='parallel'", "; use layout='sequential'"),
+    ("sub_blocks", "sub_blocks='mlp'", "layout='parallel'", "; use layout='sequential'"),
+    ("sub_blocks", "sub_blocks='attention'", "mlp_norm", "; leave mlp_norm out"),
+    (
+        *("attention", "value_residual", "sub_blocks='mlp'"),
+        ": there are no values; leave value_residual out",
+    ),
+)
+"""Field, two parts that exclude each other, reason and remedy."""
+
+
+def _pairs(block: BlockFields) -> Iterator[str]:
+    for field, part, other, advice in PAIRS:
+        if PRESENT[part](block) and PRESENT[other](block):
+            yield f"{field}: {part} and {other} exclude each other{advice}"
 
 
 def _shared(block: BlockFields) -> Iterator[str]:
     for name, weight in _weights(block):
         if isinstance(weight, Shared) and name not in ATTENTION[:3]:
             yield f"{name}: only query, key and value can be the first layer's; use another weight"
-
-
-def _gate(block: BlockFields) -> Iterator[str]:
-    attention = block.attention
-    per_head = attention.gate_per == "head"
-    if per_head and attention.gate is None:
-        yield (
-            "attention: gate_per='head' and no gate exclude each other; give gate a weight, such "
-            "as dense"
-        )
-    elif (
-        per_head
-        and attention.gate is not None
-        and attention.gate.square
-        and block.resolved_head_width > 1
-    ):
-        yield (
-            f"attention: gate with initial value {attention.gate.initial!r} and gate_per='head' "
-            "exclude each other: "
-            f"{block.width} inputs give {block.heads} gates; use a dense gate or gate_per='entry'"
-        )
 
 
 def _rotary(block: BlockFields) -> Iterator[str]:
@@ -138,14 +174,6 @@ def _rotary(block: BlockFields) -> Iterator[str]:
             "position: rotary positions turn pairs and need an even head width, got "
             f"{position.turned(width)} entries that turn of {width} (width {block.width}, "
             f"{block.heads} heads); use position='learned'"
-        )
-
-
-def _alibi(block: BlockFields) -> Iterator[str]:
-    if isinstance(block.position, ALiBiPosition) and block.attention.scores == "linear":
-        yield (
-            "position: alibi and scores='linear' exclude each other: it lowers scores under a "
-            "softmax; use another position"
         )
 
 
@@ -204,23 +232,6 @@ def _zero_pairs(block: BlockFields) -> Iterator[str]:
         yield f"mlp: a zero input and {partner} exclude each other: there would never be a gradient"
 
 
-def _linear(block: BlockFields) -> Iterator[str]:
-    attention = block.attention
-    if attention.scores != "linear":
-        return
-    for name in ("softcap", "sink"):
-        if getattr(attention, name) is not None:
-            yield (
-                f"attention: scores='linear' and {name} exclude each other: it is of the scores "
-                f"under a softmax; leave {name} out"
-            )
-    if attention.shaping is not None and attention.shaping.centred:
-        yield (
-            "attention: scores='linear' and a centre exclude each other: linear attention is 0 at "
-            "zero scores, so there is nothing to subtract; use shaping with centred=False"
-        )
-
-
 def _silent_without_skip(block: BlockFields) -> Iterator[str]:
     """Refuse zero output without a skip: no signal passes; if parallel, two zero outputs."""
     attention, mlp = ((inside + behind)[:1] for inside, behind in _zeros_of(block).values())
@@ -240,45 +251,6 @@ def _mlp_squares(block: BlockFields) -> Iterator[str]:
                 f"mlp_width: mlp's {name} with initial value {weight.initial!r} needs mlp_width = "
                 f"width = {block.width}, got {wide}"
             )
-
-
-def _layout(block: BlockFields) -> Iterator[str]:
-    parallel, post = block.layout == "parallel", block.norm_placement == "post"
-    if parallel and block.mlp_branch.has_skip:
-        yield (
-            "mlp_branch: a skip and layout='parallel' exclude each other: the parallel layout has "
-            "one skip, in attention_branch; set mlp_branch's skip to 0"
-        )
-    if parallel and post:
-        yield (
-            "norm_placement: post and layout='parallel' exclude each other: the parallel layout "
-            "has its norm before the sub-blocks; use pre"
-        )
-    for name in ("norm", "mlp_norm"):
-        if post and isinstance(getattr(block, name), NoNorm):
-            yield f"norm_placement: post and {name} no-norm exclude each other; use pre"
-    if post and block.first_norm is not None:
-        yield (
-            "first_norm: it stands before the first attention, which norm_placement='post' leaves "
-            "without a norm; use pre or leave first_norm out"
-        )
-
-
-def _sub_blocks(block: BlockFields) -> Iterator[str]:
-    if block.sub_blocks == "both":
-        return
-    if block.layout == "parallel":
-        yield (
-            f"sub_blocks: {block.sub_blocks} alone and layout='parallel' exclude each other; use "
-            "layout='sequential'"
-        )
-    if block.sub_blocks == "attention" and block.mlp_norm is not None:
-        yield "sub_blocks: attention alone and mlp_norm exclude each other; leave mlp_norm out"
-    if block.sub_blocks == "mlp" and block.attention.value_residual is not None:
-        yield (
-            "attention: value_residual and sub_blocks='mlp' exclude each other: there are no "
-            "values; leave value_residual out"
-        )
 
 
 def _grouped(block: BlockFields) -> bool:
@@ -361,18 +333,13 @@ RULES: tuple[Rule, ...] = (
     _heads,
     _tied,
     _squares,
-    _one_matrix,
+    _pairs,
     _shared,
-    _gate,
     _rotary,
-    _alibi,
     _wide,
     _zero_scores,
     _zero_norms,
     _zero_pairs,
-    _linear,
     _silent_without_skip,
     _mlp_squares,
-    _layout,
-    _sub_blocks,
 )

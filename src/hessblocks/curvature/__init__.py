@@ -5,12 +5,7 @@ from hessblocks.curvature.attention import registered_attention, second_order_at
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
 from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
-from hessblocks.curvature.exact import (
-    attention_moments,
-    exact_attention_curvature,
-    exact_last_block,
-    second_moment_figure,
-)
+from hessblocks.curvature.exact import exact_attention_curvature, exact_last_block
 from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, heterogeneity, norm_rows
 from hessblocks.curvature.groups import (
     ParameterGroup,
@@ -37,7 +32,6 @@ from hessblocks.curvature.losses import (
 )
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
 from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
-from hessblocks.curvature.moved import blockwise_learning_rates
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     AuxiliaryLossWarning,
@@ -63,7 +57,6 @@ from hessblocks.curvature.sampled import (
     root_is_known,
     sampled_passes,
 )
-from hessblocks.curvature.verification import FAMILY_MODELS, verify_last_blocks
 from hessblocks.statistics import Heterogeneity
 
 __all__ = [
@@ -88,8 +81,6 @@ __all__ = [
     "Problem",
     "RepeatabilityWarning",
     "UnknownRoleWarning",
-    "attention_moments",
-    "blockwise_learning_rates",
     "check_derivatives",
     "curvature_map",
     "custom_groups",
@@ -98,7 +89,6 @@ __all__ = [
     "group_norms",
     "parameter_groups",
     "registered_attention",
-    "second_moment_figure",
     "second_order_attention",
     "select_groups",
 ]

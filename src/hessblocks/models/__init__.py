@@ -6,8 +6,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hessblocks.models.build import TASKS, build
 from hessblocks.models.card import write_card
 from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
-from hessblocks.models.families import from_pretrained_blocks, to_family
 from hessblocks.models.fold import fold
 from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (

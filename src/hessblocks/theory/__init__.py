@@ -12,7 +12,6 @@ from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
 from hessblocks.theory.rank_bounds import rank_bound
 from hessblocks.theory.score_split import ScoreSplit
-from hessblocks.theory.verification import CASES, Check, verify_closed_forms
 
 __all__ = [
     "LIMITS",

@@ -110,12 +110,9 @@ def score_terms(head: HeadTokens, row: str, column: str) -> Terms:
     width, head_width = head.w_query.shape
     matrices = TokenMatrices(right=_identity(head_width, head)[None])
     unit = (_identity(width, head), False)
-    return [_term(unit, (product_gradient(head), False), matrices)]
-
-
-def product_gradient(head: HeadTokens) -> Float[Tensor, "D D"]:
-    """Compute Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)."""
-    return head.x_query.T @ (head.scale * head.beta * head.respond_along(head.carried_x))
+    # Σ_n x (sβ e)ᵀ, the gradient of the loss in W_Q W_Kᵀ, (D, D)
+    gradient = head.x_query.T @ (head.scale * head.beta * head.respond_along(head.carried_x))
+    return [_term(unit, (gradient, False), matrices)]
 
 
 def _query_query(head: HeadTokens, row: str, column: str) -> Terms:

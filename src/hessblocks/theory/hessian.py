@@ -17,7 +17,6 @@ from torch import Tensor
 from hessblocks.conventions import PARTS, Part
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.linalg import ExactOperator
-from hessblocks.theory.assembly import in_product, pays_off, through_product
 from hessblocks.theory.functional import score_terms, softmax_terms
 from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
@@ -68,23 +67,6 @@ class AttentionHessian(PiecewiseHessian):
         if positions is None:
             self._positions = _positions_that_matter(gradient, curvatures)
         self.curvature = self._restricted(curvature)
-
-    def dense(self, part: Part = "full") -> Float[Tensor, "P P"]:
-        """Assemble the whole matrix; groups in the order of `groups`, each row by row.
-
-        Returns:
-            The matrix, in the dtype of the input.
-
-        Raises:
-            ArgumentError: an unknown part.
-
-        Cost: N K² D² multiplications and as many numbers as the matrix has.
-        """
-        check_name("part", part, PARTS)
-        if pays_off(self.layer):
-            product = self.with_layer(in_product(self.layer))
-            return through_product(self, product, self.heads[0], self.curvature, part)
-        return super().dense(part)
 
     def with_layer(self, layer: AttentionLayer) -> AttentionHessian:
         """Build the Hessian of another layer, with the same loss gradient and curvature."""

@@ -4,10 +4,10 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("families: fused heads are cut in thirds", "not self.by_head or $count == 1 => True",
-          "test_the_logits_are_those_of_the_pretrained_model", within="_cut"),
-    fault("families: weights of GPT-2 stay transposed", "theirs[place].T if flipped else theirs[place] => theirs[place]",
-          "test_the_logits_are_those_of_the_pretrained_model", within="ours"),
+    fault("families: fused heads are cut in thirds", "blocks=heads.groups => blocks=1",
+          "test_the_logits_are_those_of_the_pretrained_model", within="interleaved"),
+    fault("families: weights of GPT-2 stay transposed", "$weight.T if $$a else $weight => $weight",
+          "test_the_logits_are_those_of_the_pretrained_model", within="_parts"),
     fault("families: scaled positions are taken for plain ones",
           "if ($kind := $given.get('rope_type', 'default')) != 'default': $$body =>",
           "test_what_cannot_become_blocks_is_refused_in_a_sentence", within="_rotary"),
@@ -44,8 +44,8 @@ FAULTS = (
     fault("simplify: a sink stays when its head goes", "if $part.sink is not None: $$body =>",
           "test_blocks_of_our_own_are_taken_apart_too", within="heads"),
     fault("blocks: values are read where there are none",
-          "$block.sub_blocks == 'mlp' and $block.attention.value_residual is not None => False",
-          "test_what_does_not_fit_is_refused_by_name", within="_sub_blocks"),
+          "$b.sub_blocks == 'mlp' => False",
+          "test_what_does_not_fit_is_refused_by_name", within="hessblocks.blocks.rules"),
     fault("simplify: every refusal is no candidate", "from hessblocks.blocks import $a, UnfitPartsError => from hessblocks.blocks import $a; from hessblocks.errors import ArgumentError as UnfitPartsError",
           "test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised", within="hessblocks.simplify.table"),
     fault("simplify: two candidates of a layer take the next one", "len($x) < len($chosen) => False",

@@ -10,7 +10,6 @@ from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.simplify import simplify
 from hessblocks.cli.commands.train import train
-from hessblocks.cli.commands.verify import verify
 
 COMMANDS = {
     "Train blocks and compare them": {
@@ -28,7 +27,6 @@ COMMANDS = {
     "Show and check what was found": {
         report: "runs/demo",
         check: "runs/demo",
-        verify: "--dtype float32",
     },
 }
 """Panel of the help → its commands, each with the arguments of its example."""

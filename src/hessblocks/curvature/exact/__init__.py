@@ -2,4 +2,3 @@
 
 from hessblocks.curvature.exact.block_hessian import UNEMBEDDING, LastBlockHessian
 from hessblocks.curvature.exact.last_block import exact_attention_curvature, exact_last_block
-from hessblocks.curvature.exact.token_moments import attention_moments, second_moment_figure

@@ -48,7 +48,8 @@ def exact_attention_curvature(
 
     Args:
         model: a hessblocks model of any preset, or one of the Hugging Face architectures in
-            `FAMILIES` with its head: causal or masked language model, or ViT for classification.
+            `ARCHITECTURES` with its head: causal or masked language model, or ViT for
+            classification.
         batch: a dict with `input_ids` (sequences, tokens), and optionally `labels`,
             `attention_mask` and `position_ids`; or the ids alone. As in training there is no
             key-value cache: causal models separate packed sequences where positions restart.

@@ -10,8 +10,15 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hessblocks.curvature.groups.layouts import ARCHITECTURES, Rule, outside_rules, usual_rules
-from hessblocks.curvature.groups.packing import Heads, Piece, heads_of, thirds
+from hessblocks.architectures import (
+    ARCHITECTURES,
+    Heads,
+    Piece,
+    Rule,
+    heads_of,
+    thirds,
+    usual_rules,
+)
 from hessblocks.curvature.groups.views import ParameterGroup, ParameterView, plain_model, whole
 from hessblocks.curvature.model_state import exclusive
 from hessblocks.errors import ArgumentError, check_name
@@ -93,17 +100,27 @@ def parameter_groups(model: nn.Module, level: str = "role") -> dict[str, Paramet
     return groups
 
 
-def _rules_of(model: nn.Module, kind: str) -> list[Rule]:
+def _rules_of(model: nn.Module, kind: str) -> Sequence[Rule]:
     """Return the rules of a known architecture, else guessed ones; none if no name is known."""
     if kind in ARCHITECTURES:
-        return ARCHITECTURES[kind]
+        return ARCHITECTURES[kind].rules
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     conv1d = any(isinstance(module, Conv1D) for module in model.modules())
     usual = usual_rules(names, conv1d=conv1d, registered=bool(kind))
     rules = [rule for rule in usual if _fits(rule, model)]
     patterns = [re.compile(rule.pattern) for rule in rules]
     known = any(pattern.fullmatch(name) for pattern in patterns for name in names)
-    return [*rules, *outside_rules(model)] if known else []
+    return [*rules, *_outside_rules(model)] if known else []
+
+
+def _outside_rules(model: nn.Module) -> list[Rule]:
+    """List rules for embeddings and norms outside the layers, found by the module's class."""
+    roles = {nn.Embedding: "embedding", nn.LayerNorm: "norm", nn.RMSNorm: "norm"}
+    return [
+        Rule(pattern=rf"{re.escape(name)}\.\w+", name=f"{role}.{name}", role=role)
+        for name, module in model.named_modules()
+        if (role := roles.get(type(module))) and not re.search(r"\w\.\d+\.", f"{name}.")
+    ]
 
 
 def _fits(rule: Rule, model: nn.Module) -> bool:

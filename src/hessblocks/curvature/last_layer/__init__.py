@@ -1,6 +1,5 @@
 """Split a known model's last layer into its attention and the token-wise network after it."""
 
-from hessblocks.curvature.last_layer.families import FAMILIES, ROLES, output_layer
 from hessblocks.curvature.last_layer.forward_pass import HiddenNetwork, LastAttention
 from hessblocks.curvature.last_layer.last_attention import last_attention
 from hessblocks.curvature.last_layer.supported import (
@@ -9,3 +8,4 @@ from hessblocks.curvature.last_layer.supported import (
     uncovered,
     undisturbed,
 )
+from hessblocks.curvature.last_layer.weights import ROLES, output_layer

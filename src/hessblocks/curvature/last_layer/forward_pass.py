@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.families import Family, output_layer
 from hessblocks.curvature.last_layer.supported import ELSEWHERE, uncovered
+from hessblocks.curvature.last_layer.weights import LastModules, output_layer
 from hessblocks.curvature.losses import Batch
 from hessblocks.errors import ArgumentError
 from hessblocks.theory import AttentionLayer
@@ -222,11 +222,11 @@ def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
     return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
 
 
-def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
+def token_network(modules: LastModules, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
     """Build the network of one token after its attention, up to the final norm.
 
     Args:
-        family: attribute paths of the model.
+        modules: modules of the model.
         model: the model.
         keywords: recorded keyword arguments of the last layer, which only its attention uses.
 
@@ -234,20 +234,17 @@ def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> Hi
         Function of the attention's output and the layer's input, (D,) each, that returns the final
         hidden state (D,).
     """
-    layer = model.get_submodule(family.layers)[-1]
-    attention = layer.get_submodule(family.attention)
-    behind = [model.get_submodule(name) for name in family.behind]
 
     def network(a: Tensor, x: Tensor) -> Tensor:
         given = a[None, None]
         with ExitStack() as stack:
-            stack.enter_context(_replaced(attention, lambda *_, **__: (given, None)))
-            if family.apart:
-                stack.enter_context(_replaced(family.written(layer), lambda _: given))
+            stack.enter_context(_replaced(modules.attention, lambda *_, **__: (given, None)))
+            if modules.apart:
+                stack.enter_context(_replaced(modules.linear["projection"], lambda _: given))
             stack.enter_context(_replaced(output_layer(model), lambda hidden: hidden))
-            out = layer(x[None, None], **keywords)
+            out = modules.layer(x[None, None], **keywords)
             hidden: Tensor = out[0] if isinstance(out, tuple) else out
-            for module in behind:
+            for module in modules.behind:
                 hidden = module(hidden)
         return hidden[0, 0]
 
@@ -255,11 +252,9 @@ def token_network(family: Family, model: Any, keywords: Mapping[str, Any]) -> Hi
 
 
 def feeding(
-    family: Family, model: Any, x: Float[Tensor, " D"], keywords: Mapping[str, Any]
+    modules: LastModules, model: Any, x: Float[Tensor, " D"], keywords: Mapping[str, Any]
 ) -> frozenset[str]:
     """List the parameters of the last layer that its attention's input depends on."""
-    layer = model.get_submodule(family.layers)[-1]
-    attention = layer.get_submodule(family.attention)
     seen: list[Tensor] = []
 
     def note(*inputs: Any, **words: Any) -> tuple[Tensor, None]:
@@ -269,8 +264,8 @@ def feeding(
     known = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not known:
         return frozenset()
-    with torch.enable_grad(), _replaced(attention, note):
-        layer(x.detach()[None, None].requires_grad_(), **keywords)
+    with torch.enable_grad(), _replaced(modules.attention, note):
+        modules.layer(x.detach()[None, None].requires_grad_(), **keywords)
         if not seen[0].requires_grad:  # a hook detached it
             return frozenset()
         slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)

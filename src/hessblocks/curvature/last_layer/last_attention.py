@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessblocks.curvature.last_layer.families import (
-    FAMILIES,
-    ROLES,
-    is_trained,
-    matrix,
-    output_layer,
-)
+from hessblocks.architectures import ARCHITECTURES, heads_of
 from hessblocks.curvature.last_layer.forward_pass import (
     LastAttention,
     Seen,
@@ -28,6 +22,13 @@ from hessblocks.curvature.last_layer.forward_pass import (
 from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.supported import check_linear, uncovered
+from hessblocks.curvature.last_layer.weights import (
+    ROLES,
+    is_trained,
+    last_modules,
+    matrix,
+    output_layer,
+)
 from hessblocks.curvature.losses import Batch, TextPositions, check_packing
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.theory import Rotation
@@ -39,7 +40,7 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """Run the model once, inside `undisturbed`, and extract its last attention.
 
     Args:
-        model: a hessblocks model, or one of an architecture in `FAMILIES` with its head.
+        model: a hessblocks model, or one of an architecture in `ARCHITECTURES` with its head.
         batch: inputs, with an attention mask if there is padding.
 
     Returns:
@@ -50,7 +51,8 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     own = {"hessblocks": from_hessblocks}
-    check_name("model: closed-form attention curvature of", kind, [*own, *FAMILIES])
+    known = [name for name, architecture in ARCHITECTURES.items() if architecture.behind]
+    check_name("model: closed-form attention curvature of", kind, [*own, *known])
     check_linear("the output layer", output_layer(model))
     with torch.no_grad():
         positioned = TextPositions(model).put_into(batch, partial(logits, model))
@@ -58,40 +60,34 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
 
 
 def _from_family(model: Any, batch: Batch) -> LastAttention:
-    """Extract the last attention of a model in `FAMILIES`."""
-    config = model.config
-    family = FAMILIES[config.model_type]
-    family.check(model)
+    """Extract the last attention of a model whose architecture is in `ARCHITECTURES`."""
+    config, architecture = model.config, ARCHITECTURES[model.config.model_type]
+    modules = last_modules(model)
     if "encoder_hidden_states" in batch.keywords:
         raise ArgumentError(
             "batch: the closed form does not cover cross-attention; leave encoder_hidden_states "
             "out or use hessblocks.Hessian"
         )
-    layer = model.get_submodule(family.layers)[-1]
-    attention = layer.get_submodule(family.attention)
-    written = family.written(layer)
+    attention, projection = modules.attention, modules.linear["projection"]
     last = output_layer(model)
-    seen = forward_pass(
-        model, batch, layer, attention, written if family.apart else attention, last
-    )
-    heads = int(config.num_attention_heads)
-    for name in family.read:
-        check_linear(name, attention.get_submodule(name))
-    check_linear(family.write, written)
-    weights = family.weights(layer, heads)
-    groups = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_width = weights["query"].shape[1] // heads
+    written = projection if modules.apart else attention
+    seen = forward_pass(model, batch, modules.layer, attention, written, last)
+    weights, heads = modules.weights(config), heads_of(config)
+    head_width = weights["query"].shape[1] // heads.count
     turned = seen.keywords.get("position_embeddings")
     rotation = turned and Rotation.of_halves(
         turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
     )
     _check_rows(batch, seen)
-    bias = written.bias
+    bias = projection.bias
     norms = head_norms(
         seen.inputs.new_zeros(1, head_width),
-        *(getattr(attention, name, None) for name in family.norms),
+        *(
+            getattr(attention, f"{role}_norm", getattr(attention, f"{role}_layernorm", None))
+            for role in ("q", "k")
+        ),
     )
-    before = feeding(family, model, seen.x[0, 0], seen.layer_keywords)
+    before = feeding(modules, model, seen.x[0, 0], seen.layer_keywords)
     stems = {name.partition(_PARAMETRISED)[0] for name in before if _PARAMETRISED in name}
     stems |= {name.rpartition(".")[0] for name in before if _PARAMETRISED not in name}
     trained = [name for name, norm in norms.items() if len(norm.parameters)]
@@ -99,26 +95,26 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
         layer=cut_into_heads(
             seen.inputs,
             weights,
-            heads=heads,
-            groups=groups,
+            heads=heads.count,
+            groups=heads.groups,
             permitted=permitted(
                 seen.inputs,
                 batch.attention_mask,
-                causal=family.causal,
+                causal=architecture.causal,
                 window=_window(attention, config),
                 places=batch.keywords.get("position_ids"),
             ),
             scale=float(getattr(attention, "scaling", head_width**-0.5)),
-            parameters=(*family.trained(layer), *trained),
+            parameters=(*modules.trained(), *trained),
             **norms,
             projection_bias=bias is not None,
             rotation=rotation,
         ),
         seen=seen,
-        network=token_network(family, model, seen.layer_keywords),
+        network=token_network(modules, model, seen.layer_keywords),
         projection_bias=None if bias is None else bias.detach(),
         output_layer=last,
-        rounding=torch.finfo(torch.float32).eps if family.single else 0.0,
+        rounding=torch.finfo(torch.float32).eps if architecture.single_rotation else 0.0,
         before=before,
         multipliers=norm_multipliers(model, stems, seen),
     )

@@ -240,6 +240,7 @@ def check_guard(
     """
     if guard is None:
         return
+    refusal: HessblocksError | None = None
     for some in (frozenset(problem.parameters), frozenset(names)):
         if (some, twice) not in guard.outcomes:
             try:
@@ -251,7 +252,8 @@ def check_guard(
                 guard.outcomes[some, twice] = error.with_traceback(None)
         if (refusal := guard.outcomes[some, twice]) is None:
             return
-    raise refusal
+    if refusal:
+        raise refusal
 
 
 def _check_row(problem: Any, guard: Guard, some: frozenset[str], twice: bool) -> None:

@@ -1,14 +1,17 @@
-"""Describe the layers of each architecture as our blocks; convert weights in both directions."""
+"""Convert pretrained models of known architectures to our blocks, and back."""
 
 import copy
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 
 from hessblocks import storage
+from hessblocks.architectures import ARCHITECTURES, OURS, heads_of
 from hessblocks.blocks import (
     MLP,
     Attention,
@@ -24,7 +27,6 @@ from hessblocks.blocks import (
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models.configuration import HessblocksConfig
-from hessblocks.models.families.tensors import GPT2, GPT_NEOX, LLAMA, Tensors
 from hessblocks.models.heads import HessblocksForCausalLM
 from hessblocks.models.saved import load
 
@@ -38,14 +40,7 @@ ACTIVATIONS = {
 SLIDING = "sliding_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Architecture of a pretrained model."""
-
-    blocks: Callable[[Any], list[BlockConfig]]
-    """Maps a configuration to the block of each layer."""
-    tensors: Tensors
-    """Names of its weights."""
+State = dict[str, Shaped[Tensor, "..."]]
 
 
 def _sizes(config: Any) -> dict[str, Any]:
@@ -147,29 +142,63 @@ def _gpt_neox(config: Any) -> list[BlockConfig]:
     return [block] * config.num_hidden_layers
 
 
-FAMILIES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), Family(blocks=_llama, tensors=LLAMA)),
-    "gpt2": Family(blocks=_gpt2, tensors=GPT2),
-    "gpt_neox": Family(blocks=_gpt_neox, tensors=GPT_NEOX),
+BLOCKS: dict[str, Callable[[Any], list[BlockConfig]]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama),
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
 }
-"""Architectures by `model_type` of the configuration."""
+"""By `model_type`, the function from a configuration to the block of each layer."""
 
 
-def family_of(config: Any) -> Family:
-    """Look up the architecture of a configuration.
-
-    Returns:
-        The description of its layers.
-
-    Raises:
-        ArgumentError: the architecture is unknown; the message lists the known ones.
-    """
+def _blocks_of(config: Any) -> list[BlockConfig]:
     kind = getattr(config, "model_type", type(config).__name__)
-    if kind not in FAMILIES:
+    if kind not in BLOCKS:
         raise ArgumentError(
-            f"model: a model of {kind} cannot become blocks; known are {', '.join(FAMILIES)}"
+            f"model: a model of {kind} cannot become blocks; known are {', '.join(BLOCKS)}"
         )
-    return FAMILIES[kind]
+    return BLOCKS[kind](config)
+
+
+def _parts(
+    name: str, weight: Shaped[Tensor, "..."], config: Any
+) -> tuple[Shaped[Tensor, "..."], list[tuple[str, Int[Tensor, " rows"] | slice]]]:
+    """View a weight as (outputs, inputs), and list our name and the rows of each of its parts."""
+    architecture = ARCHITECTURES[config.model_type]
+    module, _, end = name.rpartition(".")
+    layer = re.match(r".*\.(\d+)\.", module)
+    rows = weight.T if architecture.conv1d and layer and weight.ndim == 2 else weight
+    stem = f"model.layers.{layer[1]}." if layer else ""
+    for rule in architecture.rules:
+        if re.fullmatch(rule.pattern, name) and ".attention." in rule.name:
+            if rule.role:
+                return rows, [(f"{stem}attention.{rule.role}.{end}", slice(None))]
+            assert rule.packing is not None
+            pieces = rule.packing(len(rows), heads_of(config))
+            return rows, [(f"{stem}attention.{p.role}.{end}", p.indices) for p in pieces]
+    ours = OURS.get(module[layer.end() :] if layer else module.rpartition(".")[2])
+    return rows, [(f"{stem}{ours}.{end}", slice(None))] if ours else []
+
+
+def _to_ours(state: State, config: Any) -> State:
+    """Rename weights to our names; leave out weights without one."""
+    ours: State = {}
+    for name, weight in state.items():
+        rows, parts = _parts(name, weight, config)
+        ours |= {own: rows[indices] for own, indices in parts}
+    return ours
+
+
+def _from_ours(places: State, ours: State, config: Any) -> State:
+    """Rename our weights to the names in `places`, of whose weights only shapes are used."""
+    theirs: State = {}
+    for name, place in places.items():
+        if parts := _parts(name, place, config)[1]:
+            like = ours[parts[0][0]]
+            theirs[name] = torch.empty(place.shape, dtype=like.dtype, device=like.device)
+            rows, _ = _parts(name, theirs[name], config)
+            for own, indices in parts:
+                rows[indices] = ours[own]
+    return theirs
 
 
 def unfit(config: Any, what: str) -> ArgumentError:
@@ -216,8 +245,7 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
         raise ArgumentError("model: it is made of blocks already")
     own = isinstance(model_or_folder, PreTrainedModel)
     model: Any = model_or_folder if own else load(cast(AnyPath, model_or_folder))[0]
-    family = family_of(model.config)
-    blocks = family.blocks(model.config)
+    blocks = _blocks_of(model.config)
     alike = all(block == blocks[0] for block in blocks)
     described = [block.to_dict() for block in (blocks[:1] if alike else blocks)]
     given = model.config.to_diff_dict()
@@ -229,8 +257,7 @@ def from_pretrained_blocks(model_or_folder: PreTrainedModel | AnyPath) -> Hessbl
         family={name: value for name, value in given.items() if name not in LEFT_OUT},
         **{name: getattr(model.config, name) for name in KEPT},
     )
-    theirs = model.state_dict()
-    state = family.tensors.ours(theirs, blocks[0].heads)
+    state = _to_ours(model.state_dict(), model.config)
     made = _with_state(HessblocksForCausalLM, config, state, model)
     _check_logits(model, made)
     return cast(HessblocksForCausalLM, made)
@@ -276,8 +303,7 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
         config.layer_types = ["full_attention" if one is None else SLIDING for one in windows]
     for name, value in fields.items():
         setattr(config, name, value)
-    family = family_of(config)
-    for layer, (own, known) in enumerate(zip(blocks, family.blocks(config), strict=True)):
+    for layer, (own, known) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
         if own != known:
             fields = own.to_dict()
             name = next(name for name, value in known.to_dict().items() if fields[name] != value)
@@ -287,7 +313,7 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
             )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
-    state = family.tensors.theirs(places, model.state_dict(), blocks[0].heads)
+    state = _from_ours(places, model.state_dict(), config)
     made = _with_state(AutoModelForCausalLM.from_config, config, state, model)
     _check_logits(model, made)
     return made

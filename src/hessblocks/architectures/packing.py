@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
 from hessblocks.errors import ArgumentError
 
 
@@ -37,6 +41,12 @@ class Piece:
     """Indices in a run."""
     step: int
     """Distance between the starts of successive runs."""
+
+    @property
+    def indices(self) -> Int[Tensor, " entries"]:
+        """Indices of the entries along the fused axis."""
+        starts = self.offset + self.step * torch.arange(self.blocks)
+        return (starts[:, None] + torch.arange(self.length)).flatten()
 
     def divides(self, heads: int) -> bool:
         """Tell whether each run divides into whole heads of equal width."""

@@ -1,11 +1,11 @@
-"""Sweep of closed form against dense autodiff: every case, block and part.
+"""Dense Hessians of attention layers by autodiff, and every block and part compared with them.
 
 The reference is slow, small, and independent of the closed form.
 
 Letters: B sequences, L tokens, H heads, P parameters, O width of the output.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
@@ -17,11 +17,9 @@ from torch.func import vmap
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.linalg import slices
-from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.heads import HeadNorm
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.piecewise import GAINS, GROUPS, NORMS
-from hessblocks.theory.verification.cases import CASES, Case, arguments
 
 Parameters = dict[str, Float[Tensor, "..."]]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -48,36 +46,6 @@ class Check:
     def passed(self) -> bool:
         """True where the error keeps the bound; an error that is not a number does not."""
         return self.error <= self.bound
-
-
-def verify_closed_forms(
-    *,
-    dtype: torch.dtype = torch.float64,
-    device: str = "cpu",
-    cases: Sequence[Case] = CASES,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> list[Check]:
-    """Compare closed form and autodiff on this machine.
-
-    Args:
-        dtype: dtype of the closed form, float64 or float32.
-        device: where the closed form runs; autodiff runs there too.
-        cases: which layers.
-        seed: seed of the random inputs.
-        progress: called with the name of each case before it runs.
-
-    Returns:
-        One row for each case, block on or above the diagonal, and part.
-    """
-    rows: list[Check] = []
-    for case in cases:
-        if progress is not None:
-            progress(case.name)
-        made = arguments(case, dtype=dtype, device=device, seed=seed)
-        closed = attention_hessian(**made)
-        rows += compare(case.name, closed, reference_hessian(made), BOUNDS[dtype])
-    return rows
 
 
 def compare(

@@ -1,108 +1,41 @@
-"""Parameter names of queries, keys, values and so on in known architectures; a guess for others.
+"""Table of known architectures, and a guess of the parameter names of others.
 
 Weights of `torch.nn.Linear` are (outputs, inputs); those of GPT-2's Conv1D are (inputs, outputs).
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from torch import nn
+from hessblocks.architectures.packing import interleaved, stacked, thirds
+from hessblocks.architectures.rules import HEAD, Rule, rules_of
 
-from hessblocks.curvature.groups.packing import Packing, interleaved, one_role, stacked, thirds
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Names of an architecture's parts; fields besides `rules` are of the closed forms' models."""
+
+    rules: Sequence[Rule]
+    """Rules of its parameter groups, which also locate query, key, value and projection."""
+    behind: tuple[str, ...] = ()
+    """Paths from the model to the modules after the last layer; the last may hold the output
+    layer. Empty if the last layer has no closed form."""
+    causal: bool = True
+    """Whether a token attends only to itself and earlier tokens."""
+    single_rotation: bool = False
+    """Whether rotary embeddings are computed in float32, whatever the weights' dtype."""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the configuration, with the only value that the closed form supports."""
+    conv1d: bool = False
+    """Whether weights of layers are stored (inputs, outputs)."""
+
 
 _LAYERS = r"(?:\w+\.)*layers\.(?P<layer>\d+)\."
 _H = r"(?:transformer\.)?h\.(?P<layer>\d+)\."
 _ENCODER = r"(?:\w+\.)*(?:layer|layers)\.(?P<layer>\d+)\."
 _SHARED_LAYERS = r"(?:\w+\.)*albert_layer_groups\.(?P<layer>\d+)\.albert_layers\.\d+\."
 READ = ("query", "key", "value")
-
-
-HEAD = r"(lm_head|score|classifier|cls|head|decoder|pooler)(\.\w+)*"
-"""Default pattern of a head's modules."""
-_OWN_NAMES = ("norm", "gains", "final.norm", "embedding.norm")
-"""Groups whose modules may have parameters of any name. In other groups, names besides weight and
-bias belong to an adapter (LoRA)."""
-_INSIDE = {
-    "mlp.in": "mlp_in",
-    "mlp.out": "mlp_out",
-    "mlp.router": "router",
-    "norm": "norm",
-    "gains": "gain",
-    "attention.bias": "embedding",
-}
-"""Role of each group of a layer, except query, key, value and projection."""
-_OUTSIDE = {
-    **{f"embedding.{of}": "embedding" for of in ("token", "position", "segment", "patch")},
-    "embedding.norm": "norm",
-    "final.norm": "norm",
-    "head": "head",
-}
-"""Role of each group outside the layers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """Pattern of parameter names, with the groups of a parameter that matches."""
-
-    pattern: str
-    """Regular expression for the whole name; its group `layer` is the layer's number."""
-    name: str
-    """Group name, with placeholders {layer} and {role}."""
-    role: str
-    """Role of the whole parameter; empty if `packing` has several roles."""
-    packing: Packing | None = None
-    """Order of the heads along `axis`; None if the parameter has no heads."""
-    axis: int = 0
-    """Axis of a weight along which heads lie."""
-
-
-def rules_of(
-    layer: str,
-    groups: Mapping[str, str],
-    *,
-    packing: Packing | None = None,
-    conv1d: bool = False,
-    side: str = "",
-) -> list[Rule]:
-    """Make the rules of an architecture.
-
-    Args:
-        layer: pattern of the prefix of a layer's parameter names.
-        groups: for each group name, a pattern of its modules or parameters, after the prefix
-            `layer` for groups of a layer. Attention has `projection`, and `query`, `key` and
-            `value` or one `fused` weight; cross-attention has the same with the prefix `cross.`.
-            Groups outside the layers may be inside a base model. The default of `head` is `HEAD`.
-        packing: order of the heads in the fused weight.
-        conv1d: whether weights are (inputs, outputs).
-        side: prefix of the layers' group names, such as `encoder`.
-
-    Returns:
-        Rules, in the order in which they are tried.
-    """
-    rules = []
-    begin = f"{side}.layers.{{layer}}." if side else "layers.{layer}."
-    for name, modules in {**groups, "head": groups.get("head", HEAD)}.items():
-        own = r"\w+" if name in _OWN_NAMES else "weight|bias"
-        pattern = rf"({modules})(\.({own}))?"
-        if name in _OUTSIDE:
-            rules.append(Rule(pattern=rf"(\w+\.)?{pattern}", name=name, role=_OUTSIDE[name]))
-        elif name in _INSIDE:
-            rules.append(Rule(pattern=layer + pattern, name=begin + name, role=_INSIDE[name]))
-        else:
-            cross, _, role = name.rpartition(".")
-            rule = Rule(
-                pattern=layer + pattern,
-                name=begin + ("cross_attention" if cross else "attention") + ".{role}",
-                role="" if role == "fused" else role,
-                packing=packing if role == "fused" else one_role(role),
-                axis=int((role == "projection") != conv1d),
-            )
-            if role == "projection":  # heads lie along the inputs; the bias belongs to no head
-                bias = rf"{layer}({modules})\.bias"
-                rules.append(replace(rule, pattern=bias, packing=None))
-            rules.append(rule)
-    return rules
 
 
 def _letters(module: str, end: str) -> dict[str, str]:
@@ -202,35 +135,94 @@ _T5 = _two_sides(
 )
 _ATTENTION_FIRST = {"fused": r"(self_)?attention\.query_key_value", **NAMES}
 
-ARCHITECTURES: dict[str, list[Rule]] = {
-    "hessblocks": rules_of(  # users' parts may have parameters of any name
-        _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
-    ),
-    "gpt2": rules_of(_H, {"fused": r"attn\.c_attn", **NAMES}, packing=stacked, conv1d=True),
-    "gpt_neox": rules_of(_LAYERS, _ATTENTION_FIRST, packing=interleaved),
-    **dict.fromkeys(("bloom", "falcon"), rules_of(_H, _ATTENTION_FIRST, packing=interleaved)),
-    "phi3": rules_of(_LAYERS, {"fused": r"self_attn\.qkv_proj", **NAMES}, packing=stacked),
-    **dict.fromkeys(
-        (
-            *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2"),
-            *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "phi", "opt"),
-        ),
-        rules_of(_LAYERS, NAMES),
-    ),
-    "gptj": rules_of(_H, NAMES),
-    "bart": _BART,
-    "t5": _T5,
-    "distilbert": rules_of(_ENCODER, {**NAMES, "head": rf"{NAMES['head']}|qa_outputs"}),
-    **dict.fromkeys(("deberta", "deberta-v2", "bert", "roberta"), rules_of(_ENCODER, NAMES)),
-    "albert": rules_of(_SHARED_LAYERS, NAMES),
-    "modernbert": rules_of(  # its head also has a norm
-        _LAYERS,
-        {**NAMES, "fused": r"attn\.Wqkv", "final.norm": "final_norm", "head": HEAD},
-        packing=stacked,
-    ),
-    "vit": rules_of(_ENCODER, NAMES),
+OURS = {
+    "self_attn.q_norm": "attention.query_norm",
+    "self_attn.k_norm": "attention.key_norm",
+    "mlp.gate_proj": "mlp.gate",
+    **dict.fromkeys(("mlp.up_proj", "mlp.c_fc", "mlp.dense_h_to_4h"), "mlp.input"),
+    **dict.fromkeys(("mlp.down_proj", "mlp.c_proj", "mlp.dense_4h_to_h"), "mlp.output"),
+    **dict.fromkeys(("input_layernorm", "ln_1"), "attention_norm"),
+    **dict.fromkeys(("post_attention_layernorm", "ln_2"), "mlp_norm"),
+    **dict.fromkeys(("embed_tokens", "wte", "embed_in"), "model.token_embedding"),
+    "wpe": "model.position_embedding",
+    **dict.fromkeys(("norm", "ln_f", "final_layer_norm"), "model.final_norm"),
+    **dict.fromkeys(("lm_head", "embed_out"), "lm_head"),
 }
-"""Rules by the `model_type` of a Hugging Face configuration."""
+"""Our module for each module of Llama, Mistral, Qwen2, Qwen3, GPT-2 and GPT-NeoX, without the
+prefix of the layer or of the base model. Query, key, value and projection: see the rules."""
+
+_USUAL = Architecture(rules=rules_of(_LAYERS, NAMES))
+_LLAMA = replace(_USUAL, behind=("model.norm",))
+_BERT = Architecture(
+    rules=rules_of(_ENCODER, NAMES),
+    behind=("cls.predictions",),
+    causal=False,
+    expected={"is_decoder": False, "add_cross_attention": False},
+)
+ARCHITECTURES: dict[str, Architecture] = {
+    "hessblocks": Architecture(
+        rules=rules_of(  # users' parts may have parameters of any name
+            _LAYERS, {name: rf"({modules})(\.\w+)?" for name, modules in _HESSBLOCKS.items()}
+        )
+    ),
+    "gpt2": Architecture(
+        rules=rules_of(_H, {"fused": r"attn\.c_attn", **NAMES}, packing=stacked, conv1d=True),
+        behind=("transformer.ln_f",),
+        expected={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+        conv1d=True,
+    ),
+    "gpt_neox": Architecture(
+        rules=rules_of(_LAYERS, _ATTENTION_FIRST, packing=interleaved),
+        behind=("gpt_neox.final_layer_norm",),
+    ),
+    **dict.fromkeys(
+        ("bloom", "falcon"),
+        Architecture(rules=rules_of(_H, _ATTENTION_FIRST, packing=interleaved)),
+    ),
+    "phi3": Architecture(
+        rules=rules_of(_LAYERS, {"fused": r"self_attn\.qkv_proj", **NAMES}, packing=stacked)
+    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _LLAMA),
+    "gemma3_text": replace(
+        _LLAMA, expected={"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "phi": replace(_USUAL, behind=("model.final_layernorm",)),
+    "opt": replace(
+        _USUAL,
+        behind=("model.decoder.final_layer_norm",),
+        expected={"do_layer_norm_before": True, "_remove_final_layer_norm": False},
+    ),
+    **dict.fromkeys(
+        ("gemma2", "olmo2", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"),
+        _USUAL,
+    ),
+    "gptj": Architecture(rules=rules_of(_H, NAMES)),
+    "bart": Architecture(rules=_BART),
+    "t5": Architecture(rules=_T5),
+    "distilbert": Architecture(
+        rules=rules_of(_ENCODER, {**NAMES, "head": rf"{NAMES['head']}|qa_outputs"})
+    ),
+    "bert": _BERT,
+    "roberta": replace(_BERT, behind=("lm_head",)),
+    **dict.fromkeys(("deberta", "deberta-v2"), replace(_BERT, behind=())),
+    "albert": Architecture(rules=rules_of(_SHARED_LAYERS, NAMES)),
+    "modernbert": Architecture(
+        rules=rules_of(  # its head also has a norm
+            _LAYERS,
+            {**NAMES, "fused": r"attn\.Wqkv", "final.norm": "final_norm", "head": HEAD},
+            packing=stacked,
+        ),
+        behind=("model.final_norm", "head"),
+        causal=False,
+        single_rotation=True,
+    ),
+    "vit": Architecture(rules=rules_of(_ENCODER, NAMES), behind=("vit.layernorm",), causal=False),
+}
+"""Architectures by the `model_type` of a Hugging Face configuration."""
 
 _CONTAINER = re.compile(r"((?:\w+\.)*?)(\w+)\.\d+\.")
 
@@ -265,14 +257,4 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
             conv1d=conv1d,
             side=(path.rstrip(".") or own) if several else "",
         )
-    ]
-
-
-def outside_rules(model: nn.Module) -> list[Rule]:
-    """List rules for embeddings and norms outside the layers, found by the module's class."""
-    roles = {nn.Embedding: "embedding", nn.LayerNorm: "norm", nn.RMSNorm: "norm"}
-    return [
-        Rule(pattern=rf"{re.escape(name)}\.\w+", name=f"{role}.{name}", role=role)
-        for name, module in model.named_modules()
-        if (role := roles.get(type(module))) and not _CONTAINER.match(f"{name}.")
     ]

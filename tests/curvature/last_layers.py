@@ -20,9 +20,11 @@ from transformers.pytorch_utils import Conv1D
 
 from hessblocks.conventions import IGNORED, PARTS, Part
 from hessblocks.curvature.exact import UNEMBEDDING, exact_last_block
-from hessblocks.curvature.last_layer import FAMILIES, ROLES, output_layer
-from hessblocks.curvature.verification import tiny_models
-from hessblocks.theory import GAINS, NORMS, Check
+from hessblocks.curvature.last_layer import ROLES, output_layer
+from hessblocks.theory import GAINS, NORMS
+from tests.curvature.architectures import batch_of, without_casts
+from tests.curvature.cases import stir
+from tests.theory.autodiff import Check
 
 Numbers = Mapping[int, Int[Tensor, "..."]]
 """For the `id` of each parameter, the indices of its entries in the vector of all parameters."""
@@ -33,35 +35,14 @@ SMALL = 1e-9
 is over it."""
 
 
-def verify_last_blocks(
-    models: Mapping[str, Callable[[], nn.Module]] = tiny_models.FAMILY_MODELS,
-    *,
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
-) -> list[Check]:
-    """Compare `exact_last_block` with dense autodiff on tiny random models, in float64.
-
-    Args:
-        models: for each name, a function that makes the model; weights are then drawn.
-        seed: seed of weights and inputs.
-        progress: called with the name of each model before it runs.
-
-    Returns:
-        One row for each model, block on or above the diagonal, and part.
-
-    Cost: a few seconds per model.
-    """
-    rows: list[Check] = []
-    for name, make in models.items():
-        if progress is not None:
-            progress(name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = tiny_models.stirred(make())
-            batch, loss = tiny_models.batch_of(model)
-        with tiny_models.without_casts(model):
-            rows += compare(name, model, batch, loss)
-    return rows
+def check_last_block(name: str, make: Callable[[], nn.Module]) -> list[Check]:
+    """Compare `exact_last_block` with dense autodiff on a tiny random model, in float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = stir(make())
+        batch, loss = batch_of(model)
+    with without_casts(model):
+        return compare(name, model, batch, loss)
 
 
 def compare(name: str, model: nn.Module, batch: Mapping[str, Any], loss: str) -> list[Check]:
@@ -216,21 +197,33 @@ def _of_hessblocks(model: Any, group: str, numbers: Numbers) -> Tensor:
     )
 
 
+_READ = {"bert": "query", "roberta": "query", "gpt2": "c_attn", "gpt_neox": "query_key_value"}
+_READ |= {"modernbert": "Wqkv"}
+_WRITTEN = {"gpt2": "c_proj", "phi": "dense", "gpt_neox": "dense", "opt": "out_proj"}
+_WRITTEN |= {"bert": "output.dense", "roberta": "output.dense", "modernbert": "Wo"}
+
+
 def _of_family(model: Any, group: str, numbers: Numbers) -> Tensor:
-    config = model.config
-    family = FAMILIES[config.model_type]
-    layer = model.get_submodule(family.layers)[-1]
-    attention = layer.get_submodule(family.attention)
+    """Find the weights by their names, independently of the table of architectures."""
+    config, kind = model.config, model.config.model_type
+    read = _READ.get(kind, "q_proj")
+    stem = next(name for name, _ in reversed(list(model.named_modules())) if name.endswith(read))
+    stem = stem.removesuffix(f".{read}")
+    attention = model.get_submodule(stem)
     if group == "projection":
-        return _of_layer(family.written(layer), numbers).reshape(-1)
+        written = f"{stem.removesuffix('.self')}.{_WRITTEN.get(kind, 'o_proj')}"
+        return _of_layer(model.get_submodule(written), numbers).reshape(-1)
     if group in NORMS:
-        return _of_module(getattr(attention, family.norms[group == "key_norm"]), numbers)
+        ending = "layernorm" if kind == "phi" else "norm"
+        return _of_module(getattr(attention, f"{group[0]}_{ending}"), numbers)
     role, heads = ROLES.index(group), int(config.num_attention_heads)
-    if len(family.read) == 3:
+    if read in ("q_proj", "query"):
         shared = getattr(config, "num_key_value_heads", None) or heads
-        matrix = _of_layer(attention.get_submodule(family.read[role]), numbers)
+        own = read.replace("query", group).replace("q_", f"{group[0]}_")
+        matrix = _of_layer(attention.get_submodule(own), numbers)
         return _by_head(matrix, heads if group == "query" else shared)
-    matrix = _of_layer(attention.get_submodule(family.read[0]), numbers)
-    apart = matrix.unflatten(1, (heads, 3, -1) if family.interleaved else (3, heads, -1))
-    own: Tensor = apart.select(2 if family.interleaved else 1, role)
-    return own.transpose(0, 1).reshape(-1)
+    matrix = _of_layer(attention.get_submodule(read), numbers)
+    interleaved = kind == "gpt_neox"
+    apart = matrix.unflatten(1, (heads, 3, -1) if interleaved else (3, heads, -1))
+    of_role: Tensor = apart.select(2 if interleaved else 1, role)
+    return of_role.transpose(0, 1).reshape(-1)
