@@ -182,7 +182,8 @@ def products_at(sizes: Sizes) -> dict[str, Any]:
     everything = merge("everything", list(hb.parameter_groups(model, "tensor").values()))
     for kind in (hb.Hessian, hb.OuterProduct, hb.Functional):
         operator = kind(hb.Problem(model, ids, memory_limit=limit), everything)
-        result[kind.__name__] = costs(operator, unit, weights)
+        with operator.kept():
+            result[kind.__name__] = costs(operator, unit, weights)
     figures = result["Hessian"]
     print(
         f"products at context {sizes.context}: H {figures['gradients']:.2f} gradients, "

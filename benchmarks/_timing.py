@@ -5,8 +5,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TypeVar
 
 import torch
+
+from hessblocks.linalg import LinearOperator
+
+BLOCKS = ExitStack()
+Operator = TypeVar("Operator", bound=LinearOperator)
+
+
+def kept(operator: Operator) -> Operator:
+    """Return an operator that keeps its graphs until the process ends."""
+    BLOCKS.enter_context(operator.kept())
+    return operator
 
 
 def alternated(

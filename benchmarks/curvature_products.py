@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks._timing import alternated
+from benchmarks._timing import alternated, kept
 from hessblocks.curvature import (
     AttentionBackendWarning,
     Functional,
@@ -124,7 +124,7 @@ def ours(model: nn.Module, ids: Tensor, group: ParameterGroup, columns: Tensor) 
     """Products of H, H_o and H_f with graphs held, and what building them costs."""
     sides: dict[str, Side] = {}
     for kind in (Hessian, OuterProduct, Functional):
-        operator = kind(Problem(model, ids), group)
+        operator = kept(kind(Problem(model, ids), group))
         _ = operator @ columns[:, 0]
         sides[f"ours, {kind.__name__}"] = lambda operator=operator: operator @ columns
         sides[f"ours, {kind.__name__}, one vector"] = lambda operator=operator: (
@@ -303,7 +303,7 @@ def product_seconds(width: int, rows: int, rounds: int) -> dict[str, float]:
     model = gpt(width, vocabulary=1024 * (width // 128) ** 1)
     ids = torch.randint(0, 1024, (rows, 64))
     group = everything(model)
-    operator = Hessian(Problem(model, ids), group)
+    operator = kept(Hessian(Problem(model, ids), group))
     columns = torch.randn(group.size, 4)
     sides = {"gradient": gradient(model, ids), "product": lambda: operator @ columns}
     return {"parameters": group.size, **alternated(sides, rounds, processor=True)}

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks._timing import alternated
+from benchmarks._timing import alternated, kept
 from benchmarks.curvature_products import everything, gpt, gradient, kilobytes, slope
 from hessblocks import second_order_attention
 from hessblocks.curvature import Hessian, Problem
@@ -51,7 +51,7 @@ def short(rounds: int, probes: int = 16) -> dict[str, float]:
     ids = torch.randint(0, 1024, (8, 64))
     group = everything(transformer)
     columns = torch.randn(group.size, probes)
-    operator = Hessian(Problem(transformer, ids), group)
+    operator = kept(Hessian(Problem(transformer, ids), group))
     sides = {"gradient": gradient(transformer, ids), "product": lambda: operator @ columns}
     seconds = alternated(sides, rounds, processor=True)
     found = seconds["product"] / seconds["gradient"] / probes
@@ -63,9 +63,10 @@ def model(rounds: int) -> dict[str, Any]:
     """Gradients a product over the contexts, graphs held."""
     found = {}
     for tokens in CONTEXTS:
-        run, unit = product(tokens)
+        operator, run, unit = product(tokens)
         sides = {"gradient": unit, "product": run}
-        seconds = alternated(sides, rounds if tokens <= LONG else 1, processor=True)
+        with operator.kept():
+            seconds = alternated(sides, rounds if tokens <= LONG else 1, processor=True)
         ratio = seconds["product"] / seconds["gradient"]
         print(
             f"{tokens} tokens of context: gradient {seconds['gradient']:.2f} s, "
@@ -75,14 +76,14 @@ def model(rounds: int) -> dict[str, Any]:
     return found
 
 
-def product(tokens: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A product of H with one vector, its graph held, and a gradient."""
+def product(tokens: int) -> tuple[Hessian, Callable[[], object], Callable[[], object]]:
+    """H, its product with one vector, and a gradient."""
     transformer = gpt(256, tokens=tokens)
     ids = torch.randint(0, 1024, (1, tokens))
     group = everything(transformer)
     operator = Hessian(Problem(transformer, ids, memory_limit=1 << 40), group)
     vector = torch.randn(group.size)
-    return lambda: operator @ vector, gradient(transformer, ids)
+    return operator, lambda: operator @ vector, gradient(transformer, ids)
 
 
 def layer(rounds: int) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def product_peak(tokens: int) -> None:
     """Print the bytes that a product of H adds, building included."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    product(64)[0]()
+    product(64)[1]()
     transformer = gpt(256, tokens=tokens)
     ids = torch.randint(0, 1024, (1, tokens))
     group = everything(transformer)

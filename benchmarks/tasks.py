@@ -65,8 +65,8 @@ def ours(model: nn.Module, ids: Tensor, vector: Tensor) -> dict[str, Side]:
     return {
         "H v, ours": lambda: of(Hessian) @ vector,
         "H_o v, ours": lambda: of(OuterProduct) @ vector,
-        "several H v, ours": lambda: in_turn(of(Hessian).__matmul__, vector),
-        "several H_o v, ours": lambda: in_turn(of(OuterProduct).__matmul__, vector),
+        "several H v, ours": lambda: kept_in_turn(of(Hessian), vector),
+        "several H_o v, ours": lambda: kept_in_turn(of(OuterProduct), vector),
         "trace, ours": lambda: trace(of(Hessian), PROBES),
         "diagonal, ours": lambda: diagonal(of(Hessian), PROBES),
         "density, ours": lambda: spectral_density(of(Hessian), STEPS, RUNS),
@@ -135,6 +135,12 @@ def in_turn(product: Callable[[Tensor], Tensor], vector: Tensor) -> Tensor:
         vector = product(vector)
         vector = vector / vector.norm()
     return vector
+
+
+def kept_in_turn(operator: LinearOperator, vector: Tensor) -> Tensor:
+    """With one graph for all products."""
+    with operator.kept():
+        return in_turn(operator.__matmul__, vector)
 
 
 def attention_in_full(run: Side) -> Side:

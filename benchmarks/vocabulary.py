@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks._timing import alternated
+from benchmarks._timing import alternated, kept
 from benchmarks.curvature_products import everything, gradient, kilobytes
 from hessblocks.curvature import Functional, Hessian, OuterProduct, Problem
 
@@ -59,7 +59,7 @@ def times(rounds: int) -> dict[str, float]:
     model, ids = gpt2_small()
     group = everything(model)
     vector = torch.randn(group.size)
-    operator = Hessian(Problem(model, ids), group)
+    operator = kept(Hessian(Problem(model, ids), group))
     sides = {"gradient": gradient(model, ids), "Hessian": lambda: operator @ vector}
     seconds = alternated(sides, rounds, processor=True)
     ratio = seconds["Hessian"] / seconds["gradient"]

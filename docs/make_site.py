@@ -37,8 +37,8 @@ TASKS = {
     "Measure curvature": (
         "docs/curvature.md",
         """Problem Hessian OuterProduct Functional EmpiricalFisher MonteCarloFisher
-        PreconditionedHessian parameter_groups select_groups custom_groups ParameterGroup
-        group_norms curvature_map measure_curvature loss_along preconditioned_sharpness
+        parameter_groups select_groups custom_groups ParameterGroup
+        group_norms curvature_map measure_curvature
         CurvatureCallback second_order_attention check_derivatives""",
     ),
     "Price a change": (

@@ -40,7 +40,6 @@ from .curvature import (
     MonteCarloFisher as MonteCarloFisher,
     OuterProduct as OuterProduct,
     ParameterGroup as ParameterGroup,
-    PreconditionedHessian as PreconditionedHessian,
     Problem as Problem,
     check_derivatives as check_derivatives,
     curvature_map as curvature_map,
@@ -48,9 +47,7 @@ from .curvature import (
     exact_attention_curvature as exact_attention_curvature,
     exact_last_block as exact_last_block,
     group_norms as group_norms,
-    loss_along as loss_along,
     parameter_groups as parameter_groups,
-    preconditioned_sharpness as preconditioned_sharpness,
     select_groups as select_groups,
     second_order_attention as second_order_attention,
 )

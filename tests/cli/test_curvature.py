@@ -504,7 +504,6 @@ def test_a_loss_that_is_not_finite_is_said_and_finished_groups_are_kept(
 
     def poisoned(run: curvature_run.CurvatureRun, name: str) -> dict[str, Any]:
         if name.endswith("attention.key"):
-            run.problem.held = None
             with torch.no_grad():
                 run.problem.model.model.final_norm.weight.fill_(float("nan"))
         return real(run, name)

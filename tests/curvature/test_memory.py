@@ -111,11 +111,11 @@ def test_a_full_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> No
     operator = Hessian(problem, parameter_groups(model)["layers.0.mlp.in"])
     vector = torch.ones(operator.shape[1], dtype=torch.float64)
     expected = operator @ vector
-    with monkeypatch.context() as full:
+    with monkeypatch.context() as full, problem.kept():
         full.setattr(BatchGraph, "full", lambda *_: torch.empty(1 << 46))
         with pytest.raises(RunError, match="out of memory; lower memory_limit"):
             _ = operator @ vector
-    assert problem.held is None
+        assert problem._graphs is None
     assert torch.equal(operator @ vector, expected)
 
 
@@ -161,7 +161,7 @@ def test_a_product_at_a_wide_vocabulary_keeps_to_its_limit() -> None:
 
 
 @pytest.mark.parametrize("name", ["pre-ln", "sas-p", "classification", "callable"])
-def test_a_dropped_problem_gives_its_graphs_back_at_once(name: str) -> None:
+def test_the_end_of_a_block_gives_its_graphs_back_at_once(name: str) -> None:
     """In a circle they would stay until Python's next garbage collection, 1 GB for SmolLM2."""
     case = CASES[name]()
     problem = case.problem
@@ -170,12 +170,12 @@ def test_a_dropped_problem_gives_its_graphs_back_at_once(name: str) -> None:
     try:
         for kind in (Hessian, OuterProduct, Functional):
             operator = kind(problem)
-            operator @ torch.ones(operator.shape[1], dtype=torch.float64)
-        assert problem.held is not None
-        graphs = [weakref.ref(graph) for graph in problem.held[1]]
-        del case, problem, operator
-        assert graphs
-        assert not any(graph() for graph in graphs)
+            with operator.kept():
+                operator @ torch.ones(operator.shape[1], dtype=torch.float64)
+                assert problem._graphs is not None
+                graphs = [weakref.ref(graph) for graph in problem._graphs[2]]
+                assert graphs
+            assert not any(graph() for graph in graphs)
     finally:
         gc.enable()
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import array
 import functools
-import importlib
 import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,9 @@ from torch.nn.utils import parametrizations, parametrize
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.model_state.fingerprints import checksums, fingerprint_of
+from hessblocks.curvature.model_state.checksums import checksums
+from hessblocks.curvature.model_state.form import LONG, form_of
+from hessblocks.curvature.products import totals
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import stir
 
@@ -151,18 +151,89 @@ def test_a_changed_model_gets_the_product_of_a_new_problem(
     assert (right - before).norm() > 1e-3 * before.norm()
 
 
-def test_graphs_are_held_while_nothing_changes() -> None:
+UNSEEN = {
+    *("its data", "array", "buffer", "view of a buffer", "what a hook holds"),
+    *("method of the class", "attribute of the class", "global", "class named in forward"),
+}
+"""Changes that `kept` does not see, as docs/curvature.md says."""
+
+
+@pytest.mark.parametrize("change", [*(CHANGES.keys() - UNSEEN), "order of a bias"])
+def test_a_model_that_changes_inside_of_a_block_is_refused(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = stir(Tempered())
+    operator = hb.Hessian(hb.Problem(model, [(X, Y)], loss="classification"))
+    vector = torch.ones(operator.shape[0]).double()
+    with operator.kept():
+        _ = operator @ vector
+        if change == "order of a bias":
+            bias = model.layers[2].bias
+            bias.data.copy_(bias.data.flip(0).clone())
+        elif change == "forward of a part":
+            model.layers[1].forward = torch.sigmoid
+        else:
+            CHANGES[change](model, monkeypatch)
+        with pytest.raises(ArgumentError, match=r"changed inside of kept\(\)"):
+            _ = operator @ vector
+    right = product(hb.Problem(model, [(X, Y)], loss="classification"), vector)
+    assert torch.equal(operator @ vector, right)
+
+
+def test_an_optimiser_step_or_another_batch_inside_of_a_block_is_refused() -> None:
+    model, inputs = stir(Tempered()), X.clone()
+    problem = hb.Problem(model, [(inputs, Y)], loss="classification")
+    with problem.kept():
+        before = problem.value()
+        inputs.mul_(2)
+        with pytest.raises(ArgumentError, match="changed inside"):
+            problem.value()
+    with problem.kept():
+        assert problem.value() != before
+        torch.nn.functional.cross_entropy(model(X), Y).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        with pytest.raises(ArgumentError, match="changed inside"):
+            hb.trace(problem, probes=4)
+
+
+def test_graphs_are_kept_inside_of_a_block_alone() -> None:
     model = stir(Tempered())
     problem = hb.Problem(model, [(X, Y)], loss="classification")
-    vector = torch.ones(hb.Hessian(problem).shape[0]).double()
-    product(problem, vector)
-    assert problem.held is not None
-    graphs = problem.held[1]
-    product(problem, vector)
-    assert problem.held[1] is graphs
-    model.train()  # a pass is in evaluation mode all the same
-    product(problem, vector)
-    assert problem.held[1] is graphs
+    operator = 2 * hb.Hessian(problem) + hb.OuterProduct(problem)
+    vector = torch.ones(operator.shape[0]).double()
+    right = operator @ vector
+    assert problem._graphs is None
+    with hb.Hessian(problem).kept():
+        product(problem, vector)
+        assert problem._graphs is not None
+        graphs = problem._graphs[2]
+        product(problem, vector)
+        model.train()  # a pass is in evaluation mode all the same
+        product(problem, vector)
+        assert problem._graphs[2] is graphs
+    assert problem._graphs is None
+    with operator.kept(), operator.adjoint().kept():
+        assert torch.equal(operator @ vector, right)
+        assert problem._graphs is not None
+
+
+@pytest.mark.parametrize("estimator", ["trace", "diagonal", "density", "eigenvalues", "norms"])
+def test_an_estimator_builds_one_graph(estimator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = hb.Problem(stir(Tempered()), [(X, Y)], loss="classification")
+    built: list[int] = []
+    ordinary = totals.BatchGraph
+    monkeypatch.setattr(
+        totals, "BatchGraph", lambda *a, **k: (built.append(1), ordinary(*a, **k))[1]
+    )
+    ask: dict[str, Callable[[], object]] = {
+        "trace": lambda: hb.trace(problem, probes=8, probe_chunk=1),
+        "diagonal": lambda: hb.diagonal(problem, probes=8, probe_chunk=1),
+        "density": lambda: hb.spectral_density(problem, steps=4, probes=2),
+        "eigenvalues": lambda: hb.extreme_eigenvalues(problem, probe_chunk=1),
+        "norms": lambda: hb.group_norms(problem, probes=4, parts=["full"]),
+    }
+    ask[estimator]()
+    assert len(built) == 1
 
 
 class Grows(nn.Module):
@@ -181,11 +252,11 @@ class Grows(nn.Module):
 def test_what_a_pass_itself_keeps_is_no_change() -> None:
     problem = hb.Problem(stir(Grows()), [(X, Y)], loss="classification")
     vector = torch.ones(16).double()
-    product(problem, vector)
-    assert problem.held is not None
-    graphs = problem.held[1]
-    product(problem, vector)
-    assert problem.held[1] is graphs
+    with problem.kept():
+        product(problem, vector)
+        graphs = problem._graphs
+        product(problem, vector)
+        assert problem._graphs is graphs
 
 
 @pytest.mark.parametrize("change", ["weight", "data", "label_smoothing", "ignore_index"])
@@ -212,41 +283,36 @@ def test_a_configuration_that_forward_reads_is_noticed() -> None:
     sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 8}
     model = stir(GPT2LMHeadModel(GPT2Config(**sizes, attn_pdrop=0.0)))
     problem = hb.Problem(model, torch.randint(0, 11, (2, 5)))
-    before = fingerprint_of(model)
-    assert fingerprint_of(model) == before
-    model.config.n_inner = 12
-    assert fingerprint_of(model) != before
-    problem.follow()
-    assert "plan" not in vars(problem)
+    before = form_of(model)
+    assert form_of(model) == before
+    with problem.kept():
+        model.config.n_inner = 12
+        assert form_of(model) != before
+        with pytest.raises(ArgumentError, match="changed inside"):
+            problem.value()
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_globals_of_an_installed_package_are_no_part_of_a_model(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Installed by `pip install --target` too, into a folder that holds one's own files as well."""
-    name, folder = f"counting_{installed}", tmp_path / "counting-1.0.dist-info"
-    (tmp_path / f"{name}.py").write_text("CALLS = [0]\ndef scaled(x):\n    return x * len(CALLS)\n")
-    folder.mkdir()
-    (folder / "RECORD").write_text(f"{name}.py,," if installed else "another.py,,")
-    monkeypatch.syspath_prepend(tmp_path)
-    package = importlib.import_module(name)
-    model = Tempered()
-    model.curve = package.scaled
-    before = fingerprint_of(model)
-    package.CALLS[0] += 1
-    assert (fingerprint_of(model) == before) is installed
+def test_long_lists_count_by_their_length() -> None:
+    model: Any = nn.Linear(3, 4)
+    model.words = list(range(LONG + 1))
+    before = form_of(model)
+    model.words[0] = 7
+    assert form_of(model) == before
+    model.words.append(0)
+    assert form_of(model) != before
 
 
 def test_versions_see_what_checksums_round_away() -> None:
     model = stir(nn.Linear(3, 4))
     model.weight.data[0, 0] = 1e18
     problem = hb.Problem(model, [(X, Y)], loss="classification")
-    before, sums = problem.state, checksums(model.parameters())
-    with torch.no_grad():
-        model.weight[1, 1] += 1e-3
-    assert checksums(model.parameters()) == sums
-    assert problem.state != before
+    sums = checksums(model.parameters())
+    with problem.kept():
+        with torch.no_grad():
+            model.weight[1, 1] += 1e-3
+        assert checksums(model.parameters()) == sums
+        with pytest.raises(ArgumentError, match="changed inside"):
+            problem.value()
 
 
 def test_a_plan_is_of_the_model_as_it_is() -> None:
@@ -307,7 +373,7 @@ def test_autocast_around_a_question_is_refused(asked: str) -> None:
         "fisher": lambda: hb.EmpiricalFisher(problem) @ torch.ones(size),
         "exact": lambda: hb.exact_attention_curvature(model, torch.randint(0, 7, (2, 5))),
     }
-    ask[asked]()  # graphs are held outside
+    ask[asked]()
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match="autocast"):
         ask[asked]()
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.optim import SGD
 
 import hessblocks as hb
 from hessblocks.bill import Allocation, Bill
@@ -51,10 +50,6 @@ def results() -> dict[str, Any]:
         solve(matrix, torch.ones(4, 2)),
         hb.group_norms(problem, few, probes=4),
         hb.curvature_map(problem, few, "outer", probes=4),
-        hb.preconditioned_sharpness(problem, SGD(model.parameters(), lr=0.0)),
-        hb.loss_along(
-            problem, {n: torch.ones_like(p) for n, p in model.named_parameters()}, [0, 1]
-        ),
         hb.check_derivatives(problem, few),
         propagate(model, {"input_ids": ids, "labels": ids}),
         *(next(iter(bill.values())), bill.check()),

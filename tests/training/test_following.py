@@ -86,58 +86,13 @@ def test_callbacks_leave_no_trace_in_the_training(tmp_path: Path) -> None:
     plain, watched = gpt2(), gpt2()
     trainer(plain, tmp_path / "plain").train()
     callbacks: list[Following] = [
-        hb.CurvatureCallback(BATCH, every=1, sharpness=True),
+        hb.CurvatureCallback(BATCH, every=1),
         hb.SignalCallback(BATCH, every=1),
     ]
     trainer(watched, tmp_path / "watched", callbacks=callbacks).train()
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         assert torch.equal(one, other)
     assert all(callback.rows for callback in callbacks)  # also where they are not attached
-
-
-@pytest.mark.slow
-def test_sharpness_along_a_training_starts_from_the_last_and_is_that_of_the_optimiser(
-    tmp_path: Path,
-) -> None:
-    model = gpt2()
-    followed = trainer(model, tmp_path)
-    callback = hb.CurvatureCallback(BATCH, every=1, parts=(), sharpness=True).attach(followed)
-    followed.train()
-    found = [row for row in callback.rows if row["quantity"] == "preconditioned_sharpness"]
-    assert [row["step"] for row in found] == [1, 2, 3, 4, STEPS]  # AdamW has none before its first
-    assert followed.optimizer is not None
-    problem = hb.Problem(model.eval(), BATCH)
-    last = hb.preconditioned_sharpness(problem, followed.optimizer, products=60)
-    assert last.value * 0.97 < found[-1]["value"] <= last.value * 1.001
-    alone = hb.preconditioned_sharpness(problem, followed.optimizer)
-    assert found[-1]["residual"] < alone.residual
-    edges = [row["value"] for row in callback.rows if row["quantity"] == "stable_sharpness"]
-    rates = [1e-2 * (1 - step / STEPS) for step in range(1, STEPS)]  # of the step to come
-    assert edges == pytest.approx([*(38 / rate for rate in rates), float("inf")])
-    logged = [
-        line for line in followed.state.log_history if "curvature/all/stable_sharpness" in line
-    ]
-    assert [line["curvature/all/preconditioned_sharpness"] for line in logged] == [
-        row["value"] for row in found[:-1]
-    ]
-    callback.save(tmp_path / "rows.csv")
-    followed.train()  # anew, with the same optimiser
-    again = [row for row in callback.rows if row["quantity"] == "preconditioned_sharpness"]
-    assert [row["step"] for row in again[STEPS:]] == [0, 1, 2, 3, 4, STEPS]
-    assert again[STEPS]["residual"] == pytest.approx(alone.residual, rel=1e-3)  # its own start
-
-
-def test_an_optimiser_whose_sharpness_is_not_known_is_refused_before_the_training(
-    tmp_path: Path,
-) -> None:
-    model = gpt2()
-    callback = hb.CurvatureCallback(BATCH, sharpness=True)
-    optimizers = (torch.optim.NAdam(model.parameters()), None)
-    refused = trainer(model, tmp_path, callbacks=[callback], optimizers=optimizers)
-    before = model.lm_head.weight.clone()
-    with pytest.raises(ArgumentError, match=r"optimizer: expected torch's SGD, .*\.NAdam"):
-        refused.train()
-    assert torch.equal(before, model.lm_head.weight)
 
 
 def test_signal_and_gains_are_those_of_the_model(tmp_path: Path) -> None:

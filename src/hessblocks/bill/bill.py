@@ -23,17 +23,17 @@ from hessblocks.bill.draws import Draws, draw
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
 from hessblocks.curvature import (
-    Fingerprint,
+    Form,
     ParameterGroup,
     Problem,
     check_problem,
     checksums,
     exclusive,
-    fingerprint_of,
+    form_of,
     overlap,
 )
 from hessblocks.errors import ArgumentError, check_name, unknown_name
-from hessblocks.linalg import Estimate
+from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ class Bill(Tabular, Mapping[str, Price]):
     """‖Δ‖ / ‖w‖ of each change; the largest over its weights."""
     fingerprint: tuple[float, ...] = field(init=False)
     """Checksums of the model's weights at the time of pricing."""
-    around: Fingerprint = field(init=False)
-    """Fingerprint of all else that the loss depends on: the model's form, buffers and batches."""
-    holds_fingerprint = True
+    around: tuple[Any, ...] = field(init=False)
+    """All else that the loss depends on: the model's form, buffers and batches."""
 
     def __post_init__(self) -> None:
-        """Compute the fingerprints."""
+        """Note the model's state."""
         object.__setattr__(self, "fingerprint", checksums(self.problem.weights.values()))
         self._note_around()
 
@@ -187,7 +186,7 @@ class Bill(Tabular, Mapping[str, Price]):
                 "held_out: a loss with reduction='sum' grows with its data, and the forecasts are "
                 "for those of the bill; price a mean, or check on the bill's own data"
             )
-        losses = [fingerprint_of(self.problem.model, p.loss) for p in (problem, self.problem)]
+        losses = [form_of(self.problem.model, p.loss) for p in (problem, self.problem)]
         if losses[0] != losses[1]:
             raise ArgumentError(
                 f"held_out: expected the bill's own loss, {self.problem.loss}, got {problem.loss}"
@@ -336,10 +335,10 @@ class Bill(Tabular, Mapping[str, Price]):
         return ratio_estimate(values, draws.shares, len(draws.pieces), square=square)
 
 
-def _around(problem: Problem) -> Fingerprint:
-    """Compute the fingerprint of all that a loss depends on besides weights."""
+def _around(problem: Problem) -> tuple[Form, tuple[float, ...], str]:
+    """List all that a loss depends on besides weights."""
     with exclusive(problem.model):
-        form = fingerprint_of(problem.model, problem.loss)
+        form = form_of(problem.model, problem.loss)
         return form, checksums(problem.model.buffers()), problem.batches.digest()
 
 
@@ -362,6 +361,7 @@ def _at_cost(price: Price, costs: Mapping[str, float]) -> Price:
     return replace(price, forecast=replace(price.forecast, value=cost))
 
 
+@keeping
 def price(
     problem: Problem,
     changes: Mapping[str, Change | Mapping[str, New]] | Iterable[Change],

@@ -25,9 +25,7 @@ from hessblocks.curvature import (
     BatchLoss,
     CrossEntropy,
     Problem,
-    exclusive,
     make_plan,
-    readable_errors,
 )
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import Estimate, working_dtype
@@ -152,8 +150,7 @@ def measure(
         RunError: a divergence is not finite.
     """
     rows, passes, counts = sum(problem.batches.rows), [], []
-    with exclusive(problem.model), torch.no_grad(), readable_errors():
-        problem.follow()
+    with problem.computing(), torch.no_grad():
         plan = make_plan(problem, twice=False, most_rows=max(1, rows // PIECES))
         most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
@@ -162,7 +159,6 @@ def measure(
             moved = [before.divergences(_together(changes, parameters)) for changes in sets]
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)
             counts += before.counts
-        problem.note_form()
     if len(counts) < 2:
         raise ArgumentError("held_out: one row tells nothing of the error over data; give several")
     found, tokens = torch.cat(passes), torch.tensor(counts, dtype=torch.float64)

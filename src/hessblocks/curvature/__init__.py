@@ -21,7 +21,6 @@ from hessblocks.curvature.groups import (
     select_groups,
     whole,
 )
-from hessblocks.curvature.loss_line import LossAlong, loss_along
 from hessblocks.curvature.losses import (
     Batch,
     BatchLoss,
@@ -32,13 +31,7 @@ from hessblocks.curvature.losses import (
     causal_labels,
 )
 from hessblocks.curvature.map import CurvatureMap, combine_columns, combine_samples, curvature_map
-from hessblocks.curvature.model_state import Fingerprint, checksums, exclusive, fingerprint_of
-from hessblocks.curvature.preconditioned import (
-    PreconditionedHessian,
-    Sharpness,
-    has_preconditioner,
-    preconditioned_sharpness,
-)
+from hessblocks.curvature.model_state import Form, checksums, exclusive, form_of
 from hessblocks.curvature.products import (
     AttentionBackendWarning,
     AuxiliaryLossWarning,
@@ -78,7 +71,6 @@ __all__ = [
     "Functional",
     "Hessian",
     "Heterogeneity",
-    "LossAlong",
     "MonteCarloFisher",
     "OuterProduct",
     "PaddingWarning",
@@ -86,10 +78,8 @@ __all__ = [
     "ParameterView",
     "Part",
     "PrecisionWarning",
-    "PreconditionedHessian",
     "Problem",
     "RepeatabilityWarning",
-    "Sharpness",
     "UnknownRoleWarning",
     "check_derivatives",
     "curvature_map",
@@ -97,9 +87,7 @@ __all__ = [
     "exact_attention_curvature",
     "exact_last_block",
     "group_norms",
-    "loss_along",
     "parameter_groups",
-    "preconditioned_sharpness",
     "registered_attention",
     "second_order_attention",
     "select_groups",

@@ -1,8 +1,7 @@
 """Check first and second derivatives against central differences, group by group."""
 
-import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessblocks.curvature import products, witness
-from hessblocks.curvature.groups import ParameterGroup, merge, parameter_groups
+from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.errors import ArgumentError
+from hessblocks.linalg import keeping
 from hessblocks.storage import Tabular
 
 
@@ -77,6 +77,7 @@ class DerivativeCheck(Tabular):
         return "\n".join([f"derivatives of {count}: {self.verdict}", *lines])
 
 
+@keeping
 def check_derivatives(
     problem: products.Problem, groups: Mapping[str, ParameterGroup] | None = None, *, seed: int = 0
 ) -> DerivativeCheck:
@@ -120,64 +121,19 @@ def check_derivatives(
     if problem.processes.shard:
         raise ArgumentError("problem: derivatives are checked in one process; leave shard out")
     with products.readable_errors():
-        passes = list(problem.plan.passes)
-        found = _checked(problem, passes, groups, seed)
-        rough = any(group.verdict != "right" for group in found.groups)
-        wider = products.in_float64(problem, passes) if rough else None
-        if wider is None:
-            return found
-        try:
-            return _checked(*wider, groups, seed)
-        except Exception:  # some part supports only its own dtype
-            return found
-
-
-def _checked(
-    problem: products.Problem,
-    passes: Sequence[Any],
-    groups: Mapping[str, ParameterGroup],
-    seed: int,
-) -> DerivativeCheck:
-    parameters = problem.parameters
-    along = witness.direction(parameters, parameters, seed)
-    function = products.Evaluated(problem, passes, tuple(parameters))
-    compared = partial(witness.compare_at_steps, function.at, parameters)
-    gradient = function.at(parameters, True)[1]
-    product = _product(problem, passes, along)
-
-    def rows(seen: witness.Differences) -> list[witness.Comparison]:
-        each = (partial(_entries, group) for group in groups.values())
-        return [witness.compare_rows(entries, product, gradient, seen) for entries in each]
-
-    def slope(group: ParameterGroup) -> witness.Comparison:
-        inside = _within(group, along)
-        found = witness.inner(gradient, inside)
-
-        def compare(seen: witness.Differences) -> list[witness.Comparison]:
-            return [witness.compare_slopes(found, seen)]
-
-        return compared(inside, compare, gradients=False)[0]
-
-    second = compared(along, rows, gradients=True)
+        along = witness.direction(problem.parameters, problem.parameters, seed)
+        compared = products.compare_derivatives(
+            problem,
+            list(problem.plan.passes),
+            along,
+            {name: _within(group, along) for name, group in groups.items()},
+            {name: partial(_entries, group) for name, group in groups.items()},
+        )
     found = [
-        GroupDerivatives(group=name, first=slope(group), second=one)
-        for (name, group), one in zip(groups.items(), second, strict=True)
+        GroupDerivatives(group=name, first=compared.first[name], second=compared.second[name])
+        for name in groups
     ]
-    dtype = next(iter(parameters.values())).dtype
-    return DerivativeCheck(groups=tuple(found), dtype=dtype)
-
-
-def _product(
-    problem: products.Problem, passes: Sequence[Any], along: witness.Tensors
-) -> witness.Tensors:
-    """Compute H z by parameter, like the operators but without `Guard`."""
-    free = copy.copy(problem)
-    vars(free)["plan"] = replace(problem.plan, passes=passes, guard=None, hold=False)
-    everything = merge("all", [*parameter_groups(problem.model, "tensor").values()])
-    z = _entries(everything, along)[None]
-    block = products.Block(rows=everything, columns=everything, parts=["full"])
-    found = products.total_products(free, z, block)["full"]
-    return {name: one[0] for name, one in everything.scatter(found, along).items()}
+    return DerivativeCheck(groups=tuple(found), dtype=compared.dtype)
 
 
 def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, " size"]:

@@ -18,7 +18,14 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Block, Hessian, Problem, squared_products
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.linalg import FEWEST_PROBES, Estimate, Probes, default_limit, norm_from_squares
+from hessblocks.linalg import (
+    FEWEST_PROBES,
+    Estimate,
+    Probes,
+    default_limit,
+    keeping,
+    norm_from_squares,
+)
 
 Blocks = Iterable[Float[Tensor, "piece entries"]]
 Squares = dict[Part, Float[Tensor, "K rows"]]
@@ -47,6 +54,7 @@ def norm_of(squares: Float[Tensor, " K"], *, exact: bool) -> Estimate:
     return norm_from_squares(squares)
 
 
+@keeping
 def column_squares(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],

@@ -21,7 +21,7 @@ from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import Block, Hessian, Problem, total_products
 from hessblocks.curvature.sampled import Sampling, gram_matrices, plan_samples, root_is_known
 from hessblocks.errors import ArgumentError, check_name, duration, in_units
-from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES
+from hessblocks.linalg import FEWEST_PROBES, FEWEST_SAMPLES, keeping
 
 Way = Literal["probes", "sampled"]
 Blocks = Literal["all", "triangle", "diagonal"]
@@ -222,6 +222,7 @@ def _clocked(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+@keeping
 def product_seconds(problem: Problem, group: ParameterGroup) -> float:
     """Measure the seconds of a Hessian-vector product, once the graphs are built.
 

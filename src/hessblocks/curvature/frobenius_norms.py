@@ -12,7 +12,7 @@ from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.linalg import Estimate, norms_from_pairs
+from hessblocks.linalg import Estimate, keeping, norms_from_pairs
 from hessblocks.statistics import Heterogeneity, ends
 from hessblocks.storage import Tabular
 
@@ -97,6 +97,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
         return plot(panel, ax)
 
 
+@keeping
 def group_norms(
     problem: Problem,
     groups: Mapping[str, ParameterGroup] | None = None,

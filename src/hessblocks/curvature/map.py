@@ -30,7 +30,7 @@ from hessblocks.curvature.groups import ParameterGroup, overlap
 from hessblocks.curvature.products import Problem, groups_of
 from hessblocks.curvature.sampled import gram_matrices
 from hessblocks.errors import check_name
-from hessblocks.linalg import Estimate, norms_from_pairs, student_factor
+from hessblocks.linalg import Estimate, keeping, norms_from_pairs, student_factor
 from hessblocks.statistics import Heterogeneity
 from hessblocks.storage import Tabular
 
@@ -93,6 +93,7 @@ class CurvatureMap(Tabular):
         return draw_heatmap(self.names, self.layers, values, part=self.part, ax=ax)
 
 
+@keeping
 def curvature_map(
     problem: Problem,
     groups: Mapping[str, ParameterGroup] | None = None,

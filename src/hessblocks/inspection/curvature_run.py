@@ -193,12 +193,10 @@ class CurvatureRun:
         """Compute the requested spectra of parts and largest eigenvalues of H."""
         group = self.subjects.units[name]
         found: dict[str, Any] = {}
-        self.problem.held = None  # frees its graph: graphs of two problems would not fit
         if self.spending.steps:
             found["spectra"] = {part: self._spectrum(group, part) for part in parts}
         if self.spending.products:
             found["eigenvalues"] = self._eigenvalues(group)
-        self.subjects.products.held = None
         return found
 
     def _spectrum(self, group: curvature.ParameterGroup, part: Part) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from hessblocks.storage import CurvatureResults, Rows, Tabular, load_curvature, 
 _CLASSES: tuple[type[Tabular], ...] = (
     *(linalg.Estimate, linalg.DiagonalEstimate, linalg.Eigenvalues, linalg.ConditionNumber),
     *(linalg.Spectrum, linalg.Solution, signal.Signal, CurvatureResults, Rows),
-    *(curvature.GroupNorms, curvature.CurvatureMap, curvature.Sharpness, curvature.LossAlong),
+    *(curvature.GroupNorms, curvature.CurvatureMap),
     *(curvature.DerivativeCheck, bill.Price, bill.BillCheck),
 )
 KINDS = {kind.__name__: kind for kind in _CLASSES}

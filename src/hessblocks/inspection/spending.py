@@ -124,7 +124,6 @@ class _TimeBudget:
             except HessblocksError:  # too little memory, or no second derivative
                 if asked:
                     raise
-            of.products.held = None  # frees memory for the norms, which come first
         self.step = STEP * self.product
 
     def left(self) -> float:

@@ -35,6 +35,7 @@ from hessblocks.linalg.operators import (
     default_limit,
     identity_like,
     inverse,
+    keeping,
     operator_of,
     slices,
     solve,

@@ -17,7 +17,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from hessblocks import curvature, signal
@@ -165,8 +164,6 @@ class Following(TrainerCallback, Tabular):
         self.rows: list[dict[str, Any]] = []
         """Measurements: step, quantity, value, and columns such as group, part or layer."""
         self._log: Callable[[dict[str, float]], Any] | None = None
-        self._optimizer: Optimizer | None = None
-        """Optimiser of the Trainer during a measurement, else None."""
 
     def attach(self, trainer: Trainer) -> Self:
         """Add this callback to a Trainer, and its measurements to the Trainer's log.
@@ -207,13 +204,11 @@ class Following(TrainerCallback, Tabular):
         if due and state.is_world_process_zero:
             self._look(state.global_step, **given)
 
-    def _look(self, step: int, model: nn.Module, optimizer: Any = None, **other: Any) -> None:
-        self._optimizer = optimizer
+    def _look(self, step: int, model: nn.Module, **other: Any) -> None:
         with measuring(model):
             # no need to warn that dropout is off during measurements
             warnings.simplefilter("ignore", curvature.RepeatabilityWarning)
             found = [{"step": step, **row} for row in self.measure(model)]
-        self._optimizer = None
         self.rows += found
         if self._log and found:
             known = (row for row in found if row["value"] is not None)
@@ -233,7 +228,7 @@ class Following(TrainerCallback, Tabular):
 class CurvatureCallback(Following):
     """Callback that measures curvature: norms of H_o (Gauss-Newton), H_f or H of each group.
 
-    Each norm has a standard error. Optionally it also measures preconditioned sharpness.
+    Each norm has a standard error.
 
     Examples:
         >>> import tempfile, torch, transformers, hessblocks as hb
@@ -259,7 +254,6 @@ class CurvatureCallback(Following):
         probes: int = 4,
         loss: Any = "causal-lm",
         seed: int = 0,
-        sharpness: bool = False,
     ) -> None:
         """Choose the quantities to measure.
 
@@ -267,23 +261,17 @@ class CurvatureCallback(Following):
             batch: batch of the loss, the same at all steps, as `Problem` takes it.
             groups: groups by name, a function from the model to these, or patterns of group names
                 (`layers.*.attention.query`).
-            parts: parts of the Hessian: outer, functional, full; empty for sharpness alone.
+            parts: parts of the Hessian: outer, functional, full; at least one.
             every: steps between two measurements.
             probes: random vectors per group, at least 4.
             loss: loss, as `Problem` takes it.
             seed: seed of the probes, the same at all steps.
-            sharpness: whether to measure the largest eigenvalue of D⁻¹H too, with D the
-                preconditioner of the Trainer's optimiser (`preconditioned_sharpness`). A
-                measurement takes at most 5 products and starts from the eigenvector found before;
-                its row has the residual. Adam has a preconditioner from its first step on.
 
         Raises:
             ArgumentError: a part is unknown, or `probes` or `every` is too small. At the start of
-                training: a pattern matches no group, or the preconditioner of the optimiser is not
-                known.
+                training: a pattern matches no group.
 
-        Cost: about one gradient of the batch per group, probe and measurement. Sharpness costs
-            about ten gradients, and stores a vector of all parameters between measurements.
+        Cost: about one gradient of the batch per group, probe and measurement.
         """
         super().__init__(every)
         for part in parts:
@@ -291,36 +279,14 @@ class CurvatureCallback(Following):
         curvature.check_probes(probes)
         self._batch, self._groups, self._parts = batch, groups, parts
         self._probes, self._loss, self._seed = probes, loss, seed
-        self._sharpness, self._last = sharpness, None
-
-    _last: curvature.Sharpness | None
-    """Last sharpness, from which the next measurement of the same training starts."""
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Forget the sharpness of an earlier training, then measure the model."""
-        self._last = None
-        super().on_train_begin(args, state, control, **given)
 
     def measure(self, model: nn.Module) -> Iterable[dict[str, Any]]:
-        """Measure one row per group and part; for sharpness two: value and stability threshold."""
-        problem = curvature.Problem(model, self._batch, self._loss)
-        rows = []
-        if self._parts:
-            groups = self._groups_of(model)
-            norms = curvature.group_norms(
-                problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
-            )
-            rows += curvature.norm_rows(groups, norms)
-        if self._sharpness and self._optimizer and curvature.has_preconditioner(self._optimizer):
-            found = curvature.preconditioned_sharpness(
-                problem, self._optimizer, start=self._last, seed=self._seed
-            )
-            self._last = found
-            one = {"quantity": "preconditioned_sharpness", "group": "all", "value": found.value}
-            rows.append({**one, "residual": found.residual})
-            if not math.isnan(found.threshold):
-                rows.append({**one, "quantity": "stable_sharpness", "value": found.threshold})
-        return rows
+        """Measure one row per group and part."""
+        problem, groups = curvature.Problem(model, self._batch, self._loss), self._groups_of(model)
+        norms = curvature.group_norms(
+            problem, groups, probes=self._probes, seed=self._seed, parts=self._parts
+        )
+        return curvature.norm_rows(groups, norms)
 
     def _groups_of(self, model: nn.Module) -> Mapping[str, curvature.ParameterGroup]:
         groups = self._groups(model) if callable(self._groups) else self._groups
@@ -330,8 +296,8 @@ class CurvatureCallback(Following):
         return curvature.select_groups(curvature.parameter_groups(model), patterns)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
-        """Return curvature/GROUP/PART; for sharpness curvature/all/QUANTITY."""
-        return f"curvature/{row['group']}/{row.get('part', row['quantity'])}"
+        """Return curvature/GROUP/PART."""
+        return f"curvature/{row['group']}/{row['part']}"
 
 
 class SignalCallback(Following):

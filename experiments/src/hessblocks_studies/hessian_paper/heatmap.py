@@ -129,7 +129,8 @@ def _dense(problem: Problem, columns: int = 64) -> Tensor:
     (whole,) = custom_groups(problem.model, {"model": tuple(PARAMETERS.values())}).values()
     operator = Hessian(problem, whole)
     unit = torch.eye(whole.size, dtype=operator.dtype)
-    return torch.cat([operator @ part for part in unit.split(columns, dim=1)], dim=1)
+    with operator.kept():
+        return torch.cat([operator @ part for part in unit.split(columns, dim=1)], dim=1)
 
 
 def summarise(rows: Rows) -> Summary:

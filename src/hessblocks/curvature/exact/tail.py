@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from transformers.pytorch_utils import Conv1D
 
 from hessblocks.curvature.last_layer import LastAttention, check_linear, uncovered, undisturbed
-from hessblocks.curvature.model_state import Fingerprint, checksums, fingerprint_of
+from hessblocks.curvature.model_state import Form, checksums, form_of
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import chunks
 
@@ -262,9 +262,9 @@ def _reparametrised(module: nn.Module) -> bool:
     return hasattr(module, "effective_weight")
 
 
-def _state(model: nn.Module) -> tuple[Fingerprint, tuple[float, ...]]:
-    """Return fingerprint and checksums, which change if weights or modules change."""
-    return fingerprint_of(model), checksums([*model.parameters(), *model.buffers()])
+def _state(model: nn.Module) -> tuple[Form, tuple[float, ...]]:
+    """Return form and checksums, which change if weights or modules change."""
+    return form_of(model), checksums([*model.parameters(), *model.buffers()])
 
 
 class _Tail(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Integral
@@ -19,7 +19,7 @@ from hessblocks.errors import ArgumentError, RunError, in_units
 
 SAMPLED = 1 << 16
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-BESIDES = ("position_ids", "token_type_ids")
+NON_TOKEN_INPUTS = ("position_ids", "token_type_ids")
 """Integer inputs, besides masks, that are not token ids."""
 
 
@@ -135,7 +135,7 @@ def unpack(batch: Any, device: torch.device | None, *, number: int = 0) -> Batch
         labels = within if labels is None else labels
         if not _tensors(keywords):
             raise ArgumentError("batches: a batch has no inputs besides labels")
-    if isinstance(raw, tuple | list) and len(raw) > 2 and all(map(_bare, raw)):
+    if isinstance(raw, tuple | list) and len(raw) > 2 and all(map(_is_single_tensor, raw)):
         raise ArgumentError(
             f"batches: {len(raw)} tensors without names do not tell which are labels; name them "
             'in a dict, {"input_ids": ..., "labels": ...}, or give a pair (inputs, labels)'
@@ -157,8 +157,7 @@ class Batches:
     """Sequence of batches that can be read repeatedly; one at a time is on the model's device.
 
     A list stays in memory. The batches of a loader are cached if they fit the limit. Otherwise each
-    pass reads the loader again, from the random state of the first reading, so that it shuffles
-    alike. A hash of each batch then checks that the loader returns the same batches.
+    pass reads the loader again, and a hash of each batch checks that it is the same.
     """
 
     def __init__(
@@ -177,12 +176,12 @@ class Batches:
                 a pair, or an iterator returns more than `limit` bytes.
         """
         if isinstance(given, tuple) and given:  # the inputs of a pair may be of any form
-            is_one = all(map(_bare, given[1:] if len(given) == 2 else given))
+            is_one = all(map(_is_single_tensor, given[1:] if len(given) == 2 else given))
         else:
             is_one = isinstance(given, Mapping | Tensor | np.ndarray)
         if is_one:
             given = [given]
-        if isinstance(given, list) and len(given) == 2 and _alike(*given):
+        if isinstance(given, list) and len(given) == 2 and _same_length(*given):
             raise ArgumentError(
                 "batches: a list of two tensors of equal length is a pair or two batches; give a "
                 "pair as a tuple, (inputs, labels), and two batches as [(first,), (second,)]"
@@ -195,13 +194,12 @@ class Batches:
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ArgumentError(f"num_batches: expected at least 1, got {number}")
         self._given, self._device, self._number = given, device, number
-        self._order = _Order(given)
         self._kept: list[Batch] | None = []
         self._seen: list[bytes] = []
         self.rows: list[int] = []
         """Number of rows of each batch."""
-        self.compared: set[int] = set()
-        """Microbatch sizes, in rows, that were found to give the same logits as whole batches."""
+        self.compared: set[tuple[int, Hashable]] = set()
+        """Rows of microbatches that gave the same logits as whole batches, and the model's form."""
         self._read_first(limit)
         if not self.rows:
             raise ArgumentError("batches: expected at least one batch, got none")
@@ -269,7 +267,9 @@ class Batches:
 
     def _again(self) -> Iterator[Batch]:
         number = -1
-        for number, raw in enumerate(islice(self._order.read(self._given), self._number)):
+        with torch.random.fork_rng(devices=[]):  # a DataLoader draws a seed at its start
+            items = iter(self._given)
+        for number, raw in enumerate(islice(items, self._number)):
             batch = unpack(raw, None, number=number)
             if number >= len(self) or batch.digest(sampled=True) != self._seen[number]:
                 raise self._changed(number)
@@ -280,44 +280,10 @@ class Batches:
     def _changed(self, number: int) -> RunError:
         return RunError(
             f"batches: batch {number} (counted from 0) is not what it was when the loader was "
-            "first read; what is read anew for each product must be the same each time: take "
-            "random numbers in it from torch alone, raise memory_limit so that the batches are "
-            "kept, or give a list"
+            "first read; what is read anew for each product must be the same each time: give a "
+            "DataLoader with shuffle=False and without random numbers, raise memory_limit so that "
+            "the batches are kept, or give a list"
         )
-
-
-class _Order:
-    """Random state of an iterable's first reading, restored for each further reading."""
-
-    def __init__(self, given: Any) -> None:
-        sampler = getattr(given, "sampler", None)
-        own = (getattr(given, "generator", None), getattr(sampler, "generator", None))
-        found = [torch.default_generator, *(g for g in own if isinstance(g, torch.Generator))]
-        self._generators = list({id(generator): generator for generator in found}.values())
-        self._begin = self._states()
-
-    def read(self, given: Iterable[Any]) -> Iterator[Any]:
-        """Read again; while the caller holds an item, its own random state is in place."""
-        now, items = self._begin, None
-        while True:
-            outside = self._states()
-            self._set(now)
-            try:
-                items = iter(given) if items is None else items
-                item = next(items)
-            except StopIteration:
-                return
-            finally:
-                now = self._states()
-                self._set(outside)
-            yield item
-
-    def _states(self) -> list[Tensor]:
-        return [generator.get_state() for generator in self._generators]
-
-    def _set(self, states: list[Tensor]) -> None:
-        for generator, state in zip(self._generators, states, strict=True):
-            generator.set_state(state)
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
@@ -325,14 +291,14 @@ def _ordinary(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _bare(value: Any) -> bool:
+def _is_single_tensor(value: Any) -> bool:
     """Tell whether a value is one tensor: itself, an array or (nested) lists of numbers."""
     while isinstance(value, list) and value:
         value = value[0]
     return isinstance(value, Tensor | np.ndarray | int | float)
 
 
-def _alike(first: Any, second: Any) -> bool:
+def _same_length(first: Any, second: Any) -> bool:
     """Tell whether both are tensors or arrays of equal length on axis 0."""
     both = isinstance(first, Tensor | np.ndarray) and isinstance(second, Tensor | np.ndarray)
     return both and tuple(first.shape[:1]) == tuple(second.shape[:1])
@@ -344,7 +310,7 @@ def _tensors(keywords: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _without_masks(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k: v for k, v in named.items() if "mask" not in k and k not in BESIDES}
+    return {k: v for k, v in named.items() if "mask" not in k and k not in NON_TOKEN_INPUTS}
 
 
 def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -1,10 +1,10 @@
-"""Detect and undo changes of a model: fingerprints, write protection, a lock per model."""
+"""Detect and undo changes of a model: its form, checksums, write protection, a lock per model."""
 
-from hessblocks.curvature.model_state.fingerprints import Fingerprint, checksums, fingerprint_of
+from hessblocks.curvature.model_state.checksums import checksums
+from hessblocks.curvature.model_state.form import Form, form_of
 from hessblocks.curvature.model_state.usable import check_contexts, check_parameters
 from hessblocks.curvature.model_state.write_protection import (
     evaluation_mode,
     exclusive,
-    forget_writes,
-    writes_of,
+    unwritten,
 )

@@ -1,14 +1,13 @@
 """Undo the writes of a forward pass into its model, one thread at a time.
 
-Small buffers and tensor attributes are copied for each pass. Weights and large tensors are compared
-before and after the first pass. Later passes copy those that were written, and check the version
-counters of the others.
+Buffers and tensor attributes are copied for each pass. The version counters of the parameters are
+checked after it. `unwritten` compares their values too, which also detects writes through `.data`.
 """
 
 import copy
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hessblocks.curvature.model_state.fingerprints import HOOKS, INTERNAL, PLAIN
+from hessblocks.curvature.model_state.form import INTERNAL, PLAIN, REGISTERS
 from hessblocks.errors import RunError
-
-SMALL = 1 << 16
-"""Tensors of up to this many bytes are copied for each pass."""
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, deque)
 _ORDINARY = (Tensor, nn.Parameter, nn.Buffer)
 
-
-_REGISTERS = ("_parameters", "_buffers", "_modules", *HOOKS)
-"""Dictionaries of a module: parameters, buffers, submodules and hooks; transformers adds some."""
 
 Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
@@ -35,7 +28,7 @@ Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with copies of its attributes and of its dictionaries."""
     found = [(module, dict(vars(module))) for module in model.modules()]
-    return [(module, own, {name: dict(own[name]) for name in _REGISTERS}) for module, own in found]
+    return [(module, own, {name: dict(own[name]) for name in REGISTERS}) for module, own in found]
 
 
 def _restore(attributes: Attributes) -> None:
@@ -61,135 +54,98 @@ def exclusive(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class Writes:
-    """Record of the tensors that a model's forward pass writes in place, by name."""
+@contextmanager
+def unwritten(model: nn.Module) -> Iterator[None]:
+    """Check on exit that no parameter was written; restore those that were.
 
-    def __init__(self) -> None:
-        """Start with an empty record."""
-        self.known: dict[str, bool] = {}
-        self.inside = 0
-        """Depth of nested passes; only the outermost saves and restores values."""
-        self.merges: bool | None = None
-        """Whether `eval()` writes values, as in layers that merge weights; None: unknown."""
+    Raises:
+        RunError: a parameter has other values than before; they are restored.
 
-    @property
-    def written(self) -> list[str]:
-        """List the names of the tensors that a pass writes."""
-        return [name for name, is_written in self.known.items() if is_written]
-
-
-_WRITES = WeakIdKeyDictionary()
+    Cost: a copy of all parameters.
+    """
+    before = [(name, p, _copy(p)) for name, p in model.named_parameters() if _has_values(p)]
+    try:
+        yield
+    finally:
+        if changed := _put_back(before):
+            raise RunError(_sentence(model, changed[0]))
 
 
-def writes_of(model: nn.Module) -> Writes:
-    """Return the record of a model."""
-    found: Writes | None = _WRITES.get(model)
-    if found is None:
-        found = _WRITES[model] = Writes()
-    return found
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Enter evaluation mode; on exit, restore all modules' attributes and values.
+
+    Attributes that were assigned, and buffers and tensor attributes that were written in place, are
+    restored. `eval()` may not change parameters: layers that merge weights then stay unmerged.
+
+    Raises:
+        RunError: parameters were written. Rows that `max_norm` has scaled are restored.
+    """
+    before, copies = _attributes_of(model), _Copies()
+    bounded = {id(m.weight) for m in model.modules() if isinstance(m, _LOOKUPS) and m.max_norm}
+    parameters = [(name, p) for name, p in model.named_parameters() if _has_values(p)]
+    scaled = [(name, p, _copy(p)) for name, p in parameters if id(p) in bounded]
+    others = [(name, p, p._version) for name, p in parameters if id(p) not in bounded]
+    try:
+        copies.put_in(model)
+        _settle(model)
+        for module in model.modules():
+            if isinstance(module, _LOOKUPS):
+                module.sparse = False  # autograd can differentiate dense gradients again
+        yield
+    finally:
+        _restore(before)
+        copies.empty()
+        changed = _put_back(scaled)
+        changed += [name for name, p, version in others if p._version != version]
+        if changed:
+            raise RunError(_sentence(model, changed[0]))
 
 
-def forget_writes(model: nn.Module) -> None:
-    """Delete the record of a model that has changed."""
-    _WRITES.pop(model, None)
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
-class WriteProtection:
-    """Saves the values of one model before a pass, and restores them afterwards."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Save the values that a pass may write; nothing is replaced yet."""
-        self._model, self.writes = model, writes_of(model)
-        self._copies: dict[int, Any] = {}
-        self._contents: list[tuple[Any, Any]] = []
-        self._aside: dict[int, tuple[str, Tensor, Tensor | None, int]] = {}
-        for name, holder, key in _places(model) if not self.writes.inside else ():
-            tensor = holder[key]
-            if id(tensor) not in self._aside and self._watched(name, tensor):
-                fresh = self.writes.known.get(name) is not False
-                kept = tensor.detach().clone() if fresh else None
-                self._aside[id(tensor)] = (name, tensor, kept, tensor._version)
-        self.writes.inside += 1
-
-    def settle(self) -> None:
-        """Enter evaluation mode; if `eval()` writes values, only set the `training` flags."""
-        if not any(module.training for module in self._model.modules()):
-            return
-        before = _attributes_of(self._model)
-        if not self.writes.merges:
-            self._model.eval()
-        if self.writes.merges is None:
-            self.writes.merges = bool(self._put_back())
-        if self.writes.merges:
-            _restore(before)
-            for module in self._model.modules():
+def _settle(model: nn.Module) -> None:
+    """Enter evaluation mode; if `eval()` writes parameters, only set the `training` flags."""
+    modules = list(model.modules())
+    if all((type(m).train, type(m).eval) == (nn.Module.train, nn.Module.eval) for m in modules):
+        for module in modules:
+            module.training = False
+    elif any(module.training for module in modules):
+        attributes = _attributes_of(model)
+        values = [(name, p, _copy(p)) for name, p in model.named_parameters() if _has_values(p)]
+        model.eval()
+        if _put_back(values):
+            _restore(attributes)
+            for module in modules:
                 module.training = False
 
-    def copy_in(self) -> None:
-        """Replace tensors that a pass may write by copies; the caller restores the attributes."""
-        for name, holder, key in _places(self._model):
-            holder[key] = self._copied(name, holder[key])
 
-    def put_back(self) -> None:
-        """Restore all values.
+class _Copies:
+    """Copies of the tensors that one pass may write."""
 
-        Raises:
-            RunError: the pass wrote trained weights; they are restored before.
-        """
-        self.writes.inside -= 1
+    def __init__(self) -> None:
+        self._copies: dict[int, Any] = {}
+        self._contents: list[tuple[Any, Any]] = []
+
+    def put_in(self, model: nn.Module) -> None:
+        """Replace buffers and tensor attributes by copies; the caller restores the attributes."""
+        for module in model.modules():
+            attributes = vars(module)
+            names = [name for name in attributes if name not in INTERNAL]
+            for holder, keys in (
+                (attributes["_buffers"], [*attributes["_buffers"]]),
+                (attributes, names),
+            ):
+                for key in keys:
+                    holder[key] = self._copied(holder[key])
+
+    def empty(self) -> None:
+        """Restore the content of containers."""
         for container, content in self._contents:
             _refill(container, content)
-        for name in self._put_back():
-            parameter = dict(self._model.named_parameters()).get(name)
-            if parameter is not None and parameter.requires_grad:
-                raise RunError(self._sentence(name))
 
-    def _put_back(self) -> list[str]:
-        """Restore saved values; return the names of tensors that had changed."""
-        changed = []
-        for name, tensor, kept, version in self._aside.values():
-            moved = tensor._version != version
-            if kept is None:
-                if moved:
-                    raise RunError(
-                        f"{self._sentence(name)}; it did not in the first pass, so that its values "
-                        "are not kept"
-                    )
-                continue
-            differs = not _same(tensor, kept)
-            self.writes.known[name] = moved or differs or self.writes.known.get(name, False)
-            if differs:
-                # through `.data`, which changes neither the graph nor the version counter
-                tensor.data.copy_(kept)
-                changed.append(name)
-        return changed
-
-    def _sentence(self, name: str) -> str:
-        owner = self._model.get_submodule(name.rpartition(".")[0])
-        bound = getattr(owner, "max_norm", None) is not None
-        advice = (
-            "max_norm scales the rows that are looked up; call the model once on these batches "
-            "before, which leaves nothing to scale, or set max_norm=None"
-            if bound
-            else "write it outside of forward"
-        )
-        return (
-            f"model: its forward pass writes other values into {name!r} of {type(owner).__name__}, "
-            f"which derivatives are taken by; {advice}"
-        )
-
-    def _watched(self, name: str, tensor: Any) -> bool:
-        """Tell whether a tensor is not copied, but saved for comparison or checked by version."""
-        if type(tensor) not in _ORDINARY or tensor.is_inference() or tensor.is_meta:
-            return False
-        if tensor.layout != torch.strided or (tensor.grad_fn is not None):
-            return False
-        if not _is_constant(tensor):
-            return True
-        large = type(tensor) is nn.Parameter or tensor.nbytes > SMALL
-        return large and not self.writes.known.get(name)
-
-    def _copied(self, name: str, value: Any) -> Any:
+    def _copied(self, value: Any) -> Any:
         """Copy a tensor that a pass may write; replace such tensors inside of a container."""
         if not isinstance(value, Tensor) and type(value) not in _CONTAINERS:
             return value
@@ -197,62 +153,54 @@ class WriteProtection:
             self._copies[id(value)] = value
             if not isinstance(value, Tensor):
                 self._contents.append((value, copy.copy(value)))
-                self._fill(name, value)
-            elif self._is_own(name, value):
+                self._fill(value)
+            elif type(value) in _ORDINARY and not (value.requires_grad or value.is_inference()):
                 self._copies[id(value)] = value.detach().clone()
         return self._copies[id(value)]
 
-    def _is_own(self, name: str, tensor: Tensor) -> bool:
-        """Tell whether each pass uses a copy of this tensor."""
-        small = type(tensor) is not nn.Parameter and tensor.nbytes <= SMALL
-        written = self.writes.known.get(name, False)
-        return type(tensor) in _ORDINARY and _is_constant(tensor) and (small or written)
-
-    def _fill(self, name: str, container: Any) -> None:
+    def _fill(self, container: Any) -> None:
         """Replace a container's tensors by copies."""
         items = [*(container.items() if isinstance(container, dict) else enumerate(container))]
         if {type(value) for _, value in items} <= PLAIN:  # long lists of numbers stay fast
             return
         for key, value in items:
-            container[key] = self._copied(f"{name}[{key!r}]", value)
+            container[key] = self._copied(value)
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Enter evaluation mode; on exit, restore all modules' attributes and values.
-
-    Attributes that were assigned and values that were written in place are both restored.
-
-    Raises:
-        RunError: trained weights were written; they are restored.
-    """
-    before, values = _attributes_of(model), WriteProtection(model)
-    try:
-        values.copy_in()
-        values.settle()
-        for module in model.modules():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                module.sparse = False  # autograd can differentiate dense gradients again
-        yield
-    finally:
-        _restore(before)
-        values.put_back()
+def _put_back(values: Iterable[tuple[str, Tensor, Tensor]]) -> list[str]:
+    """Restore tensors from their copies; return the names of those that had changed."""
+    changed = []
+    for name, tensor, before in values:
+        if not _same(tensor, before):
+            # through `.data`, which changes neither the graph nor the version counter
+            tensor.data.copy_(before)
+            changed.append(name)
+    return changed
 
 
-def _places(model: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """List name, dictionary and key of each parameter, buffer and ordinary attribute."""
-    for path, module in model.named_modules():
-        own: dict[str, Any] = vars(module)
-        plain = [name for name in own if name not in INTERNAL]
-        registers = (own["_parameters"], own["_buffers"])
-        for holder, names in (*((one, [*one]) for one in registers), (own, plain)):
-            for name in names:
-                yield f"{path}.{name}" if path else name, holder, name
+def _sentence(model: nn.Module, name: str) -> str:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    bound = getattr(owner, "max_norm", None) is not None
+    advice = (
+        "max_norm scales the rows that are looked up; call the model once on these batches "
+        "before, which leaves nothing to scale, or set max_norm=None"
+        if bound
+        else "write it outside of forward"
+    )
+    return (
+        f"model: its forward pass writes other values into {name!r} of {type(owner).__name__}, "
+        f"a parameter; {advice}"
+    )
 
 
-def _is_constant(tensor: Tensor) -> bool:
-    """Tell whether a tensor needs no gradient, so that a copy can replace it."""
-    return not tensor.requires_grad and not tensor.is_inference() and not tensor.is_meta
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _has_values(parameter: Tensor) -> bool:
+    """Tell whether a parameter can be copied and has a version counter."""
+    special = parameter.is_inference() or parameter.is_meta or parameter.layout != torch.strided
+    return type(parameter) is nn.Parameter and not special
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

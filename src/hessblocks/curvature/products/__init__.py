@@ -1,14 +1,18 @@
 """Hessian-vector, Gauss-Newton (GGN) and H_f products, one pass over the data at a time."""
 
 from hessblocks.curvature.products.calling import AuxiliaryLossWarning
-from hessblocks.curvature.products.evaluation import Evaluated, in_float64
+from hessblocks.curvature.products.derivatives import (
+    Compared,
+    DerivativeWarning,
+    check_guard,
+    compare_derivatives,
+)
 from hessblocks.curvature.products.forward import (
     AttentionBackendWarning,
     differentiable_once,
     uncompiled,
 )
 from hessblocks.curvature.products.fully_sharded import LocalEntries, gradients
-from hessblocks.curvature.products.guard import DerivativeWarning
 from hessblocks.curvature.products.operators import (
     CurvatureOperator,
     Functional,

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
-from hessblocks.curvature.model_state import evaluation_mode, exclusive, writes_of
+from hessblocks.curvature.model_state import evaluation_mode, exclusive
 from hessblocks.curvature.products.calling import Call
 from hessblocks.curvature.products.fully_sharded import WHOLE, in_evaluation_mode
 from hessblocks.errors import ArgumentError
@@ -178,7 +178,7 @@ class Forward:
                 raise ArgumentError(WHOLE)
             with exclusive(self._model), in_evaluation_mode(self._model):
                 return self._call(batch)
-        # the loop ends: each repetition raises the mode or records a new tensor as written
+        # the loop ends: each repetition raises the mode
         while (found := self._try(batch, parameters, twice=twice, by_rows=by_rows)) is None:
             pass
         return found[0]
@@ -187,7 +187,7 @@ class Forward:
         self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool
     ) -> tuple[Any] | None:
         """Call the model once; return its outputs in a tuple, or None to repeat the call."""
-        mode, written = self._mode, len(writes_of(self._model).written)
+        mode = self._mode
         swap = mode is not Mode.AUTOGRAD
         try:
             with exclusive(self._model), self._state(swap, twice=twice)(self._model) as seen:
@@ -199,8 +199,6 @@ class Forward:
             self._raise_mode(Mode.CLOSED_FORMS)
             return None
         self._recomputed |= seen.recomputed
-        if len(writes_of(self._model).written) > written:
-            return None  # the graph may hold tensors whose values are restored afterwards
         if twice and seen.differentiated and swap:
             self._raise_mode(Mode.AUTOGRAD)  # the model took one of a closed form's two derivatives
             return None

@@ -64,8 +64,6 @@ class BatchGraph:
                 skip the layers below the lowest.
             split: whether the graph is for H_o and H_f, with r constant, or for H.
         """
-        if guard := problem.plan.guard:
-            guard.check(problem, names)
         parameters = problem.parameters
         self._backward = problem.backward
         self.parameters = {name: parameters[name].requires_grad_() for name in names}

@@ -3,7 +3,8 @@
 Letters: N columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from jaxtyping import Float
@@ -116,6 +117,16 @@ class CurvatureOperator(LinearOperator):
         named = dict(self._problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}
         return {name: one[0] for name, one in self._columns.scatter(vector[None], like).items()}
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep plan and graphs for several products; see `LinearOperator.kept`.
+
+        Raises:
+            ArgumentError: see `Problem.kept`.
+        """
+        with self._problem.kept():
+            yield
 
     def _tensors(self) -> Any:
         return tuple([view.shape for view in g.views] for g in (self._columns, self._rows))

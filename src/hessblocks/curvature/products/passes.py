@@ -4,7 +4,7 @@ The loss is a sum over rows, so that the split changes results only by rounding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessblocks.curvature.closed import graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
-from hessblocks.curvature.products.guard import Guard, named_in_errors
+from hessblocks.curvature.model_state import form_of, unwritten
 from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
-from hessblocks.curvature.witness import check_bypass, walk_graph
-from hessblocks.errors import ArgumentError, in_units
+from hessblocks.curvature.witness import check_bypass, named_in_errors, walk_graph
+from hessblocks.errors import ArgumentError, HessblocksError, in_units
 from hessblocks.linalg import default_limit
 
 FULL_CPU_WORK = 1 << 36
@@ -72,6 +72,22 @@ class Passes:
         """Read and split the batches; yield this process's microbatches."""
         pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
         yield from islice(pieces, self.turns.start, None, self.turns.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """What a graph leaves unproved of the derivatives, and what finite differences said of it."""
+
+    row: Batch
+    """A row of the batch with the most tokens per row."""
+    functions: tuple[str, ...]
+    """Names of the users' autograd Functions in the graph of the logits."""
+    unreached: frozenset[str]
+    """Trainable parameters that autograd does not reach from the logits."""
+    outcomes: dict[tuple[frozenset[str], bool], HessblocksError | None] = field(
+        default_factory=dict
+    )
+    """Error of each comparison so far, None if it passed; the key is (names, `twice`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +230,14 @@ def _cut(problem: Any, rows: int, fitting: int, narrowest: torch.dtype, *, twice
         most=lambda given: given if whole else min(rows, processes.rows_each(given)),
         turns=processes.turns,
     )
-    if len(passes.sizes()) > len(batches) and rows not in batches.compared:
+    # a model that has changed may make rows depend on each other
+    cut, found = len(passes.sizes()) > len(batches), (rows, form_of(problem.model))
+    if cut and found not in batches.compared:
         comparison = Comparison(
             problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=narrowest
         )
         check_rows(comparison)
-        batches.compared.add(rows)
+        batches.compared.add(found)
     return passes
 
 
@@ -259,7 +277,8 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # a node that saves its own output would be a reference cycle
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+    tensors = torch.autograd.graph.saved_tensors_hooks(note, lambda t: t)
+    with unwritten(problem.model), torch.enable_grad(), tensors:
         readout, _ = problem.forward(row, leaves, twice=twice)
         reached = walk_graph(readout.inputs)
         check_bypass(problem.model, reached)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -49,8 +49,12 @@ class Problem(Operand):
         Problem(Linear, trainable parameters 3, rows 15, batches 3, loss MSELoss)
     """
 
-    holds_fingerprint = True
-    """Fingerprints of a model skip a problem that it holds, else each would contain the last."""
+    _graphs: tuple[Hashable, tuple[float, ...], list[Any]] | None
+    """What kept graphs are for, checksums of the model when they were built, and the graphs."""
+    _noted: tuple[Hashable, Hashable]
+    """State of model, loss and batches when a block began, or after the last forward pass in it."""
+    _ran: bool
+    """Whether there was a forward pass since `_noted`."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class Problem(Operand):
 
         Args:
             model: any module that returns logits (a tensor, `.logits`, or first in a tuple). Each
-                product uses its current weights, in evaluation mode. Or a function of (params,
+                product uses its current state, in evaluation mode. Or a function of (params,
                 inputs), with `params`. Sampled gradients also take a model that FSDP2's
                 `fully_shard` has sharded; then all processes give the same batches.
             batches: dicts of keyword arguments with `labels`, pairs (inputs, labels), or inputs
@@ -120,11 +124,10 @@ class Problem(Operand):
             limit=memory_limit or default_limit(torch.device("cpu")),
             number=num_batches,
         )
-        self._counted = self.batches.versions
         check_all_alike(self.model, self.batches, self.processes)
-        with model_state.exclusive(self.model):
-            self.note_form()
-            self._forget()
+        self._blocks = 0
+        self.warned_of_precision: set[torch.dtype] = set()
+        self._forget()
 
     def __repr__(self) -> str:
         """Show model, parameters, data and loss, on one line."""
@@ -187,52 +190,115 @@ class Problem(Operand):
         with model_state.exclusive(self.model):
             return {n: p.numel() for n, p in self.model.named_parameters() if p.requires_grad}
 
-    @property
-    def state(self) -> tuple[Any, ...]:
-        """Versions of parameters, buffers and cached batches; changes if one of these changes.
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the graphs of products until the outermost block ends.
 
-        Checksums detect writes through `.data` to parameters and buffers, but not to batches.
-        """
-        held = [*self.weights.values(), *self.model.buffers()]
-        kept = tuple((t.data_ptr(), t._version) for t in held)
-        return kept, model_state.checksums(held), self.batches.versions
-
-    def follow(self) -> None:
-        """Recount N if a batch was changed in place; drop all caches if the model was changed.
+        Without it each product builds its own. Estimators enter such a block themselves.
 
         Raises:
-            ArgumentError: an active context, such as autocast, would change the numbers.
-        """
-        model_state.check_contexts(self.model, self.device)
-        if (versions := self.batches.versions) != self._counted:
-            vars(self).pop("valid", None)
-            self._counted = versions
-        before = self._fingerprint
-        self.note_form()
-        if self._fingerprint != before:
-            self._forget()
+            ArgumentError: an active context, such as autocast, would change the numbers; or model,
+                loss or batches were changed since the outermost block began.
 
-    def note_form(self) -> None:
-        """Store the fingerprint of the model, without its weights, and of the loss."""
-        self._fingerprint: model_state.Fingerprint = model_state.fingerprint_of(
-            self.model, self.loss
+        Examples:
+            >>> import torch, hessblocks as hb
+            >>> data = [(torch.ones(5, 2), torch.zeros(5, 1))]
+            >>> problem = hb.Problem(torch.nn.Linear(2, 1), data, "regression")
+            >>> with problem.kept():
+            ...     values = [problem.value() for _ in range(2)]
+        """
+        with model_state.exclusive(self.model):
+            model_state.check_contexts(self.model, self.device)
+            present = self._present()
+            if self._blocks and not self._ran and self._noted != present:
+                raise self._changed()
+            if not self._blocks and self._noted[0] != present[0]:
+                self._forget()
+            if not self._blocks:
+                self._noted = present
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with model_state.exclusive(self.model):
+                self._blocks -= 1
+                if not self._blocks:
+                    self._graphs = None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Enter `kept` for one computation, with the model's lock and readable errors."""
+        with self.kept(), model_state.exclusive(self.model), readable_errors():
+            try:
+                yield
+            except Exception:
+                self._graphs = None
+                raise
+            finally:
+                if self._ran:  # a forward pass may change the model, as a hook's list
+                    self._noted, self._ran = self._present(), False
+
+    def graphs(self, key: Hashable, fresh: Iterable[Any]) -> Iterable[Any]:
+        """Return graphs, cached inside of `kept` if the plan allows.
+
+        Args:
+            key: what the graphs are for.
+            fresh: iterator that builds the graphs of all microbatches.
+
+        Returns:
+            The graphs of all microbatches, or `fresh`.
+
+        Raises:
+            ArgumentError: weights or buffers were changed since the cached graphs were built.
+        """
+        if not self.keeps_graphs:
+            return fresh
+        sums = model_state.checksums([*self.weights.values(), *self.model.buffers()])
+        graphs = self._graphs
+        if graphs is None or graphs[0] != key:
+            graphs = self._graphs = None  # frees the memory before other graphs are built
+            graphs = self._graphs = (key, sums, list(fresh))
+        if graphs[1] != sums:
+            raise self._changed()
+        return graphs[2]
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether products share graphs: inside of a block around them, if the plan allows."""
+        return self._blocks > 1 and self.plan.hold
+
+    def _loss_buffers(self) -> list[Tensor]:
+        return [*self.loss.buffers()] if isinstance(self.loss, nn.Module) else []
+
+    def _present(self) -> tuple[Hashable, Hashable]:
+        """Return the form of model, loss and batches, and the versions of weights and buffers."""
+        tensors = [*self.model.parameters(), *self.model.buffers(), *self._loss_buffers()]
+        versions = tuple(t._version for t in tensors if not t.is_inference())
+        form = model_state.form_of(self.model, self.loss)
+        # the count N may be a sum of class weights
+        sums = model_state.checksums(self._loss_buffers())
+        return (form, sums, self.batches.versions), versions
+
+    @staticmethod
+    def _changed() -> ArgumentError:
+        return ArgumentError(
+            "model: it, its loss or its batches were changed inside of kept(), whose products "
+            "share what was computed before; leave the block before you change them"
         )
 
     def _forget(self) -> None:
         """Drop the plans, the count N, and the mode of the forward pass."""
         for name in ("plan", "gradient_plan", "valid"):
             vars(self).pop(name, None)
-        model_state.forget_writes(self.model)
-        self.precision_known = False
         self.move_to(self.model)
 
     def move_to(self, model: nn.Module) -> None:
         """Replace the model, for example by a copy in float64; keep the plan."""
         self.model = model
-        self.held: tuple[Any, list[Any]] | None = None
+        self._graphs = None
         self._run = Forward(model, self.loss, sharded=self.sharded)
         self._positions = losses.TextPositions(model)
-        self.note_form()
+        self._noted, self._ran = self._present(), False
 
     @cached_property
     def plan(self) -> Plan:
@@ -277,7 +343,14 @@ class Problem(Operand):
             )
         change(own(first), first)
         other = copy.copy(self)
-        other.held, other._loss_of = None, lambda batch: change(own(batch), batch)
+        other._graphs, other._blocks = None, 0
+        other._loss_of = lambda batch: change(own(batch), batch)
+        return other
+
+    def with_loss(self, loss: losses.BatchLoss) -> Problem:
+        """Copy the problem, with one loss for every batch, whose sum counts; no lazy logits."""
+        other = self.without_lazy_logits()
+        other._loss_of, vars(other)["valid"] = lambda batch: loss, 1.0
         return other
 
     def without_lazy_logits(self) -> Problem:
@@ -309,15 +382,12 @@ class Problem(Operand):
         Raises:
             RunError: the loss is not finite.
         """
-        total = 0.0
-        with model_state.exclusive(self.model), torch.no_grad(), readable_errors():
-            self.follow()
-            twice = twice and not self.sharded
+        total, twice = 0.0, twice and not self.sharded
+        with self.computing(), torch.no_grad():
             for batch in (self.plan if twice else self.gradient_plan).passes:
                 found = self.forward(batch, parameters or self.parameters, twice=twice)
                 end = losses.make_loss_node(*found, 1 / self.valid)
                 total += self.check_finite(end.total(), batch)
-            self.note_form()  # a forward pass may change the model, for example a hook's list
         return self.processes.summed(total, self.device)
 
     def forward(
@@ -356,7 +426,7 @@ class Problem(Operand):
             lambda row: logits_of(self._run.outputs(row, parameters, twice=twice, by_rows=False)),
         )
         loss = None if self._loss_of is None else self._loss_of(batch)
-        by_rows = isinstance(loss, losses.CrossEntropy)
+        by_rows, self._ran = isinstance(loss, losses.CrossEntropy), True
         outputs = self._run.outputs(batch, parameters, twice=twice, by_rows=by_rows)
         logits = logits_of(outputs)
         if loss is None:
@@ -366,10 +436,7 @@ class Problem(Operand):
 
     @property
     def backward(self) -> Callable[[], AbstractContextManager[object]]:
-        """Context manager in which to differentiate a graph of `forward`, for checkpointed parts.
-
-        It does not refer to the problem: a graph that the problem caches refers to it.
-        """
+        """Context manager in which a graph of `forward` is differentiated (checkpointed parts)."""
         return self._run.backward
 
     def check_finite(self, total: float, batch: losses.Batch) -> float:

@@ -14,10 +14,9 @@ from torch import Tensor
 from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup
-from hessblocks.curvature.model_state import exclusive
+from hessblocks.curvature.products.derivatives import check_guard
 from hessblocks.curvature.products.graph import BatchGraph, Tensors
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
 
@@ -68,19 +67,11 @@ def total_products(
     Raises:
         RunError: a loss or a product is not finite, or the memory is full.
     """
-    try:
-        with exclusive(problem.model), readable_errors():
-            problem.follow()
-            held = problem.held
-            say_precision(problem)
-            found = _add_up(problem, vectors, block)
-            check_products(vectors, block.rows, found)
-            if held is None or held is not problem.held:
-                problem.note_form()  # a forward pass may change the model, such as a hook's list
-            return found
-    except Exception:
-        problem.held = None
-        raise
+    with problem.computing():
+        say_precision(problem)
+        found = _add_up(problem, vectors, block)
+        check_products(vectors, block.rows, found)
+        return found
 
 
 def squared_products(
@@ -129,9 +120,10 @@ def say_precision(problem: Problem, *, twice: bool = True) -> None:
         twice: whether products are computed, so that their error is measured; for gradients, warn
             of half precision only.
     """
-    half = HALVES & {parameter.dtype for parameter in problem.parameters.values()}
+    dtypes = {parameter.dtype for parameter in problem.parameters.values()}
+    half = HALVES & dtypes
     casts = twice and (half or problem.plan.narrower) and problem.plan.passes
-    if problem.precision_known or not (casts or (half and not twice)):
+    if problem.warned_of_precision == dtypes or not (casts or (half and not twice)):
         return
     gap = _gap(problem) if casts else 0.0
     message = None
@@ -150,7 +142,7 @@ def say_precision(problem: Problem, *, twice: bool = True) -> None:
         )
     if message:
         warnings.warn(f"curvature: {message}", PrecisionWarning, stacklevel=4)
-    problem.precision_known = True
+    problem.warned_of_precision = dtypes
 
 
 def _gap(problem: Problem) -> float:
@@ -174,7 +166,7 @@ def _gap(problem: Problem) -> float:
 
 
 def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tensor]:
-    later = block.later if problem.plan.hold else ()
+    later = block.later if problem.keeps_graphs else ()
     involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
     shape = len(block.parts), len(vectors), block.rows.size
     # a sum in bfloat16 would lose the small terms of many passes
@@ -182,6 +174,8 @@ def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tenso
     if not problem.plan.passes:
         total.zero_()
     try:
+        names = {*block.rows.parameters, *block.columns.parameters}
+        check_guard(problem, problem.plan.guard, names)
         for number, graph in enumerate(_graphs(problem, involved, block.parts)):
             _collect(total, graph, vectors.contiguous(), block, add=number > 0)
     except Exception:
@@ -196,23 +190,12 @@ def _graphs(
 ) -> Iterable[BatchGraph]:
     """Return the graph of each microbatch for these parts.
 
-    If the plan allows, the graphs are cached until other parameters or parts are needed or the
-    weights change, so that a sequence of products (Lanczos) builds them once. Otherwise one graph
-    at a time is in memory.
-
-    Returns:
-        One graph per microbatch; a list if they are cached.
+    Inside of `kept` they are cached, if the plan allows, until other parameters or parts are
+    needed. Otherwise one graph at a time is in memory.
     """
     split = list(parts) != ["full"]  # only H_o and H_f need a constant r
     fresh = (BatchGraph(problem, batch, names, split=split) for batch in problem.plan.passes)
-    if not problem.plan.hold:
-        return fresh
-    key = (names, split, problem.state)
-    if problem.held is None or problem.held[0] != key:
-        problem.held = None
-        problem.held = (key, list(fresh))
-    held: list[BatchGraph] = problem.held[1]
-    return held
+    return problem.graphs((names, split), fresh)
 
 
 def _collect(total: Tensor, graph: BatchGraph, vectors: Tensor, block: Block, *, add: bool) -> None:

@@ -17,18 +17,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.model_state import exclusive
 from hessblocks.curvature.products import (
     LocalEntries,
     Plan,
     Problem,
+    check_guard,
     make_plan,
     readable_errors,
     say_precision,
 )
 from hessblocks.curvature.sampled.one_pass import SHARE, SampledPass
 from hessblocks.errors import ArgumentError, RunError, in_units
-from hessblocks.linalg import FEWEST_SAMPLES, default_limit, unit_of
+from hessblocks.linalg import FEWEST_SAMPLES, default_limit, keeping, unit_of
 
 AT_ONCE = 1 << 18
 """Entries per partial inner product; partial products are summed in float64."""
@@ -141,6 +141,7 @@ def _pieces(sizes: Mapping[str, int], room: int) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, pieces))
 
 
+@keeping
 def gram_matrices(
     problem: Problem,
     groups: Mapping[str, ParameterGroup],
@@ -168,17 +169,14 @@ def gram_matrices(
     Cost: for each piece, a forward pass per batch of samples, and a backward pass per sample.
     """
     say_precision(problem, twice=False)
-    if guard := sampling.plan.guard:
-        with readable_errors():
-            every = merge("samples", list(groups.values()))
-            guard.check(problem, every.parameters, twice=False)
-    problem.follow()
+    with readable_errors():
+        every = merge("samples", list(groups.values()))
+        check_guard(problem, sampling.plan.guard, every.parameters, twice=False)
     found = []
     for number, names in enumerate(sampling.pieces):
         own = [groups[name] for name in names]
         drawn = number * sampling.batches * sampling.size
         found.append(_of_piece(problem, own, sampling, seed, step, drawn))
-    problem.note_form()
     products = torch.cat(found)
     if not torch.isfinite(products).all():
         raise RunError(
@@ -202,14 +200,13 @@ def _of_piece(
     sizes = local.sizes if local else sizes
     found = []
     report = None if step is None else lambda count: step(drawn + count)
-    with (
-        readable_errors()
-    ):  # one tensor for all batches, since a new one costs as much time as a sample
+    # one tensor for all batches, since a new one costs as much time as a sample
+    with readable_errors():
         vectors = torch.empty(
             sampling.size, sum(sizes), dtype=_dtype(problem), device=problem.device
         )
     for batch in range(sampling.batches):
-        with exclusive(problem.model), readable_errors():
+        with problem.computing():
             samples = _samples(problem, whole, sampling, batch, seed, report, vectors, local)
             found.append(problem.sum_over_rows(_inner_products(samples, sizes)).cpu())
     return torch.stack(found, dim=1)

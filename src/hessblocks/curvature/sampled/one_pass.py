@@ -114,8 +114,7 @@ def plan_passes(
         plan = products.make_plan(
             problem, twice=False, spare=spare, most_rows=most_rows, share=SHARE
         )
-        if plan.guard:
-            plan.guard.check(problem, [*names], twice=False)
+        products.check_guard(problem, plan.guard, names, twice=False)
     return plan
 
 
@@ -124,13 +123,9 @@ def sampled_passes(
 ) -> Iterator[SampledPass]:
     """Yield the forward pass of each microbatch; draw all its samples before the next one."""
     names = [*names]
-    problem.follow()
-    with exclusive(problem.model):
+    with problem.computing():
         for rows in plan.passes:
-            with products.readable_errors():
-                passed = SampledPass(problem, rows, names)
-            yield passed
-    problem.note_form()
+            yield SampledPass(problem, rows, names)
 
 
 BITS = 8

@@ -1,7 +1,6 @@
 """Independent checks of derivatives: central differences, a graph walk, torch's errors."""
 
 from hessblocks.curvature.witness.central import (
-    ROUNDED,
     Comparison,
     Differences,
     Gradient,
@@ -11,9 +10,7 @@ from hessblocks.curvature.witness.central import (
     compare_rows,
     compare_slopes,
     direction,
-    epsilon,
     inner,
-    moved,
 )
-from hessblocks.curvature.witness.failures import readable_errors
+from hessblocks.curvature.witness.failures import WAY_OUT, named_in_errors, readable_errors
 from hessblocks.curvature.witness.graph_walk import check_bypass, walk_graph

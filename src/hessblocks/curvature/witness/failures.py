@@ -1,10 +1,16 @@
 """Re-raise torch's out-of-memory and missing-derivative errors as a RunError with advice."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hessblocks.errors import HessblocksError, RunError, out_of_memory
+
+WAY_OUT = (
+    "use torch.utils.checkpoint with use_reentrant=False "
+    '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), '
+    "switch checkpointing or reversible layers off, or write this part in operations of torch"
+)
 
 TWICE = "torch cannot differentiate a part of the model twice ({}); "
 
@@ -56,6 +62,30 @@ def readable_errors() -> Iterator[None]:
         if advice := _advice(error):
             raise RunError(f"curvature: {advice}") from error
         raise
+
+
+@contextmanager
+def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
+    """Re-raise an error of a derivative as a RunError that names the users' autograd Functions.
+
+    Args:
+        functions: names of these Functions; if empty, errors are not changed.
+
+    Raises:
+        RunError: a derivative failed.
+    """
+    try:
+        yield
+    except HessblocksError:
+        raise
+    except Exception as error:
+        if not functions or out_of_memory(error):
+            raise
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RunError(
+            f"curvature: the autograd Function {', '.join(functions)} cannot be differentiated as "
+            f"curvature needs it ({first}); {WAY_OUT}"
+        ) from error
 
 
 def _advice(error: Exception) -> str | None:

@@ -38,6 +38,7 @@ IN_CACHE = 1 << 17
 """Entries, of all probes, whose moments are updated at once; so many stay in the cache."""
 
 
+@operators.keeping
 def frobenius_norm(
     op: operators.LinearOperator | operators.Operand,
     probes: int = 16,
@@ -267,6 +268,7 @@ def _sampled(op: operators.LinearOperator, probes: int, seed: int) -> DiagonalEs
     return DiagonalEstimate(values=values, standard_errors=errors, probes=probes, method="sampled")
 
 
+@operators.keeping
 def diagonal(
     op: operators.LinearOperator | operators.Operand,
     probes: int = 16,

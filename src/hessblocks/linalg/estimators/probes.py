@@ -240,7 +240,7 @@ class Stopping:
                     f"{name}: relative standard error {estimate.relative_error:.2g} after {drawn} "
                     f"probes, tolerance {self.tolerance:.2g} not met; raise max_probes or "
                     "tolerance",
-                    stacklevel=4,
+                    stacklevel=5,
                 )
                 return replace(estimate, stopped_by="limit")
             estimate = add_block(self.block)

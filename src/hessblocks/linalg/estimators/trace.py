@@ -84,6 +84,7 @@ SPANNED_BY_OTHERS = 1e-6
 FEWEST_PROBES: dict[str, int] = {"hutchinson": 2, "hutch++": 6, "xtrace": 8}
 
 
+@operators.keeping
 def trace(
     op: operators.LinearOperator | operators.Operand,
     probes: int = 48,

@@ -24,6 +24,7 @@ from hessblocks.linalg.operators.operator import (
     LinearOperator,
     Operand,
     identity_like,
+    keeping,
     operator_of,
 )
 from hessblocks.linalg.operators.solving import Solution, inverse, solve

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Sequence
-from functools import partial, singledispatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial, singledispatch, wraps
+from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from hessblocks.errors import ArgumentError, RunError
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
 Shapes = Sequence[tuple[int, ...]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class LinearOperator(abc.ABC):
@@ -141,6 +145,30 @@ class LinearOperator(abc.ABC):
             return self._matmat(vectors[:, None])[:, 0]
         return self._matmat(vectors)
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep what products share, such as the autograd graphs of a Hessian, until the block ends.
+
+        Estimators enter such a block themselves. An operator of a model refuses products where the
+        model was changed inside of the block.
+
+        Examples:
+            >>> import torch, hessblocks as hb
+            >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 1)
+            >>> problem = hb.Problem(torch.nn.Linear(2, 1, bias=False), [(x, y)], "regression")
+            >>> H, vector = hb.Hessian(problem), torch.ones(2)
+            >>> with H.kept():  # one graph for three products
+            ...     for _ in range(3):
+            ...         vector = H @ vector
+            >>> vector
+            tensor([ 1., 64.])
+        """
+        with ExitStack() as stack:
+            for part in tree_leaves(list(vars(self).values())):
+                if isinstance(part, LinearOperator):
+                    stack.enter_context(part.kept())
+            yield
+
     def adjoint(self) -> LinearOperator:
         """Return the transposed operator, (N, M)."""
         return self if self.symmetric else AdjointOperator(self)
@@ -150,7 +178,7 @@ class LinearOperator(abc.ABC):
         return self._matmat(torch.eye(self.shape[1], dtype=self.dtype, device=self.device))
 
     def to_scipy(self) -> ScipyLinearOperator:
-        """Wrap the operator for scipy's iterative solvers (`scipy.sparse.linalg.eigsh`, ...)."""
+        """Wrap the operator for scipy's solvers, such as `eigsh`, which then run inside `kept`."""
         from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
         def product(operator: LinearOperator, array: Any) -> Any:
@@ -425,3 +453,23 @@ def operator_of(given: LinearOperator | Operand) -> LinearOperator:
         "expected an operator, such as hb.Hessian(problem), or a problem, got "
         f"{type(given).__name__}"
     )
+
+
+def keeping(function: Function) -> Function:
+    """Decorate an estimator: `kept` of its first argument, an operator or a problem, lasts a call.
+
+    Args:
+        function: estimator; its first argument may be of another type.
+
+    Returns:
+        The estimator with the same signature.
+    """
+    first = next(iter(signature(function).parameters))
+
+    @wraps(function)
+    def keep(*args: Any, **named: Any) -> Any:
+        kept = getattr(args[0] if args else named.get(first), "kept", nullcontext)
+        with kept():
+            return function(*args, **named)
+
+    return cast(Function, keep)

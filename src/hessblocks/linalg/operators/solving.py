@@ -17,7 +17,13 @@ from torch import Tensor
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg.operators.bounded import check_whole
 from hessblocks.linalg.operators.inner import column_products, unit_of
-from hessblocks.linalg.operators.operator import LinearOperator, Operand, identity_like, operator_of
+from hessblocks.linalg.operators.operator import (
+    LinearOperator,
+    Operand,
+    identity_like,
+    keeping,
+    operator_of,
+)
 from hessblocks.storage import Tabular
 
 Reason = Literal["converged", "negative curvature", "limit", "rounding"]
@@ -61,6 +67,7 @@ class Solution(Tabular):
         )
 
 
+@keeping
 def solve(
     operator: LinearOperator | Operand,
     right: Float[Tensor, "N ..."],

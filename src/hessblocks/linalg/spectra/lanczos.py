@@ -50,10 +50,18 @@ from hessblocks.linalg.estimators import (
     check_square,
     multiply,
 )
-from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, unit_of, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    keeping,
+    operator_of,
+    unit_of,
+    working_dtype,
+)
 from hessblocks.linalg.spectra.search import SAME, Wanted, Which, find_extremes
 
 
+@keeping
 def extreme_eigenvalues(
     op: LinearOperator | Operand,
     count: int = 1,
@@ -159,7 +167,7 @@ def extreme_eigenvalues(
             f"{float(found.residuals.max()):.2g}, wanted {share:.2g} of the largest |eigenvalue|, "
             "and a random vector that shows no further one; raise max_products, basis_size, "
             "memory_limit or tolerance",
-            stacklevel=2,
+            stacklevel=3,
         )
     return found
 
@@ -192,6 +200,7 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
     return found
 
 
+@keeping
 def condition_number(
     op: LinearOperator | Operand,
     *,
@@ -259,7 +268,7 @@ def condition_number(
         warnings.warn(
             f"condition_number: not converged after {ends.products} products, the value is a lower "
             "bound; raise max_products or basis_size",
-            stacklevel=2,
+            stacklevel=3,
         )
     top, bottom = float(ends.values[0]), max(float(ends.values[-1]), 0.0)
     above, below = float(ends.residuals[0]), float(ends.residuals[-1])

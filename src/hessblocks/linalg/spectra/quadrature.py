@@ -10,11 +10,19 @@ from torch import Tensor
 
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg.estimators import Probes, assemble, check_probes, check_square, multiply
-from hessblocks.linalg.operators import LinearOperator, Operand, operator_of, unit_of, working_dtype
+from hessblocks.linalg.operators import (
+    LinearOperator,
+    Operand,
+    keeping,
+    operator_of,
+    unit_of,
+    working_dtype,
+)
 from hessblocks.linalg.spectra.krylov import NEGLIGIBLE, check_definite, orthogonalise, row_lengths
 from hessblocks.linalg.spectra.spectrum import Spectrum
 
 
+@keeping
 def spectral_density(
     op: LinearOperator | Operand,
     steps: int = 100,
