@@ -189,7 +189,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("magnitude", "MLP units of small weights"),
         (
             "units by activation",
-            "equal shares of MLP units by activation, refitted (the plan without prices)",
+            "equal shares of MLP units by activation, refitted (no baseline)",
         ),
     ],
 )
