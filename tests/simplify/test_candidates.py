@@ -205,8 +205,10 @@ def test_a_refit_costs_less_than_none() -> None:
 
 
 def test_the_first_layer_stays_where_others_use_its_weights() -> None:
-    block = hb.preset("pre-ln", width=24, heads=6, attention=Attention(query=Shared()))
-    model = hb.build(block, depth=3, vocab_size=VOCABULARY, context=16).double().eval()
+    sizes = {"width": 24, "heads": 6}
+    shares = hb.preset("pre-ln", **sizes, attention=Attention(query=Shared()))
+    blocks = [hb.preset("pre-ln", **sizes), shares, shares]
+    model = hb.build(blocks, depth=3, vocab_size=VOCABULARY, context=16).double().eval()
     layers = {one.layer for one in candidates(model, Pass(model, ids(10)))}
     assert layers == {1, 2}
 

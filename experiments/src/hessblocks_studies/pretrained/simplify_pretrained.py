@@ -125,8 +125,8 @@ def _alone(place: Ground) -> list[Row]:
             refitted, plain = _replaced(at, kind, name, weight)
             own = {**common, "kind": kind, "layer": layer, "share": refitted.parameters / size}
             rest = place.original.model.layers[layer + 1 :]
-            for quantity, module in ((KL, refitted.module), (PLAIN, plain)):
-                cost = place.choosing.cost([module, *rest], layer).kl
+            for quantity, modules in ((KL, refitted.modules), (PLAIN, [plain])):
+                cost = place.choosing.cost([*modules, *rest], layer).kl
                 rows.append(
                     shared.measured(quantity, cost.value, **own, standard_error=cost.standard_error)
                 )

@@ -147,9 +147,7 @@ class LocalEntries:
                 self._masks.append((view.parameter, rows.flatten().clone()))  # frees the mask
             self.sizes.append(sum(int(mask.sum()) for _, mask in self._masks[first:]))
 
-    def add_to(
-        self, vector: Float[Tensor, " size"], gradients: Mapping[str, Float[Tensor, "..."]]
-    ) -> None:
+    def add_to(self, vector: Float[Tensor, " size"], gradients: Mapping[str, Any]) -> None:
         """Add the entries of gradients by parameter name, of this process's rows, to a vector."""
         vector += torch.cat([gradients[name].flatten()[mask] for name, mask in self._masks])
 

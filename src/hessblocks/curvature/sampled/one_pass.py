@@ -77,7 +77,9 @@ class SampledPass:
         if self._problem.sharded:
             model = self._problem.model
             with products.readable_errors():
-                return products.gradients(model, self._logits, direction, self._leaves, keep=keep)
+                return {
+                    **products.gradients(model, self._logits, direction, self._leaves, keep=keep)
+                }
         with products.differentiable_once(self._problem.model), products.readable_errors():
             found = torch.autograd.grad(
                 self._logits,
