@@ -76,7 +76,7 @@ def kill_a_worker(seen: list[int]) -> None:
     deadline = time.monotonic() + 120
     while not seen and time.monotonic() < deadline:
         for process in psutil.process_iter(["cmdline"]):
-            if "ray::attempt" in " ".join(process.info["cmdline"] or ()):
+            if "ray::PoolActor" in " ".join(process.info["cmdline"] or ()):
                 process.kill()
                 seen.append(process.pid)
                 return

@@ -12,8 +12,6 @@ FAULTS = (
           "test_drawn.py"),
     fault("a command of before is one that nobody knows", "words and words[0] in GONE => False",
           "test_every_bad_input.py"),
-    fault("a deprecated name warns of nothing", "DeprecationWarning => ResourceWarning",
-          "test_the_old_name_still_works_and_says_where_it_is", within="blockwise_learning_rates"),
     fault("a study that fails is named as an option",
           "not isinstance(error, ArgumentError) or not $words or $b => not $words or $b",
           "test_settings_alone_are_named_as_options", within="_named"),
