@@ -21,4 +21,4 @@ def known(patch: pytest.MonkeyPatch) -> None:
 
 def without_imports(patch: pytest.MonkeyPatch) -> None:
     """Points are measured in the command's process, since workers take seconds to start."""
-    patch.setattr(engine, "Executor", lambda workers, ray: Executor())
+    patch.setattr(engine, "Executor", lambda workers, ray: Executor(workers if ray else None, ray))

@@ -118,8 +118,11 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
     assert [row["tokens"] for row in rows] == [0, 640, 1280]
 
 
-def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(corpus: Corpus) -> None:
-    """Where there is no GPU a trainer's steps stay its own."""
+def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no GPU a trainer's steps stay its own. Captured products are in TF32."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings, found = replace(SETTINGS, device=device), []
     own: list[bool] = []
