@@ -52,12 +52,12 @@ def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
 ) -> None:
     monkeypatch.setattr("hessblocks_studies.engine.executor.MOST_ATTEMPTS", 2)
     points = [
-        toy.ToySettings(number=0, die_always=True),
-        toy.ToySettings(number=1),
+        toy.ToySettings(number=0, pause=0.2, die_always=True),
+        toy.ToySettings(number=1, pause=0.5),
         toy.ToySettings(number=2),
     ]
     with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
-        toy.run(tmp_path, points, workers=1)
+        toy.run(tmp_path, points, workers=2)
     assert len(read(tmp_path)) == 2
 
 

@@ -10,11 +10,12 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
 from joblib import Parallel, delayed
-from joblib.externals.loky.backend import resource_tracker
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.malloc import keep_freed_memory
@@ -181,8 +182,8 @@ def _one_thread() -> Iterator[None]:
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
     """Block terminal signals in processes that start here; this process terminates them instead."""
-    # otherwise it starts with the first worker, and unblocks the signals
-    resource_tracker.ensure_running()
+    for tracker in (resource_tracker, loky_tracker):
+        tracker.ensure_running()  # otherwise it starts with a worker, and unblocks the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
