@@ -1,5 +1,6 @@
 """Connect to a Ray cluster, as a backend of joblib."""
 
+import logging
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ class RayCluster:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"--ray: no Ray cluster at {address!r} ({first}).") from error
         register_parallel_backend("ray", Unordered)
+        # it warns of an option that joblib always passes
+        logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
         self.deaths = (ray.exceptions.RayError,)
         """Errors that tell of a dead worker, or of a dead cluster."""
 

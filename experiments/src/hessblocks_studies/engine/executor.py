@@ -68,26 +68,31 @@ class Executor:
             return
         waiting = dict.fromkeys(points, 1)
         suspects: dict[Point, int] = {}  # those that were running when a worker died
+        lost_starts = 0
         while chosen := suspects or waiting:
-            tasks, running = list(chosen.items())[: 1 if suspects else None], []
-            outcomes = self._parallel(measure, tasks, running)
+            tasks, outcomes = list(chosen.items())[: 1 if suspects else None], None
+            running: list[Point] = []
             try:
+                outcomes = self._parallel(measure, tasks, running)
                 for outcome in outcomes:
                     running.remove(outcome.point)
                     del chosen[outcome.point]
                     yield outcome
-            except self._deaths:
+            except self._deaths as error:
+                lost_starts += not running
+                if lost_starts == MOST_ATTEMPTS:
+                    raise RunError("--ray: workers die as they start; see Ray's logs.") from error
                 for point in running:
                     attempts = chosen.pop(point)
                     if attempts < MOST_ATTEMPTS:
                         suspects[point] = attempts + 1
                     else:
-                        why = "there may be too little memory for it"
-                        error = f"its worker died {attempts} times; {why}"
-                        yield Outcome(point=point, attempts=attempts, error=error)
+                        said = f"its worker died {attempts} times; there may be too little memory"
+                        yield Outcome(point=point, attempts=attempts, error=f"{said} for it")
             finally:
-                with warnings.catch_warnings(action="ignore", category=UserWarning):
-                    outcomes.close()  # joblib warns of points that an early close drops
+                if outcomes:
+                    with warnings.catch_warnings(action="ignore", category=UserWarning):
+                        outcomes.close()  # joblib warns of points that an early close drops
 
     def close(self) -> None:
         """Disconnect from the cluster; local workers end when idle, or with this process."""
