@@ -32,7 +32,7 @@ class RayCluster:
         import ray
         from ray.util.joblib.ray_backend import RayBackend
 
-        class Unordered(RayBackend):  # type: ignore[misc]
+        class Unordered(RayBackend):
             # it does, and points must be stored as they finish
             supports_return_generator = True
 
