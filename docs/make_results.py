@@ -3,7 +3,8 @@
 RUNS is a folder that `hessblocks reproduce --out RUNS` wrote; after a kill `hessblocks report RUNS`
 counts what it left behind. FOLDER takes the pages, this one by default. Nothing is measured here. A study that
 RUNS does not hold keeps its page in FOLDER; one that neither holds is listed as missing, with the
-command that measures it. A picture is drawn from the stored figure.
+command that measures it. Pages of finished studies, whose code has left, stay as they are. A picture is drawn from the
+stored figure.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.figures import read_figure
 from hessblocks.storage import read_object, write_text
 from hessblocks_studies import find, names
+from hessblocks_studies.catalogue import FINISHED, FINISHED_AT
 from hessblocks_studies.gallery import (
     StudySection,
     load_section,
@@ -31,6 +33,8 @@ from hessblocks_studies.gallery import (
 
 DOCS = Path(__file__).parent
 PICTURES = "results"
+PLANS = DOCS / PICTURES / "plans"
+"""Rules of finished studies."""
 NARROWEST = 6.5
 """Inches of a picture, at least."""
 HEAD = """# Results
@@ -51,7 +55,8 @@ is what two blocks of equal operations differ by. A slope holds where its estima
 and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a
 machine with other work, as here, they are several times those of an idle one. In [`results`](results) stand a study's
 checks and tables (`STUDY.json`) and the points of its figure (`STUDY-figure.json`). `python docs/make_results.py RUNS`
-makes these pages from the folder that `reproduce` wrote with `--out RUNS`.
+makes these pages from the folder that `reproduce` wrote with `--out RUNS`. A *finished* study has its verdict; its
+page names the commit that has its code.
 
 </details>
 """
@@ -147,21 +152,22 @@ def draw_study(folder: Path, name: str) -> tuple[tuple[str, ...], str]:
 
 
 def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
-    """Write the index of all studies that have a page; mark those of an earlier version.
+    """Write the index of all studies that have a page; mark finished ones and earlier versions.
 
     Args:
         target: folder of pages.
         shown: the studies that were read now.
     """
     folder = target / PICTURES
-    there = [name for name in names() if (folder / f"{name}.md").exists()]
+    there = [name for name in FINDINGS if (folder / f"{name}.md").exists()]
     lines: dict[str, list[str]] = {words: [] for words in GROUPS.values()}
     for name in there:
         summary, page = read_object(folder / f"{name}.json"), folder / f"{name}.md"
-        old = summary.get("revision") != find(name).revision
+        old = name not in FINISHED and summary.get("revision") != find(name).revision
+        note = finished(name) if name in FINISHED else SUPERSEDED if old else ""
         text = page.read_text(encoding="utf-8")
-        if old and SUPERSEDED not in text:
-            write_text(page, text.replace("\n\n", f"\n\n{SUPERSEDED}\n\n", 1))
+        if note not in text:
+            write_text(page, text.replace("\n\n", f"\n\n{note}\n\n", 1))
         group = next(
             words for start, words in GROUPS.items() if summary["source"].startswith(start)
         )
@@ -178,6 +184,7 @@ def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> s
     """One study of the index: its picture, its finding, its verdicts."""
     verdicts = {check["holds"] for check in summary["checks"]}
     told = "superseded" if old else next(words for key, words in TOLD if key in verdicts)
+    told = f"finished; {told}" if name in FINISHED else told
     place, picture = f"{PICTURES}/{name}.md", f"{PICTURES}/{name}-small.png"
     shown = f"[![{name}]({picture})]({place}) " if (folder / f"{name}-small.png").exists() else ""
     return f"- {shown}[{name}]({place}): {FINDINGS[name]} *{summary['source']}; {told}.*"
@@ -186,7 +193,10 @@ def item(folder: Path, name: str, summary: Mapping[str, Any], *, old: bool) -> s
 def load_sections(runs: Path) -> list[tuple[Path, StudySection]]:
     """The studies of `runs` with their folders, in the order of the papers."""
     places = {name: place for place, name in enumerate(names())}
-    folders = sorted(study_folders(runs), key=lambda path: (places.get(path.name, 99), path.name))
+    folders = sorted(
+        (path for path in study_folders(runs) if path.name not in FINISHED),
+        key=lambda path: (places.get(path.name, 99), path.name),
+    )
     return [(folder, load_section(folder)) for folder in folders]
 
 
@@ -195,6 +205,16 @@ SUPERSEDED = (
     "points, and the verdicts count for nothing ([log](../log.md))."
 )
 """Begins the page of a study whose results are of another revision than today's."""
+
+
+def finished(name: str) -> str:
+    """The sentence at the top of a finished study's page."""
+    plan = next(path for path in PLANS.glob("*.md") if f"\n## {name}\n" in path.read_text("utf-8"))
+    return (
+        "**Finished**: this study has its verdict, and its code is no longer in the current version. "
+        f"`git checkout {FINISHED_AT}` in a clone brings it back, and the command below then measures it again; "
+        f"[plan](plans/{plan.name}#{name})."
+    )
 
 
 def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:

@@ -72,7 +72,7 @@ TASKS = {
     ),
     "Errors, and what has moved": (
         None,
-        "HessblocksError ArgumentError RunError blockwise_learning_rates",
+        "HessblocksError ArgumentError RunError",
     ),
 }
 """What users do, the page that says how, and the names for it: each that `hessblocks` itself offers

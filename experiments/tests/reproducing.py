@@ -1,16 +1,11 @@
 """`hessblocks reproduce` at its smallest, as `tests.crashes.commands` has the commands of the
 library."""
 
-import functools
-import multiprocessing
-import signal
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from experiments.tests.kills import SECONDS
-from hessblocks_studies.engine import workers
+from hessblocks_studies import engine
+from hessblocks_studies.engine import Executor
 from tests.crashes import commands
 
 WORDS = "reproduce deep-softmax,heatmap --scale smoke --seeds 1 --workers 1"
@@ -25,11 +20,5 @@ def known(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_imports(patch: pytest.MonkeyPatch) -> None:
-    """Workers are forks, which need no imports."""
-    patch.setattr(workers, "_SPAWN", multiprocessing.get_context("fork"))
-    patch.setattr(workers, "_serve", functools.partial(_as_if_spawned, workers._serve))
-
-
-def _as_if_spawned(serve: Callable[..., None], *arguments: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    serve(*arguments)
+    """Points are measured in the command's process, since workers take seconds to start."""
+    patch.setattr(engine, "Executor", lambda workers, ray: Executor(workers if ray else None, ray))

@@ -130,6 +130,11 @@ def test_the_gallery_names_every_study_and_what_is_missing(
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_a_finished_study_names_its_page_and_the_commit_of_its_code(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"results/trial\.md .*`git checkout [0-9a-f]{8}`"):
+        run_study("trial", out=tmp_path)
+
+
 def test_unknown_names_are_answered_with_near_ones(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="study: 'fig3' is unknown; did you mean 'fig3"):
         run_study("fig3", out=tmp_path)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.tests.reproducing import without_imports
 from hessblocks.cli import main
 from hessblocks_studies.catalogue import find
-from hessblocks_studies.engine.executors import InProcess
 from tests.cli.helpers import Shell, sentence
 from tests.cli.test_check import said
 from tests.pictures import empty_pictures
@@ -18,7 +18,7 @@ from tests.pictures import empty_pictures
 
 @pytest.fixture(autouse=True)
 def _in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", lambda workers: InProcess())
+    without_imports(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("reproduced") / "out"
     with pytest.MonkeyPatch.context() as patch:
         empty_pictures(patch)
-        patch.setattr("hessblocks_studies.engine.LocalProcesses", lambda workers: InProcess())
+        without_imports(patch)
         assert (
             main(["reproduce", "mlp", "--scale", "smoke", "--seeds", "1", "--out", str(out)]) == 0
         )

@@ -76,7 +76,7 @@ def kill_a_worker(seen: list[int]) -> None:
     deadline = time.monotonic() + 120
     while not seen and time.monotonic() < deadline:
         for process in psutil.process_iter(["cmdline"]):
-            if "ray::attempt" in " ".join(process.info["cmdline"] or ()):
+            if "ray::PoolActor.run_batch" in " ".join(process.info["cmdline"] or ()):
                 process.kill()
                 seen.append(process.pid)
                 return
@@ -92,7 +92,7 @@ def test_a_worker_killed_from_outside_changes_no_number(tmp_path: Path, cluster:
     there = toy.run(tmp_path / "there", points, ray=cluster)
     killer.join()
     assert len(killed) == 1
-    assert there.retried == 1
+    assert 1 <= there.retried <= 2, "the other worker may have been at a point too"
     assert len(lines(tmp_path / "there" / "points.jsonl")) == 4
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
@@ -119,7 +119,7 @@ def test_the_cluster_gives_what_this_process_gives_though_a_worker_dies(
     dying = toy.ToySettings(number=9, die=str(tmp_path / "mark"))
     points = [dying, *(toy.ToySettings(number=number) for number in range(4))]
     there = toy.run(tmp_path / "there", points, ray=cluster)
-    assert there.retried == 1
+    assert 1 <= there.retried <= 2, "the other worker may have been at a point too"
     assert there.rows == toy.run(tmp_path / "here", points).rows
 
 

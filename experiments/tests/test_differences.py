@@ -147,3 +147,11 @@ def test_a_check_says_the_mean_in_its_unit() -> None:
 def test_gaps_are_of_common_seeds() -> None:
     assert gaps({0: 3.0, 1: 4.0, "a": 1.0}, {1: 1.0, 2: 9.0, "a": 3.0}) == {1: 3.0, "a": -2.0}
     assert gaps({}, {0: 1.0}) == gaps({0: 1.0}, {}) == {}
+
+
+def test_an_error_of_three_repetitions_reaches_as_far_as_student_says() -> None:
+    """The gap is 0.07, above the limit by 0.02: 1.96 errors of 0.008 are less than that, 4.3 are
+    more."""
+    assert Difference(mean=0.07, error=0.0, seeds=3, common=0.008).above(0.05) is True
+    of_three = Difference(mean=0.07, error=0.0, seeds=3, common=0.008, common_freedom=2)
+    assert of_three.above(0.05) is None

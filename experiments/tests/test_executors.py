@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from experiments.tests import toy
-from experiments.tests.reproducing import without_imports
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.tables import Row
 from hessblocks_studies.engine import POINTS, Stored, read
-from hessblocks_studies.engine.executors import InProcess
+from hessblocks_studies.engine.executor import Executor
 from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
-from hessblocks_studies.engine.workers import LocalProcesses
 from hessblocks_studies.runner import measure_study
 from tests.training.helpers import in_process_of_its_own
 
@@ -29,18 +27,11 @@ def stored(folder: Path, points: int = 12) -> list[dict]:
     return Stored.of(read(folder), made).rows
 
 
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers need no imports, which take most of their time."""
-    without_imports(monkeypatch)
-
-
-@pytest.mark.usefixtures("forked")
 def test_local_processes_give_what_this_process_gives_though_one_dies(tmp_path: Path) -> None:
     points = [toy.ToySettings(number=number) for number in range(5)]
     dying = toy.ToySettings(number=5, die=str(tmp_path / "mark"))
     there = toy.run(tmp_path / "there", [dying, *points], workers=2)
-    assert there.retried == 1
+    assert 1 <= there.retried <= 2, "the other worker may have been at a point too"
     here = toy.run(tmp_path / "here", [dying, *points])
     assert here.retried == 0
     assert here.rows == there.rows
@@ -56,18 +47,17 @@ def test_a_finished_point_is_never_measured_again(tmp_path: Path) -> None:
     assert (tmp_path / POINTS).read_bytes().startswith(before)
 
 
-@pytest.mark.usefixtures("forked")
 def test_a_point_that_kills_every_worker_fails_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessblocks_studies.engine.executors.MOST_ATTEMPTS", 2)
+    monkeypatch.setattr("hessblocks_studies.engine.executor.MOST_ATTEMPTS", 2)
     points = [
-        toy.ToySettings(number=0, die_always=True),
-        toy.ToySettings(number=1),
+        toy.ToySettings(number=0, pause=0.2, die_always=True),
+        toy.ToySettings(number=1, pause=0.5),
         toy.ToySettings(number=2),
     ]
     with pytest.raises(RunError, match=r"1 point\(s\) failed.*died 2 times"):
-        toy.run(tmp_path, points, workers=1)
+        toy.run(tmp_path, points, workers=2)
     assert len(read(tmp_path)) == 2
 
 
@@ -78,19 +68,15 @@ def test_an_error_in_a_point_is_told_with_its_settings(tmp_path: Path) -> None:
     assert len(read(tmp_path)) == 1
 
 
-@pytest.mark.usefixtures("forked")
 def test_what_is_dropped_is_not_taken_for_what_comes_next() -> None:
     first, second = (
         [toy.point(toy.ToySettings(number=n, pause=0.2)) for n in r] for r in ((0, 1), (2, 3))
     )
-    crew = LocalProcesses(2)
-    try:
-        dropped = crew.outcomes(toy.measure, first)
-        next(dropped)
-        dropped.close()
-        found = [outcome.point for outcome in crew.outcomes(toy.measure, second)]
-    finally:
-        crew.close()
+    crew = Executor(2)
+    dropped = crew.outcomes(toy.measure, first)
+    next(dropped)
+    dropped.close()
+    found = [outcome.point for outcome in crew.outcomes(toy.measure, second)]
     assert sorted(found, key=lambda point: point.key) == sorted(second, key=lambda point: point.key)
 
 
@@ -100,15 +86,11 @@ def seen_device(settings: toy.ToySettings) -> list[Row]:
     return [{"device": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.slow
 def test_points_that_need_an_accelerator_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hessblocks_studies.engine.workers.accelerators", lambda: ["4", "6"])
+    monkeypatch.setattr("hessblocks_studies.engine.executor.accelerators", lambda: ["4", "6"])
     points = [toy.point(toy.ToySettings(number=number), gpus=1) for number in range(6)]
-    crew = LocalProcesses(3)
-    try:
-        rows = [outcome.rows[0] for outcome in crew.outcomes(seen_device, points)]
-    finally:
-        crew.close()
+    rows = [outcome.rows[0] for outcome in Executor(3).outcomes(seen_device, points)]
     assert {row["device"] for row in rows} == {"4", "6"}
     assert len({row["process"] for row in rows}) == 2
 
@@ -218,7 +200,7 @@ def test_a_value_that_is_no_number_fails_its_point_alone(tmp_path: Path) -> None
             points,
             folder=tmp_path,
             config={"scale": "smoke"},
-            where=InProcess(),
+            where=Executor(),
             reporter=Silent(),
         )
     assert Stored.of(read(tmp_path), points).missing == [points[2]]

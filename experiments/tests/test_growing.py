@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.tests import toy
-from hessblocks_studies.engine import InProcess, Rows, Silent, Stored, grown, opened
+from hessblocks_studies.engine import Executor, Rows, Silent, Stored, grown, opened
 from hessblocks_studies.runner import StudyResult, measure_study
 
 
@@ -21,9 +21,7 @@ FIRST = [toy.ToySettings(number=number) for number in range(3)]
 
 def run(folder: Path, first: Sequence[toy.ToySettings] = FIRST) -> StudyResult:
     made = [toy.point(each) for each in first]
-    return measure_study(
-        STUDY, made, folder=folder, config={}, where=InProcess(), reporter=Silent()
-    )
+    return measure_study(STUDY, made, folder=folder, config={}, where=Executor(), reporter=Silent())
 
 
 def test_points_are_added_until_the_numbers_decide(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from hessblocks.errors import RunError
 from hessblocks.storage.config import EnvironmentWarning
 from hessblocks.storage.locks import held
 from hessblocks.storage.store import DAMAGED, POINTS
+from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names
-from hessblocks_studies.engine.executors import InProcess
-from hessblocks_studies.engine.workers import LocalProcesses
+from hessblocks_studies.engine import Executor
 from tests.pictures import empty_pictures
 
 pytestmark = pytest.mark.usefixtures("blank")
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("blank")
 def in_this_process() -> Iterator[None]:
     """No workers, whose start takes most of the time of a small study; one test has them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hessblocks_studies.engine.LocalProcesses", lambda workers: InProcess())
+        without_imports(patch)
         yield
 
 
@@ -43,8 +43,6 @@ def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_study_ends_in_numbers_a_page_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a worker, which is a fork."""
-    without_imports(monkeypatch)
     studies_end_in_numbers(tmp_path, capsys, monkeypatch)
 
 
@@ -53,6 +51,7 @@ def test_studies_end_in_numbers_of_a_worker_that_is_a_new_interpreter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a user has it."""
+    monkeypatch.setattr(engine, "Executor", Executor)
     studies_end_in_numbers(tmp_path, capsys, monkeypatch)
 
 
@@ -60,7 +59,6 @@ def studies_end_in_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measure two studies with a worker, and find them measured."""
-    monkeypatch.setattr("hessblocks_studies.engine.LocalProcesses", LocalProcesses)
     command = [
         "reproduce",
         "mlp,histograms",

@@ -16,10 +16,9 @@ from matplotlib.image import imread
 from hessblocks import drawing
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks_studies.catalogue import names
+from hessblocks_studies.catalogue import FINISHED, FINISHED_AT, names
 from hessblocks_studies.engine import POINTS
 from hessblocks_studies.gallery import VERDICTS
-from hessblocks_studies.our_questions.optimiser_plan import SHOWN
 from hessblocks_studies.runner import run_studies
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -160,7 +159,8 @@ def test_pictures_are_what_the_stored_figure_gives(
 
 
 def test_the_finding_of_a_study_is_a_sentence_without_numbers(make_results: ModuleType) -> None:
-    assert list(make_results.FINDINGS) == [*names()]
+    assert {*make_results.FINDINGS} == {*names(), *FINISHED}
+    assert [name for name in make_results.FINDINGS if name not in FINISHED] == [*names()]
     for finding in make_results.FINDINGS.values():
         assert re.fullmatch(r"[A-Z][^.]{30,100}\.", finding)
         assert not re.search(r"\d(?!\d)", finding.replace("width 64", "").replace("width 256", ""))
@@ -257,7 +257,9 @@ def test_another_clock_changes_a_page(made_pages: tuple[ModuleType, Path]) -> No
 
 def test_pages_name_optimisers_as_the_figure_does(made_pages: tuple[ModuleType, Path]) -> None:
     mine, _ = made_pages
-    assert list(mine.OPTIMISERS.items()) == list(SHOWN.items())
+    figure = json.loads((DOCS / "results" / "optimisers-figure.json").read_text("utf-8"))
+    (ticks,) = (panel["ticks"] for panel in figure["panels"] if panel["title"] == "runs")
+    assert {*mine.OPTIMISERS.values()} == {*ticks}
 
 
 def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> None:
@@ -267,15 +269,30 @@ def test_a_panel_that_is_gone_is_named(made_pages: tuple[ModuleType, Path]) -> N
         study.panel("narrower")
 
 
-STORES = sorted(path.name for path in (DOCS / "results" / "stores").iterdir())
-SLOW_STORES = {"baseline", "optimisers", "simplification"}
-"""Their facts, of many blocks or by bootstrap, take seconds each."""
+@pytest.mark.usefixtures("blank")
+def test_pages_of_finished_studies_stay_as_they_are(
+    tmp_path: Path, make_results: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where RUNS holds one; each is in the index, and names the commit and the command."""
+    draw_nothing(make_results, monkeypatch)
+    run_studies(["histograms"], out=tmp_path / "runs", scale="smoke", seeds=1)
+    shutil.copytree(tmp_path / "runs" / "histograms", tmp_path / "runs" / "trial")
+    shutil.copytree(DOCS / "results", tmp_path / "docs" / "results")
+    make_results.main(tmp_path / "runs", tmp_path / "docs")
+    index = (tmp_path / "docs" / "results.md").read_text("utf-8")
+    for name in FINISHED:
+        page = (tmp_path / "docs" / "results" / f"{name}.md").read_text("utf-8")
+        assert page == (DOCS / "results" / f"{name}.md").read_text("utf-8")
+        assert f"`git checkout {FINISHED_AT}`" in page
+        assert f"hessblocks reproduce {name} " in page
+        assert re.search(rf"\[{name}\]\(results/{name}\.md\): .*; finished; ", index)
+        assert (DOCS / "results" / "stores" / name).is_dir()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW_STORES else n for n in STORES],
-)
+STORES = sorted({path.name for path in (DOCS / "results" / "stores").iterdir()} - {*FINISHED})
+
+
+@pytest.mark.parametrize("name", STORES)
 @pytest.mark.usefixtures("blank")
 def test_results_are_those_of_the_committed_points(name: str, tmp_path: Path) -> None:
     """A store of many rows is packed: no file of the repository is above 1 MB."""

@@ -1,6 +1,7 @@
 """What the library's commands and `hessblocks reproduce` have in common: options, sentences, a
 quick start."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from hessblocks.blocks import preset
 from hessblocks.cli.commands.demo import RATE
 from hessblocks_studies import reproduce
-from hessblocks_studies.fair_trial.trial_plan import BEST, NARROW
 from hessblocks_studies.shared.variants import best_start
 from tests.cli.helpers import Shell
 from tests.cli.test_start import HEAVY, MODULES, answer
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
 def test_its_help_loads_nothing_heavy() -> None:
@@ -59,7 +61,13 @@ def test_bad_input_is_a_sentence(
 
 
 def test_the_demo_trains_at_the_rate_that_a_study_found() -> None:
-    assert {BEST[NARROW][name] for name in ("pre-ln, zero queries", "sas", "sas-p")} == {RATE}
+    tuning = json.loads((RESULTS / "trial.json").read_text("utf-8"))["tables"]["tuning"]
+    best = {
+        line["variant"]: line["learning_rate"]
+        for line in tuning
+        if line["best"] and line["runs"] == "narrow"
+    }
+    assert {best[name] for name in ("pre-ln, zero queries", "sas", "sas-p")} == {RATE}
     assert best_start("pre-ln", 64) == preset("pre-ln-zero", width=64).resolved_embedding_std
 
 

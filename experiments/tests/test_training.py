@@ -14,7 +14,7 @@ import torch
 from experiments.tests.smoke_runs import run_a_point_of_each_kind
 from hessblocks.data.corpus import Corpus
 from hessblocks.data.python_code import load_corpus
-from hessblocks.figures import Panel
+from hessblocks.figures import Panel, Series
 from hessblocks.models.build import build
 from hessblocks.settings.optimisation import TrainingSettings
 from hessblocks.settings.run_settings import ModelSettings, RunSettings
@@ -24,13 +24,6 @@ from hessblocks_studies.blocks_paper import ablations, speed
 from hessblocks_studies.catalogue import find, names
 from hessblocks_studies.data import texts
 from hessblocks_studies.engine.captured_steps import capture_steps
-from hessblocks_studies.engine.study import SCALES, Scale
-from hessblocks_studies.our_questions import (
-    edge_of_stability,
-    edge_plan,
-    optimiser_plan,
-    simplification,
-)
 from hessblocks_studies.our_questions.ladder_plan import WIDTHS
 from hessblocks_studies.runner import run_study
 from hessblocks_studies.shared import trained_points as trained
@@ -46,7 +39,7 @@ from hessblocks_studies.shared.trained_points import (
     train,
     train_point,
 )
-from hessblocks_studies.shared.trained_summary import Runs, void_of
+from hessblocks_studies.shared.trained_summary import Runs, late, void_of
 from hessblocks_studies.shared.variants import BASES, VALUE_SKIPINIT, VARIANTS, make_block
 from tests.breadth import everyday
 from tests.data.helpers import write_code
@@ -125,8 +118,11 @@ def test_a_run_is_that_of_a_loop_by_hand(corpus: Corpus) -> None:
     assert [row["tokens"] for row in rows] == [0, 640, 1280]
 
 
-def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(corpus: Corpus) -> None:
-    """Where there is no GPU a trainer's steps stay its own."""
+def test_steps_are_captured_on_a_gpu_alone_and_change_no_loss(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no GPU a trainer's steps stay its own. Captured products are in TF32."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings, found = replace(SETTINGS, device=device), []
     own: list[bool] = []
@@ -171,13 +167,6 @@ def test_a_lost_model_is_not_observed(corpus: Corpus) -> None:
     rows = train(made, SETTINGS, corpus, lambda _, step: seen.append(step) or [])
     assert rows[-1]["value"] is None
     assert seen == []
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_curvature_is_measured_at_every_stage(scale: Scale) -> None:
-    size = simplification.SIZES[scale]
-    stages = [size.steps * stage // simplification.STAGES for stage in (1, 2, 3, 4)]
-    assert [stage % size.evaluate_every for stage in stages] == [0, 0, 0, 0]
 
 
 def curve(variant: str, seed: int, losses: list[float | None]) -> list[Row]:
@@ -507,27 +496,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Smoke scale, smaller still: a test runs all of them."""
     sizes = {"depth": 2, "width": 16, "mlp_width": 32, "context": 16, "steps": 8, "vocab_size": 260}
     small = replace(SMOKE, **sizes, evaluations=4, evaluation_sequences=8)
-    for module in (trained, simplification, optimiser_plan, edge_plan):
-        found = module.SIZES
-        steps = max(found["smoke"].steps // 5, small.evaluations)
-        monkeypatch.setitem(found, "smoke", replace(small, steps=steps))
+    steps = max(trained.SIZES["smoke"].steps // 5, small.evaluations)
+    monkeypatch.setitem(trained.SIZES, "smoke", replace(small, steps=steps))
     monkeypatch.setattr(speed, "ROUNDS", 2)
-    for name in ("FIRST_PRODUCTS", "WHOLE_PRODUCTS", "PRODUCTS"):
-        monkeypatch.setattr(edge_of_stability, name, 2)
 
 
-RUN_ELSEWHERE = ("trial", "optimisers", "simplification", "edge-of-stability")
-"""Studies whose own tests run them at smoke scale."""
-
-
-WIDE = ("ladder", "restrict-updates", "speed", "baseline", "ablations", "depth", "longer")
+WIDE = ("ladder", "restrict-updates", "speed", "ablations", "depth", "longer")
 """Studies of dozens of runs; those whose points are of more than one kind measure one of each every
 day."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in (*RUN_ELSEWHERE, *WIDE))) for n in TRAINED],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in WIDE)) for n in TRAINED],
 )
 def test_a_study_runs_at_smoke_scale(corpus: Corpus, tiny: None, tmp_path: Path, name: str) -> None:
     result = run_study(name, out=tmp_path, scale="smoke", seeds=1)
@@ -753,9 +734,15 @@ def test_a_single_rate_is_that_of_the_block_and_needs_no_name() -> None:
     assert {rate for variant, rate in rates.items() if variant not in slow} == {3e-3}
 
 
-def test_a_tuning_panel_of_one_block_alone_keeps_a_height() -> None:
-    rows = tuned("sas", _1=[3.0], _3=[2.9], _10=[7.0])
-    panel = Runs(rows).tuning_panel({"sas": "sas"}, "tuning")
-    assert panel.limits
-    low, high = panel.limits
-    assert low < 2.9 < 3.0 < high < 7.0
+def test_a_late_panel_has_the_end_of_every_curve_and_the_whole_level() -> None:
+    steps = tuple(float(step) for step in range(101))
+    curves = [
+        Series(name="sas", x=steps, y=steps, error=steps),
+        Series(name="lost", x=(0,), y=(1,)),
+    ]
+    level = Series(name=BIGRAMS, x=(0.0, 100.0), y=(3.0, 3.0))
+    panel = Panel(title="", x_label="", y_label="", series=(*curves, level))
+    sas, table = late(panel, 0.2).series
+    assert (table.x, table.y) == ((20.0, 100.0), (3.0, 3.0))
+    assert sas.x == sas.y == sas.error
+    assert (min(sas.x) >= 20, max(sas.x), len(sas.x)) == (True, 100.0, 12)

@@ -67,7 +67,6 @@ def test_trained_points_have_the_best_start_unless_they_name_one() -> None:
     found = {point.variant: point.embedding_std for point in find("skipless").settings("laptop", 1)}
     expected = {"pre-ln": 0.125, "v-skipinit": None, "skipless": None, BIGRAMS: None, GPT2: None}
     assert found == expected
-    assert len({point.embedding_std for point in find("baseline").settings("laptop", 1)}) > 1
 
 
 def test_the_control_and_the_references_have_theirs() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.tests import toy
 from hessblocks.storage.tables import Row
-from hessblocks_studies.engine.workers import LocalProcesses
+from hessblocks_studies.engine import Executor
 from tests.test_malloc import PAGES, faults, pytestmark  # noqa: F401
 
 
@@ -16,7 +16,5 @@ def measure(settings: toy.ToySettings) -> list[Row]:
 
 @pytest.mark.slow
 def test_a_worker_keeps_them() -> None:
-    crew = LocalProcesses(1)
-    (outcome,) = crew.outcomes(measure, [toy.point(toy.ToySettings(number=0))])
-    crew.close()
+    (outcome,) = Executor(1).outcomes(measure, [toy.point(toy.ToySettings(number=0))])
     assert outcome.rows[0]["then"] < PAGES / 100

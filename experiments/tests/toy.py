@@ -1,6 +1,7 @@
 """A study small enough to be killed many times; also a program: python -m experiments.tests.toy OUT
 POINTS WORKERS (0: none)."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 from hessblocks.errors import RunError
 from hessblocks.figures.figure import Figure
 from hessblocks.storage.tables import Row
+from hessblocks_studies.engine.executor import Executor
 from hessblocks_studies.engine.point import Point
 from hessblocks_studies.engine.reporter import Silent
 from hessblocks_studies.engine.study import Rows, Study, Summary
-from hessblocks_studies.runner import StudyResult, executor, measure_study
+from hessblocks_studies.runner import StudyResult, measure_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +80,7 @@ def run(
     """Measure the toy study in `folder`."""
     chosen = settings("smoke", points) if isinstance(points, int) else points
     made = [point(each, gpus) for each in chosen]
-    with executor(workers, ray) as where:
+    with contextlib.closing(Executor(workers, ray)) as where:
         return measure_study(
             STUDY, made, folder=folder, config={"scale": "smoke"}, where=where, reporter=Silent()
         )

@@ -287,7 +287,7 @@ STUDY = Study(
             ),
         ),
         "experiments/src/hessblocks_studies/our_questions/__init__.py": (
-            ('"simplification": "simplification"', '"coins": "coins", '),
+            ('"temperature": "temperature"', '"coins": "coins", '),
         ),
     },
     proof="""

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
 def test_both_distributions_have_one_version() -> None:
     studies = tomllib.loads((TOP / "experiments" / "pyproject.toml").read_text("utf-8"))["project"]
     assert studies["version"] == __version__
-    assert studies["dependencies"] == [f"hessblocks=={__version__}"]
+    assert studies["dependencies"] == [f"hessblocks=={__version__}", "joblib>=1.5"]
     assert studies["requires-python"] == PROJECT["project"]["requires-python"]
 
 

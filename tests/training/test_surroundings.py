@@ -10,7 +10,7 @@ import torch
 
 from hessblocks.data.corpus import Corpus
 from hessblocks.training.preparation import build_model
-from hessblocks.training.trainer import quiet_arguments, single_products, step_products
+from hessblocks.training.trainer import quiet_arguments
 from tests.training.helpers import COMPARISON, MODEL, complete, numbers
 
 ONE = replace(COMPARISON, presets=("pre-ln",), curvature=None)
@@ -31,19 +31,6 @@ def test_the_environment_does_not_choose_the_precision(
     assert quiet_arguments(tmp_path, "cpu").mixed_precision == "no"
     assert quiet_arguments(tmp_path, "cpu", bf16=True).mixed_precision == "bf16"
     assert os.environ["ACCELERATE_MIXED_PRECISION"] == asked
-
-
-def test_products_of_training_are_tf32_on_a_gpu_and_float32_again_behind_it() -> None:
-    """The setting alone: this was not run on a GPU."""
-    asked = {("cuda", False): "tf32", ("cuda", True): "bfloat16", ("cpu", False): "float32"}
-    for (device, bf16), expected in asked.items():
-        assert step_products(device, bf16=bf16) == expected
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    for precision in ("tf32", "float32", "bfloat16"):
-        with single_products(precision):
-            assert matmul.fp32_precision == ("tf32" if precision == "tf32" else before)
-        assert matmul.fp32_precision == before
 
 
 def test_a_model_is_built_in_float32(in_double: None) -> None:

@@ -3,24 +3,20 @@
 import importlib
 from typing import Any
 
-from hessblocks.errors import check_name
-from hessblocks_studies import (
-    between,
-    bill,
-    blocks_paper,
-    fair_trial,
-    hessian_paper,
-    our_questions,
-    pretrained,
-)
+from hessblocks.errors import ArgumentError, check_name
+from hessblocks_studies import bill, blocks_paper, hessian_paper, our_questions, pretrained
 from hessblocks_studies.engine import Study
 
 _PLACES = {
     name: f"{room.__name__}.{module}"
-    for room in (hessian_paper, blocks_paper, fair_trial, our_questions, between, pretrained, bill)
+    for room in (hessian_paper, blocks_paper, our_questions, pretrained, bill)
     for name, module in room.STUDIES.items()
 }
 """Name → module whose constant `STUDY` is the study; it is imported only when `find` needs it."""
+FINISHED = ("baseline", "trial", "simplification", "optimisers", "edge-of-stability", "between")
+"""Studies that have their verdict: docs/results keeps their pages, stores and plans."""
+FINISHED_AT = "226388b5"
+"""The last commit with their code."""
 
 
 def names() -> tuple[str, ...]:
@@ -38,8 +34,14 @@ def find(name: str) -> Study[Any]:
         The study of the module.
 
     Raises:
-        ArgumentError: unknown name; the message lists similar names.
+        ArgumentError: unknown name; the message lists similar names. Or the study is finished; the
+            message names the commit that has its code.
     """
+    if name in FINISHED:
+        raise ArgumentError(
+            f"study: {name!r} is finished, and docs/results/{name}.md has its results; to measure "
+            f"it again, run `git checkout {FINISHED_AT}` in a clone."
+        )
     check_name("study", name, _PLACES)
     study: Study[Any] = importlib.import_module(_PLACES[name]).STUDY
     assert study.name == name

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def run_studies(
         raise ArgumentError(f"seeds: expected at least 1, got {seeds}")
     chosen = [(study, study.points(scale, seeds)) for study in map(find, names)]
     results, failures = [], []
-    with held(Path(out)), executor(workers, ray) as where:
+    with held(Path(out)), contextlib.closing(engine.Executor(workers, ray)) as where:
         remember(Path(out), names, scale, seeds)
         for study, points in chosen:
             config = {"command": "reproduce", "study": study.name, "scale": scale, "seeds": seeds}
@@ -211,22 +211,3 @@ def _warn_of_a_narrower_request(name: str, folder: Path, points: int, store: eng
             "page show these, the others stay stored",
             stacklevel=4,
         )
-
-
-@contextlib.contextmanager
-def executor(workers: int | None, ray: str | None) -> Iterator[engine.Executor]:
-    """Choose the executor: this process, `workers` processes, or the cluster at `ray`.
-
-    Raises:
-        ArgumentError: both are given, or fewer than one worker.
-        RunError: no cluster answers.
-    """
-    if workers is not None and ray is not None:
-        raise ArgumentError("ray: give either ray or workers, not both")
-    found: engine.Executor = engine.InProcess()
-    if workers is not None:
-        found = engine.LocalProcesses(workers)
-    elif ray is not None:
-        found = engine.RayCluster(ray)
-    with contextlib.closing(found):
-        yield found

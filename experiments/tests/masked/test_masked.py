@@ -16,8 +16,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.training.cost import peak_bytes
 from hessblocks.training.trainer import (
     GuardedTrainer,
-    masked_once,
-    masking,
+    held_out,
     quiet_arguments,
     tokenizer_of,
 )
@@ -27,7 +26,7 @@ from hessblocks_studies.masked import pretrain
 from hessblocks_studies.masked.cost import cost_rows
 from hessblocks_studies.masked.finetune import Finetuning, classifier, encoded, finetune
 from hessblocks_studies.masked.masked_settings import Pretraining
-from hessblocks_studies.masked.pretrain import pretrained
+from hessblocks_studies.masked.pretrain import held_out_masked, pretrained
 
 SETTINGS = Pretraining(
     preset="sas-p", depth=2, width=16, heads=2, mlp_width=32, context=16, vocab_size=400, steps=30,
@@ -95,15 +94,15 @@ def test_a_diverging_run_ends_with_an_empty_loss(
 
 
 def test_held_out_masks_are_the_same_for_everyone_and_a_quarter(corpus: Corpus) -> None:
-    collator = masking(corpus, 16, 0.25)
-    windows = torch.utils.data.Subset(corpus.windows("validation", 16), list(range(60)))
+    chosen = replace(SETTINGS, evaluation_sequences=60, mask_share=0.25)
+    windows = held_out(corpus, run_of_size(chosen, chosen.preset, chosen.seed))
     torch.manual_seed(3)
-    first = masked_once(windows, collator)
+    first = held_out_masked(chosen, corpus)
     drawn = torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(torch.rand(1), drawn)
     torch.manual_seed(4)
-    second = masked_once(windows, collator)
+    second = held_out_masked(chosen, corpus)
     for a, b, window in zip(first, second, [windows[i] for i in range(60)], strict=True):
         assert torch.equal(a["input_ids"], b["input_ids"])
         kept = a["labels"] == -100

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hessblocks.conventions import AnyPath
-from hessblocks.data.corpus import SPECIAL, Corpus, cached_corpus, check_vocabulary, write_corpus
+from hessblocks.data.corpus import Corpus, cached_corpus, check_vocabulary, write_corpus
 from hessblocks.data.texts import TextFile, begins_as_text, text_file
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
@@ -38,7 +38,6 @@ class CorpusWarning(UserWarning):
 def load_corpus(
     path: AnyPath | None = None,
     vocabulary: int = DEFAULT_VOCABULARY,
-    task: str = "causal-lm",
 ) -> Corpus:
     """Load Python code of the standard library, or text of the user; built once, then cached.
 
@@ -46,7 +45,6 @@ def load_corpus(
         path: file or folder of UTF-8 text; None: the standard library.
         vocabulary: size of the vocabulary to learn; a short text gets a smaller one, with a
             warning.
-        task: causal-lm, or masked-lm, whose vocabulary has a mask token.
 
     Returns:
         The corpus, with all files verified.
@@ -62,23 +60,22 @@ def load_corpus(
     if path is None:
         source = standard_library()
         entry = f"{source.name}-{sys.implementation.cache_tag}"
-        return load_source(source, entry, vocabulary, task)
+        return load_source(source, entry, vocabulary)
     if path == "":  # this would mean the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
     place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
-    return load_source(source, f"{name}-{place[:8]}", vocabulary, task)
+    return load_source(source, f"{name}-{place[:8]}", vocabulary)
 
 
-def load_source(source: Source, entry: str, vocabulary: int, task: str = "causal-lm") -> Corpus:
+def load_source(source: Source, entry: str, vocabulary: int) -> Corpus:
     """Open the cache entry of a source, or build it; warn if the corpus differs from the request.
 
     Args:
         source: files to learn from, by split.
         entry: name of the cache entry.
         vocabulary: size of the vocabulary to learn.
-        task: as in `load_corpus`.
 
     Returns:
         The corpus, with all files verified.
@@ -93,10 +90,7 @@ def load_source(source: Source, entry: str, vocabulary: int, task: str = "causal
         "vocabulary": vocabulary,
         "files": source.fingerprint,
     }
-    special = SPECIAL[task]
-    if len(special) > 1:
-        entry, key = f"{entry}-{task}", key | {"special": [*special]}
-    build = partial(_build, source, vocabulary, special)
+    build = partial(_build, source, vocabulary)
     corpus = cached_corpus(source.name, entry, key, build)
     if corpus.vocab_size < vocabulary:
         _warn(
@@ -115,9 +109,7 @@ def _warn(message: str) -> None:
     warnings.warn(message, CorpusWarning, stacklevel=4)
 
 
-def _build(
-    source: Source, vocabulary: int, special: Sequence[str], folder: Path
-) -> Mapping[str, Any]:
+def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
     """Learn the encoding from the training split, write every split, and describe the corpus."""
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
     found = {split: len(texts[split]) for split in texts}
@@ -133,9 +125,7 @@ def _build(
     made = {
         "split": "end of each file" if source.by_tail else "by file",
         "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
-        **write_corpus(
-            folder, {split: own for split, own in texts.items() if own}, vocabulary, special
-        ),
+        **write_corpus(folder, {split: own for split, own in texts.items() if own}, vocabulary),
     }
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")

@@ -153,8 +153,6 @@ class ModelSettings(BlockSizes):
 
     context: Annotated[int, field_marks.at_least(2)] = 128
     """Tokens per sequence, 2 or more."""
-    task: Annotated[str, field_marks.OneOf(("causal-lm", "masked-lm"))] = "causal-lm"
-    """Predict the next token (causal-lm), or 15 % of the tokens from the rest (masked-lm)."""
     start: Annotated[str, field_marks.OneOf(STARTS)] = "scaled"
     """Initialisation: scaled by the widths, or fixed (standard deviation 0.02, as in GPT-2)."""
     blocks: Annotated[tuple[tuple[str, str], ...], field_marks.NoOption()] = ()
@@ -193,11 +191,6 @@ class SharedSettings:
     def __post_init__(self) -> None:
         """Check ranges; refuse a fixed batch whose sequences are longer than the context."""
         field_marks.check_ranges(self)
-        if self.model.task == "masked-lm" and self.samples:
-            raise ArgumentError(
-                "--task: masked-lm is for train, without --signal-every and --curvature-every, "
-                "which measure the loss of the next token."
-            )
         for sample in self.samples:
             if sample.tokens > self.model.context:
                 raise ArgumentError(

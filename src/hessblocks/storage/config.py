@@ -169,8 +169,6 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory": main_memory(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        # precision of products in float32 training; only CUDA uses TF32
-        **({"products of training": "tf32"} if torch.cuda.is_available() else {}),
     }
 
 

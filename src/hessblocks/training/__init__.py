@@ -28,12 +28,8 @@ from hessblocks.training.trainer import (
     RunTrainer,
     held_out,
     make_trainer,
-    masked_once,
-    masking,
     quiet_arguments,
     run_arguments,
-    single_products,
-    step_products,
     tokenizer_of,
 )
 from hessblocks.training.tuning import next_rate, tuning_loss

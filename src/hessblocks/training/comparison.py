@@ -23,7 +23,7 @@ from hessblocks.training.cost import step_seconds, update_flops
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.preparation import check, config_of, line_files, model_without_weights
 from hessblocks.training.run import Run
-from hessblocks.training.trainer import held_out, masked_once, masking
+from hessblocks.training.trainer import held_out
 from hessblocks.training.tuning import tuned_rates
 
 
@@ -93,12 +93,7 @@ def _write_reference(out: Path, settings: SharedSettings, corpus: Corpus) -> Non
     table = BigramTable(corpus.splits["train"], corpus.vocab_size)
     windows: Any = held_out(corpus, settings)
     tokens = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
-    if settings.model.task == "masked-lm":
-        masked = masked_once(windows, masking(corpus, settings.model.context))
-        loss = table.masked_loss(tokens, torch.stack([one["labels"] for one in masked]) >= 0)
-    else:
-        loss = table.loss(tokens)
-    storage.write_json(path, {"what": BIGRAMS, "loss": loss})
+    storage.write_json(path, {"what": BIGRAMS, "loss": table.loss(tokens)})
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], vocab_size: int) -> None:

@@ -23,11 +23,17 @@ from hessblocks import curvature, signal
 from hessblocks.conventions import PARTS, Part
 from hessblocks.data import Corpus, Example
 from hessblocks.errors import ArgumentError, RunError, check_name
-from hessblocks.settings import CurvatureSettings, ObservationSettings, RunSettings, is_due
+from hessblocks.settings import CurvatureSettings, RunSettings, is_due
 from hessblocks.storage import ResultRow, Tabular, append_line
 from hessblocks.training.folder import RunFolder
 from hessblocks.training.recorder import Line, Recorder
 from hessblocks.training.trained_gains import gain_values
+
+Groups = (
+    Mapping[str, curvature.ParameterGroup]
+    | Callable[[nn.Module], Mapping[str, curvature.ParameterGroup]]
+    | Sequence[str]
+)
 
 
 class Observer(TrainerCallback):
@@ -57,39 +63,35 @@ class Observer(TrainerCallback):
                 append_line(self.folder.observations, self.recorder.common(step) | line)
 
     def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
-        if is_due(self.wanted.gains_every, step, self.last):
+        wanted, sample = self.wanted, self.wanted.sample
+        if is_due(wanted.gains_every, step, self.last):
             yield from gain_values(model)
-        if is_due(self.wanted.signal_every, step, self.last):
-            yield from _signal(model, self._batch())
-        if is_due(self.wanted.curvature_every, step, self.last):
-            yield from _curvature(model, self._batch(), self.wanted)
+        signal_due = is_due(wanted.signal_every, step, self.last)
+        curvature_due = is_due(wanted.curvature_every, step, self.last)
+        if signal_due or curvature_due:
+            batch = self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
+        if signal_due:
+            for row in SignalCallback(batch).measure(model):
+                if row["value"] is not None:
+                    layer = None if row["layer"] == "" else row["layer"]
+                    names = ("quantity", "role", "value")
+                    yield {name: row[name] for name in names} | {"layer": layer}
+        if curvature_due:
+            groups = {
+                name: group
+                for name, group in curvature.parameter_groups(model).items()
+                if wanted.chooses(name, group.role)
+            }
+            loss = curvature.Problem(model, batch, loss="causal-lm").value()
+            yield {"quantity": "batch_loss", "layer": None, "value": loss}
+            for norm in _norms(batch, sample, groups).measure(model):
+                yield norm | {"batch_loss": loss}
 
-    def _batch(self) -> Example:
-        sample = self.wanted.sample
-        return self.corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
 
-
-def _signal(model: nn.Module, batch: Example) -> Iterator[Line]:
-    """Measure signal propagation without Jacobians: one forward and one backward pass."""
-    for row in signal.propagate(model, batch, jacobian_steps=0).to_rows():
-        layer = None if row["layer"] == "" else row["layer"]
-        if row["value"] is not None:
-            yield {name: row[name] for name in ("quantity", "role", "value")} | {"layer": layer}
-
-
-def _curvature(model: nn.Module, batch: Example, wanted: ObservationSettings) -> Iterator[Line]:
-    """Measure norms of the chosen groups, and the loss; cost: one gradient per probe and group."""
-    groups = {
-        name: group
-        for name, group in curvature.parameter_groups(model).items()
-        if wanted.chooses(name, group.role)
-    }
-    problem = curvature.Problem(model, batch, loss="causal-lm")
-    sample = wanted.sample
-    norms = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
-    loss = problem.value()
-    yield {"quantity": "batch_loss", "layer": None, "value": loss}
-    yield from (norm | {"batch_loss": loss} for norm in curvature.norm_rows(groups, norms))
+def _norms(batch: Example, sample: CurvatureSettings, groups: Groups) -> "CurvatureCallback":
+    """Make the callback that measures all parts of groups on the fixed batch."""
+    sizes: dict[str, Any] = {"probes": sample.probes, "seed": sample.seed}
+    return CurvatureCallback(batch, groups=groups, parts=PARTS, **sizes)
 
 
 def map_rows(
@@ -112,12 +114,10 @@ def map_rows(
     """
     model.to(torch.device(settings.device))
     batch = corpus.curvature_batch(sample.sequences, sample.tokens, sample.seed)
-    groups = curvature.parameter_groups(model)
     with measuring(model):
-        problem = curvature.Problem(model, batch, loss="causal-lm")
-        found = curvature.group_norms(problem, groups, probes=sample.probes, seed=sample.seed)
-    of: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed, "stage": stage}
-    return [ResultRow(**of, **norm) for norm in curvature.norm_rows(groups, found)]
+        norms = _norms(batch, sample, curvature.parameter_groups).measure(model)
+    run: dict[str, Any] = {"preset": settings.preset, "seed": settings.seed, "stage": stage}
+    return [ResultRow(**run, **norm) for norm in norms]
 
 
 @contextmanager
@@ -137,13 +137,6 @@ def measuring(model: Any) -> Iterator[None]:
         finally:
             if wrapped is not None:
                 model.forward = wrapped
-
-
-Groups = (
-    Mapping[str, curvature.ParameterGroup]
-    | Callable[[nn.Module], Mapping[str, curvature.ParameterGroup]]
-    | Sequence[str]
-)
 
 
 class Following(TrainerCallback, Tabular):

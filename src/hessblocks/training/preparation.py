@@ -14,7 +14,7 @@ from transformers.modeling_utils import local_torch_dtype
 from hessblocks.blocks import BlockConfig, Position, part_of, pattern_names, slot_pairs
 from hessblocks.blocks import preset as block_of
 from hessblocks.curvature import parameter_groups
-from hessblocks.data import MASK, Corpus
+from hessblocks.data import Corpus
 from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
 from hessblocks.models import build
 from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
@@ -100,7 +100,6 @@ def build_model(
         depth=sizes.depth,
         vocab_size=vocab_size,
         context=sizes.context,
-        task=sizes.task,
         embedding_std=sizes.embedding_std,
         name=preset,
     )
@@ -171,10 +170,6 @@ def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> N
     """
     check_environment(settings.device)
     check_tracker(settings.report_to)
-    if settings.model.task == "masked-lm" and corpus.tokenizer.token_to_id(MASK) is None:
-        raise ArgumentError(
-            "--task: the corpus has no token for what is masked; load it with task='masked-lm'."
-        )
     models = [model_without_weights(settings.model, name, corpus.vocab_size) for name in presets]
     for split in ("train", "validation"):
         corpus.windows(split, settings.model.context)

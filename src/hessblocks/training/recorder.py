@@ -13,7 +13,7 @@ from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
 from hessblocks.training.cost import StepClock, allocated_peak
-from hessblocks.training.divergence import Divergence
+from hessblocks.training.divergence import Divergence, located
 from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.trainer import GuardedTrainer
 
@@ -126,10 +126,7 @@ class Recorder(StepClock):
         """Record the validation loss; a loss that is not finite ends training."""
         loss, step = given["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
-            parameters = given["model"].named_parameters()
-            place = next((name for name, p in parameters if not p.isfinite().all()), "")
-            quantity = "parameters" if place else "validation loss"
-            self.divergence = Divergence(step=step, quantity=quantity, place=place)
+            self.divergence = located(given["model"], step, "validation loss")
             control.should_training_stop, control.should_save = True, False
         self._note(step, split="validation", loss=loss)
 

@@ -2,14 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,14 +17,9 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
 from hessblocks.errors import RunError
 from hessblocks.settings import RunSettings, SharedSettings
-from hessblocks.training.divergence import Batch, Divergence, locate
+from hessblocks.training.divergence import Divergence, located
 from hessblocks.training.folder import writing
 from hessblocks.training.optimisers import optimiser_of
-
-MASK_SHARE = 0.15
-"""Share of the tokens that a masked language model has to predict (Devlin et al., 2019)."""
-Masking = Callable[[Iterable[Example]], dict[str, Any]]
-"""Function from windows to a batch, in which some tokens are masked and have labels."""
 
 
 class GuardedTrainer(Trainer):
@@ -43,7 +35,7 @@ class GuardedTrainer(Trainer):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.remove_callback(transformers.PrinterCallback)
-        self._passes: list[tuple[dict[str, Any], Tensor]] = []
+        self._losses: list[Tensor] = []
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """List the parameters with two axes or more; gains, norms and biases have no decay."""
@@ -65,33 +57,21 @@ class GuardedTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Float[Tensor, ""]:
-        """Run a forward and backward pass; keep batch and loss until the update is checked."""
-        with single_products(step_products(self.args.device.type, bf16=self.args.bf16)):
-            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
-        self._passes.append((inputs, loss))
+        """Run a forward and backward pass; keep the loss until the update is checked."""
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._losses.append(loss)
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
-        finite = math.isfinite(norm) and all(bool(loss.isfinite()) for _, loss in self._passes)
-        if not finite:
-            self.divergence = self._locate()
+        losses_finite = all(bool(loss.isfinite()) for loss in self._losses)
+        if not (math.isfinite(norm) and losses_finite):
+            quantity = "gradient norm" if losses_finite else "loss"
+            self.divergence = located(model, self.state.global_step + 1, quantity)
             self.control.should_training_stop = True
             model.zero_grad(set_to_none=True)  # without gradients the optimiser changes nothing
-        self._passes.clear()
+        self._losses.clear()
         return norm
-
-    def _locate(self) -> Divergence:
-        step = self.state.global_step + 1
-        batches = [self._prepare_inputs(batch) for batch, _ in self._passes]
-        inner = cast(nn.Module, self.model)
-        unknown = Divergence(step=step, quantity="gradient norm", place="")
-        return locate(inner, batches, self._loss_of, step) or unknown
-
-    def _loss_of(self, batch: Batch) -> Tensor:
-        with self.compute_loss_context_manager(), torch.enable_grad():
-            loss: Tensor = cast(nn.Module, self.model)(**batch).loss
-        return loss
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(str(self.args.output_dir), f"checkpoint-{self.state.global_step}")
@@ -109,36 +89,6 @@ class GuardedTrainer(Trainer):
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Do nothing: a gradient scaler is for float16, which is never used here."""
-
-
-def step_products(device: str, *, bf16: bool) -> str:
-    """Choose the precision of matrix products in forward and backward passes of training.
-
-    Args:
-        device: cpu or cuda.
-        bf16: whether training uses bfloat16.
-
-    Returns:
-        `bfloat16`, `tf32` (float32 with 10 bits of fraction) or `float32`.
-    """
-    if bf16:
-        return "bfloat16"
-    return "tf32" if device == "cuda" else "float32"
-
-
-@contextmanager
-def single_products(precision: str) -> Iterator[None]:
-    """Compute products of float32 matrices on CUDA in TF32 inside, if `precision` is `tf32`.
-
-    Held-out losses and curvature are computed outside, in float32.
-    """
-    matmul: Any = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = precision if precision == "tf32" else before
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
 
 
 def quiet_arguments(
@@ -210,36 +160,6 @@ class RunTrainer(GuardedTrainer):
         return ShuffledPasses(windows, count, arguments.seed)
 
 
-class MaskedRunTrainer(RunTrainer):
-    """Trainer of a masked language model; a held-out loss is the mean over all masked tokens."""
-
-    masks: Masking
-    """Masks the training windows at each step; held-out windows are masked beforehand."""
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
-    ) -> Float[Tensor, ""]:
-        """Mask tokens by seed and step, so that a resumed run has the same masks."""
-        arguments, step = self.args, self.state.global_step
-        place = (arguments.seed, step, len(self._passes), arguments.process_index)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
-            masked = self.masks({"input_ids": row} for row in inputs["input_ids"])
-        return super().training_step(model, masked, num_items_in_batch)
-
-    @cached_property
-    def _share(self) -> float:
-        """Share of the held-out tokens that have a label."""
-        windows = cast(list[Example], self.eval_dataset)
-        return float(torch.stack([one["labels"] >= 0 for one in windows]).double().mean())
-
-    def prediction_step(self, model: nn.Module, inputs: Any, *given: Any, **named: Any) -> Any:
-        """Weigh the mean loss of a batch by its number of labels: the Trainer averages batches."""
-        loss, *others = super().prediction_step(model, inputs, *given, **named)
-        share = float((inputs["labels"] >= 0).double().mean())
-        return (None if loss is None else loss * share / self._share, *others)
-
-
 def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokenizerFast:
     """Wrap the tokenizer of a corpus for the collators and models of Hugging Face.
 
@@ -257,44 +177,6 @@ def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokeniz
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context, **own
     )
-
-
-def masking(corpus: Corpus, context: int, share: float = MASK_SHARE) -> Masking:
-    """Make the collator of a masked language model.
-
-    Of the tokens to predict, 80 % are masked, 10 % replaced by a random token and 10 % left as they
-    are (Devlin et al., 2019).
-
-    Args:
-        corpus: corpus whose vocabulary has a mask token.
-        context: longest sequence, in tokens.
-        share: share of the tokens to predict.
-
-    Returns:
-        A function from windows to a batch. Each call draws other masks, from torch's random state.
-    """
-    tokenizer = tokenizer_of(corpus, context)
-    masks = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share)
-    return lambda examples: masks([{"input_ids": one["input_ids"]} for one in examples])
-
-
-def masked_once(windows: Subset[Example], masks: Masking) -> list[Example]:
-    """Mask held-out windows once, the same for every block, seed and step.
-
-    Args:
-        windows: windows of tokens.
-        masks: collator, as `masking` makes it.
-
-    Returns:
-        For each window the masked tokens, and as labels the tokens to predict, −100 elsewhere.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        every = masks(windows[place] for place in range(len(windows)))
-    return [
-        {"input_ids": tokens, "labels": labels}
-        for tokens, labels in zip(every["input_ids"], every["labels"], strict=True)
-    ]
 
 
 def make_trainer(
@@ -316,18 +198,12 @@ def make_trainer(
             be divided evenly among processes and accumulated passes.
     """
     windows: Any = held_out(corpus, settings)
-    kind = RunTrainer
-    if settings.model.task == "masked-lm":
-        masks = masking(corpus, settings.model.context)
-        windows, kind = masked_once(windows, masks), MaskedRunTrainer
-    trainer = kind(
+    trainer = RunTrainer(
         model=model,
         args=run_arguments(settings, folder, len(windows)),
         train_dataset=corpus.windows("train", settings.model.context),
         eval_dataset=windows,
     )
-    if isinstance(trainer, MaskedRunTrainer):
-        trainer.masks = masks
     trainer.optimizer = optimiser_of(trainer, settings.training)
     if settings.training.compile:
         for layer in cast(nn.ModuleList, model.base_model.layers):

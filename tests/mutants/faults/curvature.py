@@ -4,13 +4,6 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("a fused tensor takes the largest of its rates", "min($a) => max($a)",
-          "test_blockwise_rates.py", within="blockwise_learning_rates"),
-    fault("groups count alike in the mean of the rates",
-          "sum(($named[$name].numel() for $name in $names)) => len($names)",
-          "test_blockwise_rates.py"),
-    fault("a parameter of no group keeps the optimiser's own rate", "$owned.all() => $owned.any()",
-          "test_blockwise_rates.py", within="_owners"),
     fault("all columns have the same probes", "f'{$seed} {$column}' => f'{$seed}'",
           "test_groups_of_equal_size_have_probes_of_their_own", within="column_squares"),
     fault("norms that are not finite pass", "not torch.isfinite($values).all() => False",

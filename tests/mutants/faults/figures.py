@@ -4,9 +4,6 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("a figure file forgets the limits of a panel",
-          "('note', 'across', $$a) => ('note', 'across', 'limits', $$a)",
-          "test_a_rate_that_ruins_a_run_does_not_flatten_the_panel"),
     fault("the lower edge of a band is the upper one", "[y - length for $z in $w] => [y + length for $z in $w]",
           "test_drawn.py"),
     fault("an axis with a zero begins at its first decade", "-$low / 3 => $low",

@@ -4,11 +4,9 @@ from hessblocks.storage import POINTS as POINTS
 from hessblocks.storage import Store as Store
 from hessblocks.storage import read_store as read
 from hessblocks_studies.engine.captured_steps import capture_steps as capture_steps
-from hessblocks_studies.engine.cluster import RayCluster
-from hessblocks_studies.engine.executors import Executor, InProcess
+from hessblocks_studies.engine.executor import Executor
 from hessblocks_studies.engine.outputs import outputs_of, write_outputs
 from hessblocks_studies.engine.point import Measure, Outcome, Point, seed_of
 from hessblocks_studies.engine.reporter import Pace, Reporter, Silent, StudyProgress
 from hessblocks_studies.engine.stored import Stored, grown, opened
 from hessblocks_studies.engine.study import SCALES, Check, Rows, Scale, Study, Summary
-from hessblocks_studies.engine.workers import LocalProcesses

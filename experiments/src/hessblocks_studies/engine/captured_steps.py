@@ -1,5 +1,7 @@
 """Replay the forward and backward pass of training steps as one CUDA graph."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,16 +69,26 @@ def capture_steps(trainer: Any) -> None:
     if not usual or arguments.gradient_accumulation_steps > 1 or arguments.device.type != "cuda":
         return
     passes: list[CapturedPasses] = []
-    precision = training.step_products("cuda", bf16=arguments.bf16)
 
     def step(model: nn.Module, inputs: dict[str, Any], *_: object) -> Tensor:
         model.train()
         batch = trainer._prepare_inputs(inputs)
         if not passes:
-            with training.single_products(precision):
+            with contextlib.nullcontext() if arguments.bf16 else _in_tf32():
                 passes.append(CapturedPasses(model, batch))
         loss = passes[0].replay(batch)
-        trainer._passes.append((batch, loss))
+        trainer._losses.append(loss)
         return loss
 
     trainer.training_step = step
+
+
+@contextlib.contextmanager
+def _in_tf32() -> Iterator[None]:
+    """Capture products of float32 matrices in TF32, with 10 bits of fraction."""
+    matmul: Any = torch.backends.cuda.matmul
+    before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,20 +1,21 @@
-"""Measure points on a Ray cluster with enough cores and accelerators."""
+"""Connect to a Ray cluster, as a backend of joblib."""
 
+import logging
 import socket
-from collections.abc import Generator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from joblib import register_parallel_backend
+
 from hessblocks.errors import ArgumentError, RunError, check_extra
-from hessblocks_studies.engine.executors import Executor, after_death, attempt
-from hessblocks_studies.engine.point import Measure, Outcome, Point
+from hessblocks_studies.engine.point import Point
 
 PATIENCE = 5.0
 """Seconds to wait for an answer of the cluster's port."""
 
 
-class RayCluster(Executor):
-    """Executor on a running Ray cluster whose machines have hessblocks installed."""
+class RayCluster:
+    """Running Ray cluster whose machines have hessblocks installed."""
 
     def __init__(self, address: str) -> None:
         """Connect to the cluster.
@@ -29,10 +30,15 @@ class RayCluster(Executor):
         """
         check_extra("ray", "cluster", "ray", distribution="hessblocks-studies")
         import ray
+        from ray.util.joblib.ray_backend import RayBackend
+
+        class Unordered(RayBackend):
+            # it does, and points must be stored as they finish
+            supports_return_generator = True
 
         self._ray: Any = ray
         self._address = address
-        _check_answer(self._address)
+        _check_answer(address)
         try:
             self._ray.init(
                 address=address,
@@ -44,63 +50,40 @@ class RayCluster(Executor):
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
             raise RunError(f"--ray: no Ray cluster at {address!r} ({first}).") from error
-        self._attempt = self._ray.remote(attempt)  # once: each such call sends the function again
+        register_parallel_backend("ray", Unordered)
+        # it warns of an option that joblib always passes
+        logging.getLogger("ray.util.multiprocessing.pool").setLevel(logging.ERROR)
+        self.deaths = (ray.exceptions.RayError,)
+        """Errors that tell of a dead worker, or of a dead cluster."""
 
-    def outcomes(self, measure: Measure[Any], points: Sequence[Point]) -> Generator[Outcome]:
-        """Yield the outcome of each point; see `Executor`."""
+    def options(self, point: Point) -> tuple[int, dict[str, Any]]:
+        """Count the points like this one that fit the cluster at once.
+
+        Returns:
+            The number, and joblib's options for such points.
+
+        Raises:
+            RunError: the cluster has ended, or no machine fits the point; Ray would wait forever.
+        """
         _check_answer(self._address)
-        self._check_resources(points)
-        running = {self._start(measure, point, 1): (point, 1) for point in points}
-        try:
-            while running:
-                (ready, *_), _ = self._ray.wait(list(running), num_returns=1)
-                point, attempts = running.pop(ready)
-                outcome = self._outcome(ready, point, attempts)
-                if outcome is None:
-                    again = self._start(measure, point, attempts + 1)
-                    running[again] = (point, attempts + 1)
-                else:
-                    yield outcome
-        finally:
-            for task in running:
-                self._ray.cancel(task, force=True)
-
-    def _outcome(self, ready: Any, point: Point, attempts: int) -> Outcome | None:
-        """Return the outcome of a point; None if its worker died and the point must restart."""
-        try:
-            outcome: Outcome = self._ray.get(ready)
-        except self._ray.exceptions.RayTaskError as error:  # `attempt` raises nothing itself
-            reason = str(error.cause or error).strip().splitlines()[-1]
-            return Outcome(
-                point=point,
-                attempts=attempts,
-                error=f"no worker of the cluster can run it: {reason}.",
+        wanted = {"CPU": point.cpus, "GPU": point.gpus}
+        width = sum(
+            int(min(node["Resources"].get(name, 0) / n for name, n in wanted.items() if n))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
+        if not width:
+            raise RunError(
+                f"--ray: no machine of the cluster has the {point.cpus:g} cores and "
+                f"{point.gpus:g} accelerators that a point of {point.study} needs."
             )
-        except self._ray.exceptions.RayError:
-            _check_answer(self._address)
-            return after_death(point, attempts)
-        return outcome
+        share = 1 if width > 1 else 0.5  # two workers, of which one waits
+        remote = {"num_cpus": point.cpus * share, "num_gpus": point.gpus * share}
+        return width, {"backend": "ray", "ray_remote_args": remote}
 
     def close(self) -> None:
         """Disconnect; the cluster continues to run."""
         self._ray.shutdown()
-
-    def _start(self, measure: Measure[Any], point: Point, attempts: int) -> Any:
-        placed = self._attempt.options(num_cpus=point.cpus, num_gpus=point.gpus, max_retries=0)
-        return placed.remote(measure, point, attempts)
-
-    def _check_resources(self, points: Sequence[Point]) -> None:
-        """Check that a machine of the cluster fits each point; Ray would wait forever."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        for point in points:
-            if not any(
-                node.get("CPU", 0) >= point.cpus and node.get("GPU", 0) >= point.gpus
-                for node in nodes
-            ):
-                raise RunError(
-                    f"--ray: no machine of the cluster has the {point.cpus:g} cores and "
-                    f"{point.gpus:g} accelerators that a point of {point.study} needs."
-                )
 
 
 def _check_answer(address: str) -> None:

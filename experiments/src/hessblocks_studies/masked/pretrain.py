@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import default_data_collator
+from transformers import DataCollatorForLanguageModeling, default_data_collator
 
 from hessblocks import __version__, training
 from hessblocks.data import Corpus, cached
@@ -90,8 +90,28 @@ def held_out_masked(
     Raises:
         ArgumentError: the split is smaller than one window.
     """
-    masks = training.masking(corpus, settings.context, settings.mask_share)
-    return training.masked_once(training.held_out(corpus, _run(settings)), masks)
+    masks, windows = masking(settings, corpus), training.held_out(corpus, _run(settings))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same masks for every block, seed and step
+        every = masks([windows[place] for place in range(len(windows))])
+    return [
+        {"input_ids": tokens, "labels": labels}
+        for tokens, labels in zip(every["input_ids"], every["labels"], strict=True)
+    ]
+
+
+def masking(settings: Pretraining, corpus: Corpus) -> Callable[[list[Any]], dict[str, Any]]:
+    """Make the collator of a masked language model.
+
+    Of the tokens to predict, 80 % are masked, 10 % replaced by a random token and 10 % left as they
+    are (Devlin et al., 2019).
+
+    Returns:
+        A function from windows to a batch, which draws masks from torch's random state.
+    """
+    tokenizer = training.tokenizer_of(corpus, settings.context)
+    masks = DataCollatorForLanguageModeling(tokenizer, mlm_probability=settings.mask_share)
+    return lambda examples: masks([{"input_ids": one["input_ids"]} for one in examples])
 
 
 def _run(settings: Pretraining) -> RunSettings:
@@ -123,7 +143,7 @@ def _pretrain(settings: Pretraining, corpus: Corpus, folder: Path) -> Mapping[st
             args=arguments,
             train_dataset=corpus.windows("train", settings.context),
             eval_dataset=windows,
-            data_collator=training.masking(corpus, settings.context, settings.mask_share),
+            data_collator=masking(settings, corpus),
         )
         training.Recorder(run, listener=note).record(trainer)
         model.save_pretrained(folder)

@@ -2,8 +2,6 @@
 
 from hessblocks_studies.data import NO_TABLES, PACKAGE, TextSize, text_of, widened
 from hessblocks_studies.shared.best_rates import SLACK, Rate, at_best_rates
-from hessblocks_studies.shared.blockwise_rates import blockwise_learning_rates
-from hessblocks_studies.shared.correlations import correlation, correlation_check
 from hessblocks_studies.shared.differences import (
     Difference,
     apart,
@@ -32,30 +30,22 @@ from hessblocks_studies.shared.gathering import (
 )
 from hessblocks_studies.shared.measured_curvature import (
     ALL_MATRICES,
-    COMMON_MATRICES,
     HETEROGENEITY,
     PROBES,
-    SETS,
     SPREAD,
     Probe,
-    by_role,
     curvature_rows,
-    training_batch,
-    unevenness_rows,
 )
 from hessblocks_studies.shared.pooled_errors import (
     LEVEL,
-    Residual,
     Values,
     error_line,
-    pooled_error,
     rounded,
 )
 from hessblocks_studies.shared.step_times import (
     PUBLISHED_SPEED,
     STEP_TIME,
     against_time,
-    at_equal_time,
     clocked,
     for_all_bases,
     mean_clocks,
@@ -70,7 +60,6 @@ from hessblocks_studies.shared.step_times import (
 )
 from hessblocks_studies.shared.trained_points import (
     ALL,
-    AT_RATE,
     BIGRAMS,
     GPT2,
     LAPTOP,
@@ -80,7 +69,6 @@ from hessblocks_studies.shared.trained_points import (
     REFERENCES,
     SIZES,
     SMALLEST,
-    SMOKE,
     TRAINED_COLUMNS,
     BlockSettings,
     Grid,
@@ -107,17 +95,12 @@ from hessblocks_studies.shared.trained_summary import (
     void_of,
 )
 from hessblocks_studies.shared.tuned_runs import (
-    COUNTED,
     TUNED_COLUMNS,
     TUNING,
     TUNING_SEED,
-    Make,
-    Tuned,
     TunedSettings,
     rule_check,
-    run_points,
     run_seeds,
-    tuning_points,
 )
 from hessblocks_studies.shared.turns import ROUNDS, TimedModel, in_turns
 from hessblocks_studies.shared.variants import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hessblocks import curvature
-from hessblocks.data import Corpus, Example
+from hessblocks.data import Corpus
 from hessblocks.linalg import Estimate
 from hessblocks.statistics import ends, variance
 from hessblocks.storage import Row
@@ -48,31 +48,6 @@ PROBES: dict[Scale, Probe] = {
     "laptop": Probe(sequences=16, tokens=64, probes=8),
     "paper": Probe(sequences=16, tokens=128, probes=16),
 }
-
-
-def by_role(model: nn.Module) -> dict[str, curvature.ParameterGroup]:
-    """Merge the groups of each role over all layers."""
-    roles: dict[str, list[curvature.ParameterGroup]] = {}
-    for group in curvature.parameter_groups(model).values():
-        roles.setdefault(group.role, []).append(group)
-    return {role: curvature.merge(role, parts) for role, parts in roles.items()}
-
-
-def training_batch(corpus: Corpus, sequences: int, tokens: int, seed: int) -> Example:
-    """Draw fixed windows of the training text, for the gradients of a preconditioner.
-
-    Args:
-        corpus: corpus with the training split.
-        sequences: number of windows.
-        tokens: tokens per window.
-        seed: seed of the draw.
-
-    Returns:
-        {"input_ids", "labels"}, each (sequences, tokens).
-    """
-    windows = corpus.windows("train", tokens)
-    drawn = windows.drawn(sequences, seed, "sequences", f"the training split of {corpus.name}")
-    return {"input_ids": drawn, "labels": drawn}
 
 
 def curvature_rows(

@@ -6,8 +6,7 @@ means are subtracted, or the means of blocks and of seeds.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from scipy import stats
 
@@ -36,10 +35,6 @@ class Residual:
     def fits(self) -> bool:
         """Whether the blocks are consistent with one common variance."""
         return self.p_value >= LEVEL
-
-    def of_gaps(self) -> Self:
-        """Convert to the standard deviation of the difference of two runs with one seed."""
-        return replace(self, deviation=math.sqrt(2) * self.deviation)
 
 
 def rounded(p_value: float) -> float:

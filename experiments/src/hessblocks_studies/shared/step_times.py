@@ -1,11 +1,9 @@
 """Measure the time of training steps and compare it with that of pre-ln."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from hessblocks.figures import Panel
@@ -13,16 +11,14 @@ from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row, Scalar
 from hessblocks_studies.data import text_of
 from hessblocks_studies.engine import Check, Rows
-from hessblocks_studies.shared.differences import Difference, difference, over_seeds
+from hessblocks_studies.shared.differences import Difference, over_seeds
 from hessblocks_studies.shared.gathering import gathered, measured, nested, of_quantity
-from hessblocks_studies.shared.pooled_errors import LEVEL
 from hessblocks_studies.shared.trained_points import (
     BIGRAMS,
     TrainedSettings,
     make_model,
     run_settings,
 )
-from hessblocks_studies.shared.trained_summary import CLOSE, Runs
 from hessblocks_studies.shared.turns import TimedModel
 from hessblocks_studies.shared.variants import BASES
 
@@ -154,84 +150,6 @@ def against_time(panel: Panel, times: Mapping[str, float], title: str) -> Panel:
         if one.name in known
     )
     return replace(panel, title=title, x_label="training time (s)", series=tuple(series))
-
-
-def at_equal_time(
-    runs: Runs, times: Mapping[str, Mapping[Scalar, float]], block: str, base: str
-) -> Check:
-    """Judge whether two blocks end with equal losses in equal time, with more steps for the faster.
-
-    Runs of equal steps give two bounds. With the slower block's run cut short, its learning rate
-    has not decayed yet, which favours the faster block. At equal steps the faster block has time
-    left, which disfavours it.
-
-    Args:
-        runs: runs of equal steps.
-        times: times of `repeated`.
-        block: block that is judged.
-        base: block that it is compared with.
-
-    Returns:
-        The check with both bounds; decided if both bounds agree. With one repetition the error of
-        the times is unknown, and the check is undecided.
-    """
-    check = Check(
-        fact=f"{block} about matches {base} in equal time",
-        expected=f"final losses within {CLOSE:g} of each other, above or below, by both bounds",
-        ours="not finished",
-        holds=None,
-    )
-    losses = runs.losses
-    quick, slow = block, base
-    if time_ratio(times, quick, slow).mean > 1:
-        quick, slow = slow, quick
-    ratio = time_ratio(times, quick, slow)
-    if not ratio.seeds or not {block, base} <= losses.keys():
-        return check
-    share = ratio.mean
-    error = ratio.whole if ratio.seeds > 1 else 0.0
-
-    def gap(part: float) -> Difference:
-        shorter = {slow: cut_short(runs, slow, part)}
-        return difference({**losses, **shorter}, block, base, runs.residual)
-
-    common = abs(gap(share + error).mean - gap(share - error).mean) / 2
-    freedom = ratio.whole_freedom if ratio.seeds > 1 else 0.0
-    bounds = (
-        replace(gap(share), common=common, common_freedom=freedom),
-        runs.apart(block, base),
-    )
-    cut, even = (each.text("nats") for each in bounds)
-    ours = f"{cut} with {slow} cut short at {share:.0%} of its steps, {even} at equal steps"
-    holds, p_value = bounded(bounds, CLOSE)
-    check = replace(check, ours=ours, holds=holds, p_value=p_value)
-    return runs.if_it_counts(check, block, base)
-
-
-def cut_short(runs: Runs, label: str, share: float) -> dict[Scalar, float]:
-    """Interpolate each seed's loss after a share of the steps; infinite if the run diverged."""
-    found = {}
-    for seed, last in runs.losses[label].items():
-        steps, losses = zip(*runs.curve(label, seed), strict=True)
-        cut = float(np.interp(share * steps[-1], steps, losses))
-        found[seed] = cut if math.isfinite(last) else math.inf
-    return found
-
-
-def bounded(bounds: Sequence[Difference], limit: float) -> tuple[bool | None, float | None]:
-    """Test whether all values between two differences lie within ±limit.
-
-    Returns:
-        The verdict, None if undecided, and the larger p-value: 1 if the means lie on different
-        sides of a limit; None if a p-value is unknown.
-    """
-    p_values = [one.p_value(-limit, limit) for one in bounds]
-    sides = {(one.mean > limit) - (one.mean < -limit) for one in bounds}
-    known = [one for one in p_values if one is not None]
-    if len(known) < len(p_values):
-        return None, None
-    p_value = max(known) if len(sides) == 1 else 1.0
-    return None if p_value > LEVEL else sides == {0}, p_value
 
 
 def speed_check(rows: Rows) -> list[Check]:

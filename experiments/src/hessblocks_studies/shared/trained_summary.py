@@ -141,33 +141,6 @@ class Runs:
         found = {block: self.mean_curve(block + kind) for block in drawn}
         return late(panel(title, "training step", "validation loss (nats per token)", found))
 
-    def tuning_panel(self, labels: Mapping[str, str], title: str) -> Panel:
-        """Plot final loss (mean over seeds) against the rate, without rates with a diverged seed.
-
-        Args:
-            labels: name of the series → variant trained at several rates.
-            title: title of the panel.
-
-        Returns:
-            The panel. The bigram table, which has no rate, is a horizontal line. Losses far above
-            the best are beyond the upper end of the axis.
-        """
-        grids = {name: self.grids.get(variant, {}) for name, variant in labels.items()}
-        rates = dict.fromkeys(sorted({rate for grid in grids.values() for rate in grid}))
-        if table := self.losses.get(BIGRAMS):
-            grids[BIGRAMS] = dict.fromkeys(rates, table)
-        finite = {
-            name: {
-                rate: seeds
-                for rate in rates
-                if (seeds := [*grid.get(rate, {}).values()]) and math.isfinite(sum(seeds))
-            }
-            for name, grid in grids.items()
-        }
-        curves = {name: mean_places(each) for name, each in finite.items()}
-        axes = ("peak learning rate", "final loss (nats per token)")
-        return _close_up(panel(title, *axes, curves, log="x"))
-
     def table(self) -> list[dict[str, object]]:
         """List final loss and parameters of each variant, with the pooled error if there is one."""
         pooled = self.residual if self.residual and self.residual.fits else None
@@ -339,21 +312,6 @@ def steps_to(run: Sequence[tuple[float, float]], loss: float) -> float:
         if after <= loss <= before:
             return step + (later - step) * (before - loss) / ((before - after) or 1.0)
     return math.inf
-
-
-def _close_up(whole: Panel) -> Panel:
-    """Limit a panel's upper end to the worst of the series' minima, plus half their range.
-
-    Returns:
-        The panel; unchanged if no value is above that. The range is at least `MARGIN`.
-    """
-    best = [min(one.y) for one in whole.series]
-    if not best:
-        return whole
-    low, highest = min(best), max(max(one.y) for one in whole.series)
-    reach = max(max(best) - low, MARGIN)
-    end = max(best) + reach / 2
-    return replace(whole, limits=(low - reach / 10, end)) if highest > end else whole
 
 
 def late(whole: Panel, share: float = EARLY) -> Panel:

@@ -10,14 +10,10 @@ from hessblocks import settings
 from hessblocks.cli import options
 from hessblocks.escape import shell_line
 
-_LOAD = (
-    "import sys, hessblocks, transformers; print(transformers.pipeline({}, sys.argv[1])({})[0][{}])"
+_TRY = (
+    "import sys, hessblocks, transformers; print(transformers.pipeline("
+    '"text-generation", sys.argv[1])("def", max_new_tokens=8)[0]["generated_text"])'
 )
-_TRY = {
-    "causal-lm": ('"text-generation"', '"def", max_new_tokens=8', '"generated_text"'),
-    "masked-lm": ('"fill-mask"', '"def <|mask|>(self"', '"sequence"'),
-}
-"""Task → pipeline of transformers, its arguments, and the printed key of its answer."""
 
 
 @options.taking
@@ -66,7 +62,5 @@ def train(
         folder,
         text=text,
         as_json=screen.json,
-        hint=lambda _: shell_line(
-            ["python", "-c", _LOAD.format(*_TRY[model.task]), str(folder / "model")]
-        ),
+        hint=lambda _: shell_line(["python", "-c", _TRY, str(folder / "model")]),
     )

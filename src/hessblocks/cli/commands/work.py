@@ -41,7 +41,7 @@ def carry_out(
     start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():
         with progress.stage("data"):
-            corpus = load_corpus(text.data, text.vocab_size, settings.model.task)
+            corpus = load_corpus(text.data, text.vocab_size)
         work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
     found = compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in found.rows)
