@@ -354,28 +354,10 @@ CASES: dict[str, Bad] = {
         "--method: sampled measures the outer part alone; add --parts outer",
         lambda p: gpt2(p / "m"),
     ),
-    "a budget below zero": Bad(
-        curvature("m", *LOOK, "--budget", "-1"),
-        2,
-        "--budget: expected minutes above 0, got -1",
-        lambda p: gpt2(p / "m"),
-    ),
-    "a budget without an end": Bad(
-        curvature("m", *LOOK, "--budget", "inf"),
-        2,
-        "--budget: expected minutes above 0, got inf",
-        lambda p: gpt2(p / "m"),
-    ),
     "a memory limit that is no number": Bad(
         curvature("m", *LOOK, "--memory-limit", "nan"),
         2,
         "--memory-limit: expected .*GB",
-        lambda p: gpt2(p / "m"),
-    ),
-    "a budget too small for one product": Bad(
-        curvature("m", *LOOK, "--budget", "1e-9"),
-        2,
-        r"budget: too small; \d+ products, the fewest for an error bar, take about",
         lambda p: gpt2(p / "m"),
     ),
     "more eigenvalues than parameters": Bad(
