@@ -258,7 +258,6 @@ CASES: dict[str, Bad] = {
     "presets twice": Bad(
         compare("--presets", "sas,sas"), 2, "--presets: expected one or more, each once"
     ),
-    "unknown match": Bad(compare("--match", "watts"), 2, "--match: 'watts' is unknown"),
     "presets with a space": Bad(
         compare(
             *("--presets", "pre-ln, sas", "--curvature-probes", "4"),
@@ -276,11 +275,6 @@ CASES: dict[str, Bad] = {
         2,
         "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     ),
-    "a command of before": Bad(
-        ("finetune", "m", "--data", "rows.csv"), 2, "finetune: is no command any more"
-    ),
-    "help of a command of before": Bad(("finetune", "--help"), 2, "examples/classify_a_table.py"),
-    "a command of before, alone": Bad(("finetune",), 2, "transformers' Trainer does it"),
     "a command that is nearly one of before": Bad(("finetun",), 2, "No such command 'finetun'"),
     # models to measure
     "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),

@@ -21,6 +21,7 @@ from hessblocks.cli.commands import COMMANDS
 from hessblocks.cli.extensions import COMMANDS as FURTHER
 from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
 from hessblocks.cli.interruption import signals_interrupt
+from hessblocks.cli.options import WORDS
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory, unknown_name
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
@@ -109,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 success, 1 failure, 2 wrong arguments, 128 + number of a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    WORDS.set(tuple(words))
     keep_freed_memory()
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning

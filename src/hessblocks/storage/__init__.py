@@ -1,6 +1,7 @@
 """Read and write files; one module per format, and each file is written whole or not at all."""
 
 from hessblocks.storage.config import (
+    COMMAND,
     EnvironmentWarning,
     Settings,
     differences,
