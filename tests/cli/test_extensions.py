@@ -78,7 +78,7 @@ def test_a_command_is_added_listed_and_run(shell: Shell, others: list[EntryPoint
     assert "─ From hessblocks-studies ─" in shell("--help").output
     assert shell("brew", 3).output == "3 cups\n"
     assert sentence(shell("brwe")).startswith(
-        "hessblocks: No such command 'brwe'. Did you mean 'brew'?"
+        'hessblocks: Unknown command "brwe". Did you mean "brew"?'
     )
     assert shell("brew", "many").status == 2
 

@@ -113,7 +113,7 @@ def test_a_failed_allocation_is_said(
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
         )
 
-    monkeypatch.setattr("hessblocks.training.train", full)
+    monkeypatch.setattr("hessblocks.training.model_without_weights", full)
     assert main(["train", "sas", "--out", str(tmp_path)]) == 1
     assert "hessblocks: out of memory; make the model" in capsys.readouterr().err
 
@@ -122,6 +122,6 @@ def test_another_error_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_p
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr("hessblocks.training.train", broken)
+    monkeypatch.setattr("hessblocks.training.model_without_weights", broken)
     with pytest.raises(RuntimeError, match="something else"):
         main(["train", "sas", "--out", str(tmp_path)])

@@ -15,6 +15,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
 from hessblocks.storage.tables import read_results
+from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
 from hessblocks.training.cost import update_flops
 from hessblocks.training.preparation import build_model
@@ -50,6 +51,12 @@ def test_operations_follow_the_rule_of_six(corpus: Corpus) -> None:
     assert update_flops(settings, corpus.vocab_size) == token * tokens
 
 
+def test_slots_may_be_a_list(corpus: Corpus) -> None:
+    settings = replace(COMPARISON, model=MODEL, presets=("pre-ln",)).runs()[0]
+    listed = replace(settings, model=replace(MODEL, slots=["attention.query.init=zeros"]))
+    assert update_flops(listed, corpus.vocab_size) == update_flops(settings, corpus.vocab_size)
+
+
 @pytest.mark.slow
 def test_a_finished_comparison_takes_more_presets_and_seeds(
     corpus: Corpus, undisturbed: Path, tmp_path: Path
@@ -82,3 +89,22 @@ def test_a_folder_of_an_earlier_version_is_refused_and_stays(
         with pytest.raises(ArgumentError, match=r"holds a run with other settings .* was None"):
             compare(COMPARISON, corpus, out, Progress())
     assert numbers(out) == before
+
+
+def test_a_block_is_parsed_once_and_built_three_times_at_most(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, built = [], []
+    for name, calls in (("blocks_of", parsed), ("build", built)):
+        real = getattr(preparation, name)
+
+        def counted(*given: Any, real: Any = real, calls: Any = calls, **named: Any) -> Any:
+            calls.append(given)
+            return real(*given, **named)
+
+        monkeypatch.setattr(preparation, name, counted)
+    preparation._outline.cache_clear()
+    complete(corpus, tmp_path, COMPARISON)
+    presets, seeds = len(COMPARISON.presets), len(COMPARISON.seeds)
+    assert len(parsed) == presets
+    assert len(built) <= presets * (1 + 2 * seeds)

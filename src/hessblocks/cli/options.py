@@ -59,7 +59,10 @@ def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
     """Read a whole number; cyclopts would take 2.5 for 2."""
-    return int(tokens[-1].value)
+    try:
+        return int(tokens[-1].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[-1].value!r}") from None
 
 
 def within(help_text: str, *ranges: settings.Range) -> Parameter:

@@ -72,7 +72,7 @@ def _opened(
     config = config_of(prepared, command)
     growing = ("presets", "seeds", "own") if isinstance(settings, ComparisonSettings) else ()
     with claimed(Path(out), config, growing) as folder:
-        _draw(folder.path, prepared.blocks)
+        _draw(folder.path, {name: prepared.blocks(name) for name in settings.presets})
         _write_reference(folder.path, prepared)
         yield folder, prepared
 

@@ -3,7 +3,8 @@
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -90,28 +91,28 @@ class Prepared:
     """Settings of the run, or of all runs of a comparison."""
     corpus: Corpus
     """Text to train on."""
-    blocks: Mapping[str, Sequence[BlockConfig]]
-    """Preset → blocks that its layers have in turn."""
     outlines: Mapping[str, PreTrainedModel]
     """Preset → model on the meta device, with shapes and without values."""
+
+    def blocks(self, preset: str) -> Sequence[BlockConfig]:
+        """Blocks that the layers of a preset have in turn."""
+        return _outline(_hashable(self.settings.model), preset, self.corpus.vocab_size)[0]
 
     def build(self, preset: str, seed: int) -> PreTrainedModel:
         """Build the model of a preset in float32; sets torch's random state."""
         sizes, vocab_size = self.settings.model, self.corpus.vocab_size
-        return _built(sizes, preset, self.blocks[preset], vocab_size, seed)
+        return _built(sizes, preset, self.blocks(preset), vocab_size, seed)
 
 
 def prepare(settings: Settings, corpus: Corpus) -> Prepared:
-    """Parse the blocks of each preset, and build its model without weights.
-
-    Refuses settings that cannot be built, trained or measured, before anything is written.
+    """Refuse settings that cannot be built, trained or measured, before anything is written.
 
     Args:
         settings: settings of all runs.
         corpus: text to train on.
 
     Returns:
-        The blocks and models of all presets.
+        Settings, text, and the blocks and models without weights of all presets.
 
     Raises:
         ArgumentError: a setting does not work; the message has the option.
@@ -123,11 +124,8 @@ def prepare(settings: Settings, corpus: Corpus) -> Prepared:
         raise ArgumentError(
             "--task: the corpus has no token for what is masked; load it with task='masked-lm'."
         )
-    blocks = {name: blocks_of(sizes, name) for name in settings.presets}
-    outlines = {
-        name: _without_weights(sizes, name, of_name, corpus.vocab_size)
-        for name, of_name in blocks.items()
-    }
+    names, vocab_size = settings.presets, corpus.vocab_size
+    outlines = {name: model_without_weights(sizes, name, vocab_size) for name in names}
     for split in ("train", "validation"):
         corpus.windows(split, sizes.context)
     _check_logits(settings, corpus.vocab_size)
@@ -135,7 +133,7 @@ def prepare(settings: Settings, corpus: Corpus) -> Prepared:
         corpus.curvature_batch(sample.sequences, sample.tokens)
     if settings.observation.curvature_every:
         _check_groups(settings.observation.curvature_groups, outlines.values())
-    return Prepared(settings, corpus, blocks, outlines)
+    return Prepared(settings, corpus, outlines)
 
 
 def build_model(
@@ -208,14 +206,7 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     Raises:
         ArgumentError: the preset is unknown, sizes do not fit, or the model exceeds the memory.
     """
-    return _without_weights(sizes, preset, blocks_of(sizes, preset), vocab_size)
-
-
-def _without_weights(
-    sizes: ModelSettings, preset: str, blocks: Sequence[BlockConfig], vocab_size: int
-) -> PreTrainedModel:
-    with torch.device("meta"):
-        model = _built(sizes, preset, blocks, vocab_size, seed=0)
+    _, model = _outline(_hashable(sizes), preset, vocab_size)
     count = sum(parameter.numel() for parameter in model.parameters())
     if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
         raise ArgumentError(
@@ -224,6 +215,20 @@ def _without_weights(
             f"{in_units(memory)}; make it smaller."
         )
     return model
+
+
+def _hashable(sizes: ModelSettings) -> ModelSettings:
+    return replace(sizes, slots=tuple(sizes.slots))
+
+
+@lru_cache(maxsize=64)  # a command asks before it reads the data, and for every run
+def _outline(
+    sizes: ModelSettings, preset: str, vocab_size: int
+) -> tuple[list[BlockConfig], PreTrainedModel]:
+    """Parse a preset; return the blocks of its layers in turn, and a model on the meta device."""
+    blocks = blocks_of(sizes, preset)
+    with torch.device("meta"):
+        return blocks, _built(sizes, preset, blocks, vocab_size, seed=0)
 
 
 def _memory() -> int:
@@ -279,7 +284,7 @@ def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) 
     blocks = {
         name: {
             f"{place}": block.to_dict()
-            for place, block in enumerate(prepared.blocks[name], start=1)
+            for place, block in enumerate(prepared.blocks(name), start=1)
         }
         for name in settings.presets
     }

@@ -52,6 +52,8 @@ def compare(
         device=runs.resolve_device(device),
         report_to=report_to,
     )
+    for name in comparison.presets:  # before the data is read
+        runs.model_without_weights(model, name, text.vocab_size)
     carry_out(
         runs.compare,
         comparison,

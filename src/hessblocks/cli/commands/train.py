@@ -59,6 +59,7 @@ def train(
         device=runs.resolve_device(device),
         report_to=report_to,
     )
+    runs.model_without_weights(model, preset, text.vocab_size)  # before the data is read
     carry_out(
         runs.train,
         run,
