@@ -67,7 +67,8 @@ def kind_of(folder: Path) -> FolderKind:
     refuse_links(folder)
     try:
         ours = FolderKind(holds=_is_run, write_page=_run_page)
-        for kind in (*load_all(FOLDERS).values(), ours):
+        kinds: list[FolderKind] = [*load_all(FOLDERS).values(), ours]
+        for kind in kinds:
             if kind.holds(folder):
                 return kind
     except OSError as error:

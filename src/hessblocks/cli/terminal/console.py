@@ -73,7 +73,7 @@ def comparison_table(found: report.Comparison) -> Table:
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row.preset,
             "" if row.parameters is None else f"{row.parameters:,}",
