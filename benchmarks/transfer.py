@@ -17,7 +17,7 @@ import torch
 from hessblocks.data import BIGRAMS, BigramTable, load_corpus
 from hessblocks.settings import ModelSettings, RunSettings, TrainingSettings
 from hessblocks.storage import read_tuning, write_tuning
-from hessblocks.training import held_out, next_rate, tuning_loss
+from hessblocks.training import held_out, next_rate, prepare, tuning_loss
 
 WIDTHS = (64, 128, 256)
 WAYS = {"scaled, by width": ("scaled", "width"), "fixed, the same": ("fixed", "same")}
@@ -43,7 +43,8 @@ def main() -> dict[str, Any]:
         name = f"{block}, {way}, width {width}"
         tried = losses.setdefault(name, {})
         while (rate := next_rate(tried, MIDDLE)) is not None:
-            tried[rate] = tuning_loss(at_rate(settings(block, *chosen, width), rate), corpus)
+            run = at_rate(settings(block, *chosen, width), rate)
+            tried[rate] = tuning_loss(run, prepare(run, corpus))
             write_tuning(KEPT, SEED, losses)
         best = min(tried, key=tried.__getitem__)
         told = {f"{rate:g}": round(loss, 4) for rate, loss in sorted(tried.items())}

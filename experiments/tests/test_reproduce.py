@@ -84,7 +84,7 @@ def studies_end_in_numbers(
     ("words", "status", "sentence"),
     [
         (["fig3c"], 2, "study: 'fig3c' is unknown; did you mean 'fig3"),
-        (["fig3a", "--scale", "small"], 2, "--scale: 'small' is unknown"),
+        (["fig3a", "--scale", "small"], 2, 'Invalid value "small" for --scale'),
         (["fig3a", "--ray", "nowhere"], 2, "--ray: expected host:port"),
         (["fig3a", "--ray", "auto", "--workers", "2"], 2, "--ray: give either ray or workers"),
         ([","], 2, "expected a study, got ','"),

@@ -39,7 +39,7 @@ def test_the_help_of_all_commands_lists_it_with_its_line() -> None:
     [
         (("fig9", "--out", "out"), 2, "study: 'fig9' is unknown"),
         ((), 0, ""),
-        (("fig3a", "--scale", "huge"), 2, "--scale: 'huge' is unknown"),
+        (("fig3a", "--scale", "huge"), 2, 'Invalid value "huge" for --scale'),
         (("fig3a", "--workers", "0"), 2, "--workers: expected a whole number of at least 1, got 0"),
         (("fig3a", "--ray", "bad", "--out", "out"), 2, "--ray: expected host:port"),
     ],

@@ -18,7 +18,7 @@ from hessblocks.models import fold
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import CurvatureSettings, ObservationSettings, RunSettings
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.preparation import config_of
+from hessblocks.training.preparation import config_of, prepare
 from hessblocks.training.run import Run
 from tests.accelerator.alike import NAME, assert_alike, case_on
 from tests.data.helpers import write_code
@@ -133,11 +133,11 @@ def trained(corpus: Corpus, out: Path, device: str) -> list[float]:
         device=device,
     )
     folder = RunFolder(out)
-    folder.prepare(config_of(settings, "train", corpus))
+    folder.prepare(config_of(prepare(settings, corpus), "train"))
     with pytest.raises(StoppedError):
-        list(Run(settings, corpus, folder, StopsAt(9)).complete())
+        list(Run(settings, prepare(settings, corpus), folder, StopsAt(9)).complete())
     assert any(folder.checkpoints.iterdir())
-    rows = list(Run(settings, corpus, folder, Progress()).complete())
+    rows = list(Run(settings, prepare(settings, corpus), folder, Progress()).complete())
     lines = [
         json.loads(line)
         for path in (folder.metrics, folder.observations)

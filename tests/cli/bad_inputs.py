@@ -110,12 +110,10 @@ CASES: dict[str, Bad] = {
     "unknown preset": Bad(
         train(preset="sasp"), 2, "preset: 'sasp' is unknown; did you mean 'sas-p'"
     ),
-    "unknown command": Bad(("trian",), 2, "No such command 'trian'"),
-    "no preset": Bad(
-        ("train",), 2, "PRESET: expected a value, got none; known: pre-ln, pre-ln-zero"
-    ),
+    "unknown command": Bad(("trian",), 2, 'Unknown command "trian"'),
+    "no preset": Bad(("train",), 2, 'Command "train" parameter PRESET requires an argument'),
     "an option without its value": Bad(
-        train("--optimiser"), 2, "--optimiser: expected a value, got none; known: adamw, sgd"
+        train("--optimiser"), 2, 'Command "train" parameter --optimiser requires an argument'
     ),
     "a depth between two": Bad(
         train("--depth", "2.5"), 2, "--depth: expected a whole number, got '2.5'"
@@ -123,10 +121,10 @@ CASES: dict[str, Bad] = {
     "a seed between two": Bad(
         train("--seed", "1.5"), 2, "--seed: expected a whole number, got '1.5'"
     ),
-    "an opposite that no option has": Bad(train("--no-bf16"), 2, "No such option: --no-bf16"),
-    "an option that would be empty": Bad(("presets", "--empty-set"), 2, "No such option: --empty"),
+    "an opposite that no option has": Bad(train("--no-bf16"), 2, "Unknown option: --no-bf16"),
+    "an option that would be empty": Bad(("presets", "--empty-set"), 2, "Unknown option: --empty"),
     "a word too many": Bad(("presets", "sas"), 2, "sas: nothing more was expected here"),
-    "an option before the command": Bad(("--depth", "2"), 2, "No such option: --depth"),
+    "an option before the command": Bad(("--depth", "2"), 2, 'Unknown command "--depth"'),
     "no file of options": Bad(
         ("presets", "--config", "nope.toml"), 2, "--config: nope.toml cannot be read as TOML"
     ),
@@ -139,13 +137,13 @@ CASES: dict[str, Bad] = {
     "an unknown option in a file": Bad(
         ("presets", "--config", "o.toml"),
         2,
-        r"No such option: --dept in o.toml \(Possible options: --depth",
+        r'Unknown option: "\[?dept\]?" from .*o.toml',
         lambda p: (p / "o.toml").write_text("dept = 2"),
     ),
     "a wrong value in a file": Bad(
         ("presets", "--config=o.toml"),
         2,
-        "--depth: expected a whole number, got 'many' in o.toml",
+        r"\[depth\]: expected a whole number, got 'many' in .*o.toml",
         lambda p: (p / "o.toml").write_text("depth = 'many'"),
     ),
     "a table in a file of options": Bad(
@@ -154,7 +152,7 @@ CASES: dict[str, Bad] = {
         "--config: o.toml has 'train', which is no option",
         lambda p: (p / "o.toml").write_text("[train]\nsteps = 2"),
     ),
-    "unknown option": Bad(train("--stepz", "3"), 2, "No such option: --stepz"),
+    "unknown option": Bad(train("--stepz", "3"), 2, "Unknown option: --stepz"),
     "depth 0": Bad(
         train("--depth", "0"), 2, "--depth: expected a whole number of at least 1, got 0"
     ),
@@ -174,9 +172,13 @@ CASES: dict[str, Bad] = {
     "rate 1e30": Bad(train("--learning-rate", "1e30"), 1, "diverged"),
     "momentum with adamw": Bad(train("--momentum", "0.9"), 2, "--momentum: adamw has none"),
     "unknown optimiser": Bad(
-        train("--optimiser", "adam"), 2, "--optimiser: 'adam' is unknown; did you mean 'adamw'"
+        train("--optimiser", "adam"),
+        2,
+        'Invalid value "adam" for --optimiser. Choose from: .* Did you mean "adamw"',
     ),
-    "unknown schedule": Bad(train("--schedule", "const"), 2, "--schedule: 'const' is unknown"),
+    "unknown schedule": Bad(
+        train("--schedule", "const"), 2, 'Invalid value "const" for --schedule'
+    ),
     # data
     "data missing": Bad(train("--data", "/nope/x"), 2, "--data: /nope/x is no file or folder"),
     "data empty file": Bad(
@@ -258,7 +260,6 @@ CASES: dict[str, Bad] = {
     "presets twice": Bad(
         compare("--presets", "sas,sas"), 2, "--presets: expected one or more, each once"
     ),
-    "unknown match": Bad(compare("--match", "watts"), 2, "--match: 'watts' is unknown"),
     "presets with a space": Bad(
         compare(
             *("--presets", "pre-ln, sas", "--curvature-probes", "4"),
@@ -276,12 +277,7 @@ CASES: dict[str, Bad] = {
         2,
         "--report-to: 'wandbb' is unknown; did you mean 'wandb'",
     ),
-    "a command of before": Bad(
-        ("finetune", "m", "--data", "rows.csv"), 2, "finetune: is no command any more"
-    ),
-    "help of a command of before": Bad(("finetune", "--help"), 2, "examples/classify_a_table.py"),
-    "a command of before, alone": Bad(("finetune",), 2, "transformers' Trainer does it"),
-    "a command that is nearly one of before": Bad(("finetun",), 2, "No such command 'finetun'"),
+    "a command that is nearly one of before": Bad(("finetun",), 2, 'Unknown command "finetun"'),
     # models to measure
     "model folder missing": Bad(curvature("nofolder/x/y"), 2, "MODEL: nofolder/x/y is no folder"),
     "no name of a model": Bad(curvature("a b", *LOOK), 2, "MODEL: a b is no folder; give one"),
@@ -339,13 +335,13 @@ CASES: dict[str, Bad] = {
     "unknown level": Bad(
         curvature("m", *LOOK, "--level", "layer"),
         2,
-        "--level: 'layer' is unknown",
+        'Invalid value "layer" for --level',
         lambda p: gpt2(p / "m"),
     ),
     "unknown method": Bad(
         curvature("m", *LOOK, "--method", "sample"),
         2,
-        "--method: 'sample' is unknown; did you mean 'sampled'",
+        'Invalid value "sample" for --method. .* Did you mean "sampled"',
         lambda p: gpt2(p / "m"),
     ),
     "sampled parts": Bad(
@@ -354,28 +350,10 @@ CASES: dict[str, Bad] = {
         "--method: sampled measures the outer part alone; add --parts outer",
         lambda p: gpt2(p / "m"),
     ),
-    "a budget below zero": Bad(
-        curvature("m", *LOOK, "--budget", "-1"),
-        2,
-        "--budget: expected minutes above 0, got -1",
-        lambda p: gpt2(p / "m"),
-    ),
-    "a budget without an end": Bad(
-        curvature("m", *LOOK, "--budget", "inf"),
-        2,
-        "--budget: expected minutes above 0, got inf",
-        lambda p: gpt2(p / "m"),
-    ),
     "a memory limit that is no number": Bad(
         curvature("m", *LOOK, "--memory-limit", "nan"),
         2,
         "--memory-limit: expected .*GB",
-        lambda p: gpt2(p / "m"),
-    ),
-    "a budget too small for one product": Bad(
-        curvature("m", *LOOK, "--budget", "1e-9"),
-        2,
-        r"budget: too small; \d+ products, the fewest for an error bar, take about",
         lambda p: gpt2(p / "m"),
     ),
     "more eigenvalues than parameters": Bad(

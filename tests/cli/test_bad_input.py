@@ -123,7 +123,7 @@ def test_what_cannot_be_built_is_refused_before_any_data_is_read(
 def test_an_unknown_command(shell: Shell) -> None:
     outcome = shell("trian")
     assert outcome.status == 2
-    assert "No such command 'trian'" in outcome.errors
+    assert 'Unknown command "trian"' in outcome.errors
 
 
 @pytest.mark.parametrize("out", ["/proc/hessblocks", "/dev/null/out"])

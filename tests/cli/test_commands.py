@@ -13,10 +13,9 @@ import hessblocks.training
 from hessblocks.cli import app
 from hessblocks.cli.app import main
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.cli.commands.compare import _next
 from hessblocks.cli.commands.demo import PRESETS, RATE
 from hessblocks.errors import ArgumentError, RunError
-from hessblocks.settings.run_settings import ComparisonSettings, DataSettings
+from hessblocks.settings.run_settings import ComparisonSettings
 from tests.cli.helpers import Shell, sentence, use_the_terminal
 from tests.pictures import empty_pictures
 
@@ -55,7 +54,7 @@ def test_compare_shows_a_table_the_report_and_the_shares_of_time(
     assert "attention.key of layers 0, 1" in outcome.output  # zero at initialisation, named
     assert re.search(r"\d+ s: data \d+ %, report \d+ %", outcome.output.replace("\n", " "))
     assert f"report  {compared / 'report.html'}" in outcome.output
-    assert "next    hessblocks train" in outcome.output
+    assert re.search(r"next    hessblocks compare .* --seeds 3$", outcome.output, re.M)
 
 
 def test_json_is_one_object_with_what_was_measured(shell: Shell, compared: Path) -> None:
@@ -245,15 +244,8 @@ def test_the_help_begins_as_the_readme(shell: Shell) -> None:
     assert " ".join(tagline[1].split()) in " ".join(shell("--help").output.split())
 
 
-def test_what_follows_a_block_of_a_file_is_put_beside_other_runs() -> None:
-    asked = ComparisonSettings(presets=("sas", "mine"))
-    line = _next("runs/mine.json", None, asked, DataSettings())
-    assert line.startswith("hessblocks train runs/mine.json ")
-    assert line.endswith(" --out runs/mine")
-
-
 @pytest.mark.parametrize(
-    "words", ["train sas --data", "price m --data", "curvature m --data", "check", "demo --out"]
+    "words", ["train sas --data", "price m --data", "curvature m --data", "report", "demo --out"]
 )
 def test_an_empty_path_is_not_the_current_folder(shell: Shell, words: str) -> None:
     refused = shell(*words.split(), "")

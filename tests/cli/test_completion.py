@@ -9,7 +9,7 @@ import pytest
 import hessblocks as hb
 from hessblocks.cli.app import OWN, main
 from hessblocks.cli.options import KNOWN, PRESETS
-from hessblocks.training.preparation import TRACKERS
+from hessblocks.settings.run_settings import TRACKERS
 from tests.cli.test_start import HEAVY, answer
 
 Printed = pytest.CaptureFixture[str]
@@ -62,7 +62,6 @@ def test_the_script_for_a_shell_is_shown(shell: str, capsys: Printed) -> None:
         ("tr", {"train"}),
         ("compare --pres", {"--presets"}),
         ("train sas --optimiser s", {"sgd"}),
-        ("compare --match ", {"steps", "tokens", "time", "flops"}),
         ("curvature m --level he", {"head"}),
         ("reproduce --scale sm", {"smoke"}),
     ],

@@ -21,8 +21,6 @@ from hessblocks.cli.terminal.console import plain_table, show
 from hessblocks.data.cache import CacheWarning
 from hessblocks.escape import printable, printable_lines, shell_line
 from hessblocks.report.page import command_line
-from hessblocks.settings import ComparisonSettings, DataSettings, make
-from hessblocks.storage.config import Settings
 from hessblocks.storage.tables import ResultRow, read_results, write_results
 from tests.cli.helpers import Shell, sentence
 from tests.pictures import empty_pictures
@@ -129,17 +127,6 @@ def test_a_folder_of_that_name_is_trained_in_and_its_command_works(
     shell.capture.readouterr()
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     assert shell.capture.readouterr().out.startswith("def")  # text that the model went on with
-
-
-def test_text_of_that_name_is_offered_again_quoted(tmp_path: Path) -> None:
-    from hessblocks.cli.commands.compare import _next
-
-    for name in NAMES.values():
-        asked = make(ComparisonSettings, {"presets": ("sas",)})
-        line = _next("sas", None, asked, DataSettings(data=name))
-        assert not RAW.search(line)
-        words = words_of(line, tmp_path)
-        assert words[words.index("--data") + 1] == name
 
 
 @pytest.mark.parametrize(
@@ -278,8 +265,7 @@ def page_of_curvature_is_whole(shell: Shell, tmp_path: Path, *more: str) -> None
         ElementTree.fromstring(picture.read_bytes())
 
 
-def test_a_block_of_somebody_elses_run_is_no_option_of_the_command(tmp_path: Path) -> None:
-    settings = Settings(command="train", presets=("--out=x",), seeds=(0,), values={})
-    assert command_line(settings).endswith(" --out DIR -- --out=x")
-    settings = Settings(command="train", presets=("sas",), seeds=(0,), values={})
-    assert command_line(settings).startswith("hessblocks train sas ")
+def test_a_command_of_somebody_else_is_quoted_and_of_hessblocks(tmp_path: Path) -> None:
+    (tmp_path / "command.json").write_text(json.dumps({"words": ["train", "; reboot", "\x1b"]}))
+    assert command_line(tmp_path).startswith("hessblocks train '; reboot' ")
+    assert not RAW.search(command_line(tmp_path))

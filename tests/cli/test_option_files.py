@@ -59,7 +59,7 @@ def test_a_table_in_a_file_is_refused(shell: Shell, tmp_path: Path) -> None:
         (TrainingSettings, {"optimiser": "adma"}, "--optimiser: 'adma' is unknown; did you mean"),
         (TrainingSettings, {"schedule": "const"}, "--schedule: 'const' is unknown"),
         (CurvatureInspection, {"level": "layer"}, "--level: 'layer' is unknown"),
-        (ComparisonSettings, {"presets": ["sas"], "match": "watts"}, "--match: 'watts' is unknown"),
+        (ComparisonSettings, {"presets": ["sas"], "report_to": "x"}, "--report-to: 'x' is unknown"),
     ],
 )
 def test_unknown_names_are_refused_from_python(settings: type, given: dict, said: str) -> None:

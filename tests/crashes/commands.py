@@ -49,7 +49,7 @@ _PROBES = ["--curvature-sequences", "1", "--curvature-tokens", "4", "--curvature
 COMMANDS = {
     "train": ["train", "sas", *_SIZES, *_STEPS, "--gains-every", "2"],
     "compare": [
-        *("compare", "--presets", "sas,sas-p", "--match", "flops"),
+        *("compare", "--presets", "sas,sas-p"),
         *(*_SIZES, *_STEPS, *_PROBES, "--gains-every", "2"),
     ],
     "curvature": [

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from hessblocks.curvature import cost as costs
 from hessblocks.curvature import map as maps
 from hessblocks.curvature.cost import BLOCKS, Cost
 from hessblocks.curvature.frobenius_norms import group_norms
@@ -94,7 +93,7 @@ def test_the_cost_is_told_before_the_work(method: str, monkeypatch: pytest.Monke
         assert cost.groups == len(groups)
         products = sum(min(4, group.size) for group in groups.values())
         assert cost.products == (16 if method == "sampled" else products)
-        assert cost.seconds
+        assert 0.4 * cost.products <= cost.gradients <= cost.products
         assert cost.bytes > 0
         assert f"{cost.products} products, about" in str(cost)
 
@@ -108,33 +107,6 @@ def test_the_cost_is_in_the_log_where_that_is_read(caplog: pytest.LogCaptureFixt
         curvature_map(case.problem, groups, probes=4)
     (record,) = caplog.records
     assert "4 probes in each of 5 groups" in record.getMessage()
-
-
-@pytest.mark.parametrize("method", ["probes", "sampled"])
-def test_a_budget_buys_what_it_allows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES["gpt2" if method == "probes" else "classification"]()
-    groups = parameter_groups(case.model)
-    monkeypatch.setattr(costs, "_clocked", lambda run, work: 1.0)
-    monkeypatch.setattr(costs.time, "perf_counter", lambda: 0.0)
-    told: list[Cost] = []
-    options: dict[str, Any] = {"part": "outer", "method": method, "tell": told.append}
-    found = curvature_map(case.problem, groups, **options, budget=2)
-    (cost,) = told
-    assert cost.seconds is not None
-    assert 0.8 * 120 <= cost.seconds <= 120
-    largest = max(found.table.values(), key=lambda cell: cell.probes)
-    assert largest.probes == cost.count * (2 if method == "probes" else 1)
-    with pytest.raises(
-        ArgumentError, match=r"budget: too small; \d+ products, the fewest .* \(.* s each\)"
-    ):
-        curvature_map(case.problem, groups, **options, budget=0.01)
-
-
-@pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf"), "3"])
-def test_a_budget_is_a_time(budget: Any) -> None:
-    case = CASES["regression"]()
-    with pytest.raises(ArgumentError, match="budget: expected minutes above 0"):
-        curvature_map(case.problem, parameter_groups(case.model), budget=budget)
 
 
 def test_unknown_ways_are_refused() -> None:

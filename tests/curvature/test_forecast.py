@@ -15,7 +15,7 @@ from hessblocks.curvature import frobenius_norms
 from hessblocks.curvature import map as maps
 from hessblocks.curvature.cost import Cost, Forecast
 
-COST = Cost(method="probes", count=10, groups=10, products=100, seconds=None, bytes=0)
+COST = Cost(method="probes", count=10, groups=10, products=100, gradients=97.0, bytes=0)
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, *times: float) -> None:
@@ -35,8 +35,8 @@ def test_what_is_spent_once_counts_once(
     for done in (10, 20, 30):
         forecast(done)
     assert said(caplog) == [
-        "10 probes in each of 10 groups: 100 products, about 3.5 minutes, 0 bytes; "
-        "budget=MINUTES bounds it"
+        "10 probes in each of 10 groups: 100 products, about 97 gradients, 0 bytes, about "
+        "3.5 minutes; fewer probes take less"
     ]
 
 
@@ -50,15 +50,15 @@ def test_a_sample_takes_as_many_passes_as_the_data(
     assert "about 5 minutes" in said(caplog)[0]
 
 
-@pytest.mark.parametrize(("seconds", "times"), [(None, (0, 0.5, 1)), (900.0, (0, 30, 60))])
+@pytest.mark.parametrize(("told", "times"), [(False, (0, 0.5, 1)), (True, (0, 30, 60))])
 def test_short_work_and_what_was_told_before_are_not_said(
-    seconds: float | None,
+    told: bool,
     times: tuple[float, ...],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock(monkeypatch, *times)
-    forecast = Forecast(Cost(**{**vars(COST), "seconds": seconds}))
+    forecast = Forecast(COST, told=told)
     forecast(10)
     forecast(20)
     assert said(caplog) == []
@@ -84,7 +84,6 @@ def test_norms_and_maps_say_it_from_their_own_products(
             return real(*given, **options)
 
         monkeypatch.setattr(module, "column_squares", noted)
-    monkeypatch.setattr(costs, "total_products", None)  # no product is measured for it
     function(problem, groups, probes=4, method=method, **about)
     assert said(caplog) == []
     ticks = itertools.count(0, 10)
@@ -109,7 +108,7 @@ def test_the_first_columns_are_counted_by_their_own_products(
     groups = hb.custom_groups(model, {"a": "0.*", "b": "2.weight", "c": "2.bias"})
     done: dict[str, list[int]] = {"norms": [], "map": []}
     for name, module in (("norms", frobenius_norms), ("map", maps)):
-        monkeypatch.setattr(module, "Forecast", lambda cost, own=done[name]: own.append)
+        monkeypatch.setattr(module, "Forecast", lambda cost, own=done[name], told=False: own.append)
     hb.group_norms(problem, groups, probes=8)
     hb.curvature_map(problem, groups, probes=8)
     assert done == {"norms": [8, 16, 21], "map": [8, 16, 21]}

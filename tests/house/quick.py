@@ -30,7 +30,12 @@ LAWS = (
     "tests/mutants/test_mutants.py",
 )
 """Test files that every change is judged by."""
-MIRRORS = {"architectures": "curvature", "figures": "report", "drawing": "report", "settings": "cli"}
+MIRRORS = {
+    "architectures": "curvature",
+    "figures": "report",
+    "drawing": "report",
+    "settings": "cli",
+}
 """Package → folder of tests, where it has another name."""
 PAGES = ["tests/test_docs.py", "tests/test_readme.py", "tests/test_words.py"]
 

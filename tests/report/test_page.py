@@ -96,7 +96,6 @@ def test_anchors_are_unique_and_the_contents_lead_to_them(page) -> None:
         "than that of pre-ln (",
         "n = 256 held-out tokens (8 windows of 32), 16 random probes a group",
         "Mean over 2 seeds (0, 1)",
-        "hessblocks compare --presets pre-ln,parallel,sas,sas-p,sas-p-no-norm",
         "8.0 GB",
         "What the quantities mean",
     ],

@@ -12,11 +12,10 @@ from safetensors.torch import save_file
 from transformers import AlbertConfig, AlbertModel, GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.figures.figure import read_figure
 from hessblocks.models.saved import Saved
-from hessblocks.storage import check_folder, load_curvature, load_results
+from hessblocks.storage import load_curvature, load_results
 from hessblocks.storage.files import DEEPEST, parse_json, read_object, stays_inside
 from hessblocks.storage.lines import fault_in_lines, read_lines
 from hessblocks.storage.manifest import check_manifest, remembered_in
@@ -51,7 +50,7 @@ def test_what_is_within_the_bounds_is_read_as_ever() -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: load_results(path.parent),
-    "config.json": lambda path: (load_results(path.parent), check_folder(path.parent)),
+    "config.json": lambda path: load_results(path.parent),
     "environment.json": lambda path: load_results(path.parent),
     "figure.json": read_figure,
     "any.json": read_object,
@@ -125,9 +124,8 @@ def test_a_block_of_a_folder_is_no_path_out_of_it(tmp_path: Path) -> None:
         neighbour.config["presets"] = [name]
         folder = neighbour.write(tmp_path / f"sent{number}")
         (folder / "runs").mkdir()
-        for read in (load_results, check_folder):
-            with pytest.raises(RunError, match=r"config.json: `presets`: expected names of blocks"):
-                read(folder)
+        with pytest.raises(RunError, match=r"config.json: `presets`: expected names of blocks"):
+            load_results(folder)
 
 
 def test_any_other_name_stays() -> None:
@@ -153,9 +151,8 @@ def test_the_request_of_curvature_is_read_in_one_form(
     )
     assert load_curvature(tmp_path).missing == ("a",)
     (tmp_path / "config.json").write_text(json.dumps(config | spoilt))
-    for read in (load_curvature, check_folder):
-        with pytest.raises(RunError, match=r"config.json: expected `groups`"):
-            read(tmp_path)
+    with pytest.raises(RunError, match=r"config.json: expected `groups`"):
+        load_curvature(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +199,6 @@ def test_more_layers_than_the_weights_have_are_refused_before_they_are_made(
         RunError, match=rf"config.json: {path[-1]} is 1,000,000,000, more than the \d+ tensors"
     ):
         Saved.at(str(folder))
-    with pytest.raises(RunError, match="more than the"):
-        WeightsFolder(folder)
 
 
 def test_some_layers_more_than_tensors_pass(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from hessblocks.storage.config import EnvironmentWarning
 from hessblocks.storage.tables import read_results
 from hessblocks.training.comparison import compare
 from hessblocks.training.folder import claimed
-from hessblocks.training.preparation import config_of, resolve_device
+from hessblocks.training.preparation import config_of, prepare, resolve_device
 from tests.training.helpers import COMPARISON, MODEL, SIZES, TRAINING, complete, files, numbers
 
 UNMAPPED = replace(COMPARISON, curvature=None)
@@ -108,7 +108,7 @@ def test_a_file_in_the_place_of_the_folder_is_named(corpus: Corpus, tmp_path: Pa
 
 
 def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: Path) -> None:
-    config = config_of(COMPARISON, "compare", corpus)
+    config = config_of(prepare(COMPARISON, corpus), "compare")
     with claimed(tmp_path / "out", config), pytest.raises(RunError, match="in use by process"):  # noqa: SIM117
         with claimed(tmp_path / "out", config):
             pass
@@ -116,11 +116,11 @@ def test_two_processes_never_write_to_the_same_folder(corpus: Corpus, tmp_path: 
 
 @pytest.mark.slow
 def test_other_versions_are_said(corpus: Corpus, tmp_path: Path) -> None:
-    config = config_of(UNMAPPED, "compare", corpus)
+    config = config_of(prepare(UNMAPPED, corpus), "compare")
     run = UNMAPPED.runs()[0]
     with claimed(tmp_path / "out", config) as folder:
         own = folder.run(run.preset, run.seed)
-        own.prepare(config_of(run, "compare", corpus))
+        own.prepare(config_of(prepare(run, corpus), "compare"))
         values = json.loads(own.environment.read_text())
     values["packages"]["torch"] = "1.0"
     own.environment.write_text(json.dumps(values))

@@ -17,7 +17,7 @@ from hessblocks.settings.run_settings import RunSettings
 from hessblocks.storage.lines import read_lines
 from hessblocks.storage.tables import ResultRow, read_results
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.preparation import config_of
+from hessblocks.training.preparation import config_of, prepare
 from hessblocks.training.run import Run
 from hessblocks.training.trainer import ShuffledPasses, spread
 from tests.breadth import everyday
@@ -35,8 +35,8 @@ def settings(preset: str = "sas", **training: object) -> RunSettings:
 
 def run(corpus: Corpus, out: Path, chosen: RunSettings) -> tuple[RunFolder, list[ResultRow]]:
     folder = RunFolder(out)
-    folder.prepare(config_of(chosen, "train", corpus))
-    return folder, list(Run(chosen, corpus, folder, Progress()).complete())
+    folder.prepare(config_of(prepare(chosen, corpus), "train"))
+    return folder, list(Run(chosen, prepare(chosen, corpus), folder, Progress()).complete())
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_the_card_of_a_trained_model_tells_of_its_training_and_runs(
     assert found["tokens"].shape[1] > 8
     assert str(tmp_path) not in card
     (folder.model / "README.md").write_text("Mine.")
-    assert list(Run(chosen, corpus, folder, Progress()).complete()) == rows
+    assert list(Run(chosen, prepare(chosen, corpus), folder, Progress()).complete()) == rows
 
 
 def test_no_path_user_or_host_is_written_down(

@@ -8,6 +8,7 @@ import pytest
 from hessblocks.data.corpus import Corpus
 from hessblocks.errors import RunError
 from hessblocks.storage import read_tuning, write_tuning
+from hessblocks.training.preparation import prepare
 from hessblocks.training.tuning import FARTHEST, MIDDLE, half_decade, next_rate, tuning_loss
 from tests.training.helpers import MODEL, TRAINING
 from tests.training.test_run import run, settings
@@ -64,4 +65,4 @@ def test_a_tuning_run_ends_where_a_run_of_its_seed_does(corpus: Corpus, tmp_path
     _, rows = run(corpus, tmp_path / "out", chosen)
     (final,) = (row.value for row in rows if (row.quantity, row.stage) == ("loss", "final"))
     assert (chosen.model, chosen.training) == (MODEL, TRAINING)
-    assert tuning_loss(chosen, corpus) == final
+    assert tuning_loss(chosen, prepare(chosen, corpus)) == final

@@ -1,15 +1,14 @@
 """Run the `hessblocks` command: its sub-commands, and the output of errors and warnings."""
 
-import difflib
 import os
 import signal
 import sys
 import tomllib
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import cyclopts
 from cyclopts import App, Argument, ArgumentCollection, CycloptsError, Group, Parameter
@@ -18,18 +17,14 @@ from rich.console import Console
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.cli.extensions import other_commands
+from hessblocks.cli.extensions import COMMANDS as FURTHER
+from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
 from hessblocks.cli.interruption import signals_interrupt
-from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory, unknown_name
+from hessblocks.cli.options import WORDS
+from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
-
-GONE = {
-    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, "
-    "see examples/classify_a_table.py of the repository."
-}
-"""Removed command → error message, which says what to use instead."""
 
 
 def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -114,12 +109,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0 success, 1 failure, 2 wrong arguments, 128 + number of a signal.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    WORDS.set(tuple(words))
     keep_freed_memory()
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
-            if words and words[0] in GONE:
-                raise ArgumentError(GONE[words[0]])
             _add_other_commands(words[0] if words else "")
             if not words:
                 app.help_print([], console=Console(stderr=True))
@@ -148,10 +142,11 @@ def _add_other_commands(asked: str = "") -> None:
     """Add the commands of other distributions, unless the user asked for one of ours."""
     if asked in OWN:
         return
-    for name, command, distribution in other_commands(asked):
+    if lacking := lacking_for(asked):
+        raise ArgumentError(f"{asked}: {lacking}")
+    for name, command in load_all(FURTHER).items():
         if name not in app:
-            group = Group(f"From {distribution}", sort_key=len(COMMANDS))
-            app.command(command, name=name, group=group)
+            app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(COMMANDS)))
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:
@@ -201,71 +196,19 @@ def _show_warning(
         print(f"hessblocks: warning: {shown}", file=sys.stderr)
 
 
-EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
-
-
 def sentence(error: CycloptsError) -> str:
-    """Describe a parsing error in one sentence, with the known names and similar ones."""
+    """Write a parsing error on one line."""
     match error:
-        case cyclopts.UnknownCommandError(unused_tokens=[name, *_], app=app):
-            if name.startswith("-"):
-                return f"No such option: {name}"
-            return _unknown_command(name, [each for each in app or () if not each.startswith("-")])
-        case cyclopts.UnknownOptionError(token=token, argument_collection=arguments):
-            return _unknown_option(token, arguments)
-        case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
-            return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
-        case cyclopts.MissingArgumentError(argument=Argument() as argument):
-            known = ", ".join(_known(argument))
-            end = f"; known: {known}." if known else "."
-            return f"{_name(argument)}: expected a value, got none{end}"
-        case cyclopts.CoercionError(argument=Argument() as argument, token=token) if token:
-            return _unfit(argument, token)
         case cyclopts.ValidationError(argument=Argument() as argument, exception_message=reason):
             return f"{_name(argument)}: {reason}"
+        case cyclopts.UnusedCliTokensError(unused_tokens=[*words]):
+            return f"{' '.join(words)}: nothing more was expected here; an option begins with --."
+        case cyclopts.CoercionError(token=token) if token and token.source != "cli":
+            return f"{' '.join(str(error).split())} in {token.source}"
     return " ".join(str(error).split())
-
-
-def _unknown_command(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"No such command {name!r}.{hint} Known: {', '.join(known)}."
-
-
-def _unknown_option(token: Any, arguments: Iterable[Argument]) -> str:
-    """Suggest options with similar names, or with the given initials (lr for learning-rate)."""
-    given = token.keyword or token.value
-    known = [name for argument in arguments if argument.parse for name in argument.names]
-    if token.source != "cli":
-        given, place = f"--{given.strip('[]')}", f" in {token.source}"
-    else:
-        given, place = given.partition("=")[0], ""
-    initials = [
-        name for name in known if "".join(w[:1] for w in name[2:].split("-")) == given.lstrip("-")
-    ]
-    near = initials or difflib.get_close_matches(given, known)
-    hint = f" (Possible options: {', '.join(near)})" if near else ""
-    return f"No such option: {given}{place}{hint}"
-
-
-def _unfit(argument: Argument, token: Any) -> str:
-    name = _name(argument)
-    if argument.parameter.choices:
-        return str(unknown_name(name, token.value, _known(argument)))
-    place = "" if token.source == "cli" else f" in {token.source}"
-    hints = (argument.hint, *get_args(argument.hint))
-    kinds = [kind for kind in EXPECTED if kind in hints]
-    expected = EXPECTED[kinds[0]] if kinds else "another value"
-    return f"{name}: expected {expected}, got {token.value!r}{place}."
 
 
 def _name(argument: Argument) -> str:
     """Return the name of an option as a user types it; a positional argument has no dashes."""
     name = argument.names[0]
     return name if argument.field_info.is_keyword_only else name.lstrip("-")
-
-
-def _known(argument: Argument) -> tuple[str, ...]:
-    """List the allowed values of an option, or else its shell completions."""
-    offered: tuple[str, ...] = getattr(argument.parameter.completer, "names", ())
-    return argument.get_choices() or offered

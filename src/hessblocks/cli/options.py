@@ -7,6 +7,7 @@ adds completions, converters, choices and the panel.
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,8 @@ from cyclopts import Group, Parameter, Token
 from hessblocks import settings
 from hessblocks.conventions import PARTS
 
+WORDS: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
+"""Words of the present command, after `hessblocks`."""
 NAMES = "pre-ln pre-ln-zero post-ln parallel skipless v-skipinit sas sas-p sas-p-no-norm op modern"
 PRESETS = tuple(NAMES.split())
 """Names of `hessblocks.blocks.PRESETS`, repeated here since importing that module loads torch."""
@@ -56,7 +59,10 @@ def listed(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
 
 def whole(_: Any, tokens: Sequence[Token]) -> int:
     """Read a whole number; cyclopts would take 2.5 for 2."""
-    return int(tokens[-1].value)
+    try:
+        return int(tokens[-1].value)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got {tokens[-1].value!r}") from None
 
 
 def within(help_text: str, *ranges: settings.Range) -> Parameter:

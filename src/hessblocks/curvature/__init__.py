@@ -4,7 +4,7 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.attention import registered_attention, second_order_attention
 from hessblocks.curvature.check_derivatives import DerivativeCheck, check_derivatives
 from hessblocks.curvature.columns import ColumnSquares, check_probes, column_squares
-from hessblocks.curvature.cost import Cost, Work, decide, product_seconds
+from hessblocks.curvature.cost import SAMPLE, WHOLE_PRODUCT, Cost, Work, decide
 from hessblocks.curvature.exact import exact_attention_curvature, exact_last_block
 from hessblocks.curvature.frobenius_norms import GroupNorms, group_norms, heterogeneity, norm_rows
 from hessblocks.curvature.groups import (
@@ -51,6 +51,7 @@ from hessblocks.curvature.sampled import (
     Gradients,
     MonteCarloFisher,
     SampledPass,
+    Sampling,
     gram_matrices,
     plan_passes,
     plan_samples,

@@ -106,7 +106,6 @@ def group_norms(
     seed: int = 0,
     parts: Sequence[Part] = PARTS,
     method: str = "auto",
-    budget: float | None = None,
     tell: Tell | None = None,
 ) -> GroupNorms:
     """Estimate Frobenius norms of the diagonal blocks of H_o, H_f and H by Hutchinson's probes.
@@ -122,7 +121,6 @@ def group_norms(
         seed: seed of the probes; groups of equal size have the same probes.
         parts: parts to estimate.
         method: see `curvature_map`; `sampled` is for H_o only.
-        budget: minutes; determines the number of probes instead of `probes`.
         tell: see `curvature_map`.
 
     Returns:
@@ -150,9 +148,9 @@ def group_norms(
     check_probes(probes)
     _check_parts(parts)
     work = Work(problem=problem, groups=groups, parts=parts, blocks="diagonal")
-    cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)
+    cost, sampling = decide(work, probes=probes, method=method, tell=tell)
     if sampling:
-        step = Forecast(cost, len(sampling.plan.passes))
+        step = Forecast(cost, len(sampling.plan.passes), told=tell is not None)
         grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
         pairs = norms_from_pairs(grams.products)
         sampled: dict[str, dict[Part, Estimate]] = {
@@ -160,7 +158,7 @@ def group_norms(
         }
         return GroupNorms(groups, sampled)
     found: dict[str, dict[Part, Estimate]] = {}
-    forecast = Forecast(cost)
+    forecast = Forecast(cost, told=tell is not None)
     for name in groups:
         own = column_squares(problem, groups, name, [name], parts, cost.count, seed, by_name=False)
         found[name] = {part: own.norm(part, name) for part in parts}

@@ -103,7 +103,6 @@ def curvature_map(
     *,
     method: str = "auto",
     blocks: Blocks = "all",
-    budget: float | None = None,
     tell: Tell | None = None,
 ) -> CurvatureMap:
     """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
@@ -129,17 +128,16 @@ def curvature_map(
             costs less and the samples fit the memory; the map's `method` is the choice.
         blocks: `all`; `triangle`, where one column estimates each block, with K probes instead of
             2 K; `diagonal`, only diagonal blocks.
-        budget: minutes; determines the number of probes instead of `probes`.
-        tell: called with the estimated cost before the work starts, such as `print`; the estimate
-            costs one product. None: log it to `hessblocks.curvature` at level INFO. If that level
-            is off, log a WARNING (on stderr) soon after the start of work of over a minute.
+        tell: called with the estimated cost before the work starts, such as `print`. None: log it
+            to `hessblocks.curvature` at level INFO, and log a WARNING (on stderr) soon after the
+            start of work of over a minute.
 
     Returns:
         The map; `.to_rows()`, `.plot()`, `.heterogeneity`, `.off_diagonal_share`.
 
     Raises:
-        ArgumentError: an unknown part, method or kind of blocks, no group, too few probes, a budget
-            that is too small, or `sampled` for another part or for a callable loss.
+        ArgumentError: an unknown part, method or kind of blocks, no group, too few probes,
+            or `sampled` for another part or for a callable loss.
         RunError: a loss or a product is not finite.
 
     Cost: about two gradients' time for each group and probe; 40 % less for `triangle`, half for
@@ -160,12 +158,12 @@ def curvature_map(
     groups = groups_of(problem, groups)
     check_probes(probes)
     work = Work(problem=problem, groups=groups, parts=[part], blocks=blocks)
-    cost, sampling = decide(work, probes=probes, method=method, budget=budget, tell=tell)
+    cost, sampling = decide(work, probes=probes, method=method, tell=tell)
     if sampling:
-        step = Forecast(cost, len(sampling.plan.passes))
+        step = Forecast(cost, len(sampling.plan.passes), told=tell is not None)
         grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
         return combine_samples(groups, grams.products, own=blocks == "diagonal")
-    names, columns, forecast = list(groups), [], Forecast(cost)
+    names, columns, forecast = list(groups), [], Forecast(cost, told=tell is not None)
     for n in names:
         rows = rows_of(names, n, blocks)
         columns.append(column_squares(problem, groups, n, rows, [part], cost.count, seed))

@@ -25,7 +25,6 @@ def compare(
     data: AnyPath | None = None,
     vocab_size: int = DEFAULT_VOCABULARY,
     seeds: Sequence[int] = (0,),
-    match: str = "steps",
     device: str = "auto",
     progress: Progress | None = None,
     finish: Callable[[Path], object] | None = None,
@@ -40,7 +39,6 @@ def compare(
         data: file or folder of text; None: Python's standard library.
         vocab_size: size of the vocabulary learnt from the data.
         seeds: random seeds; each block is trained once with each seed.
-        match: budget that is equal for all blocks, set by the first: steps, tokens, time or flops.
         device: auto, cpu or cuda.
         progress: shows stages and steps.
         finish: called with the folder at the end, such as `hessblocks.report.write_report`.
@@ -92,7 +90,6 @@ def compare(
     comparison = settings.ComparisonSettings(
         presets=tuple(given),
         seeds=tuple(seeds),
-        match=match,
         model=replace(model, blocks=tuple(written)),
         training=training.of_each,
         tune=training.tune,

@@ -2,9 +2,10 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hessblocks import curvature, linalg
 from hessblocks.conventions import Part
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection.curvature_tables import write_tables
-from hessblocks.inspection.spending import Spending, Subjects, in_time
+from hessblocks.inspection.spending import Spending, Subjects
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection
 from hessblocks.storage import group_key, identity_in, mended_store
@@ -38,7 +39,27 @@ WHOLE = ""
 """Name of the record of all groups together."""
 
 
-@dataclass(frozen=True)
+class _Counted(linalg.LinearOperator):
+    """Operator that reports each of its products."""
+
+    def __init__(self, op: linalg.LinearOperator, step: Callable[[], None]) -> None:
+        super().__init__(
+            op.shape,
+            dtype=op.dtype,
+            device=op.device,
+            symmetric=True,
+            positive_semidefinite=op.positive_semidefinite,
+        )
+        self._op, self._step = op, step
+
+    def _matmat(self, columns: Tensor) -> Tensor:
+        product = self._op @ columns
+        for _ in range(columns.shape[1]):
+            self._step()
+        return product
+
+
+@dataclass
 class CurvatureRun:
     """Measurement of a model's curvature in a folder; `complete` measures the missing groups."""
 
@@ -52,10 +73,12 @@ class CurvatureRun:
     """Numbers of probes, samples and products to spend."""
     folder: Path
     """Prepared run folder."""
-    end: float = math.inf
-    """Time at which measurements must end, in seconds of `perf_counter`."""
+    progress: Progress
+    """Shows the work done, in gradients."""
+    _done: float = 0.0
+    """Cost of the finished groups in gradients."""
 
-    def complete(self, progress: Progress) -> None:
+    def complete(self) -> None:
         """Measure the groups that are not stored yet, and write the tables after each group.
 
         Raises:
@@ -67,20 +90,33 @@ class CurvatureRun:
         twice = not self.spending.samples or bool(self.spending.products or self.spending.steps)
         loss = self.problem.value(twice=twice)
         names = [*self.groups, *([WHOLE] if self._has_whole else [])]
-        with progress.stage("curvature", self.name, len(names)):
-            for number, name in enumerate(names, start=1):
-                key = group_key(identity, name)
-                found = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
-                (records[name],) = found.rows
+        keys = {name: group_key(identity, name) for name in names}
+        costs = self._costs([name for name in names if store.get(keys[name]) is None])
+        with self.progress.stage("curvature", self.name, math.ceil(sum(costs.values()))):
+            for name, key in keys.items():
+                stored = store.get(key) or store.add(key, [{**self._measure(name), "loss": loss}])
+                (records[name],) = stored.rows
                 self._check(records[name], loss)
                 write_tables(self.folder, self.groups, records, loss=loss, **run)
-                progress.step(number, None)
-        count = len(records.get(WHOLE, {}).get("eigenvalues", ()))
-        if self._has_whole and count < self.spending.eigenvalues:
-            progress.note(
-                f"{count} of {self.spending.eigenvalues} eigenvalues: products take longer than "
-                f"before; --eigenvalues {self.spending.eigenvalues} finds all, in another folder"
-            )
+                self._done += costs.get(name, 0.0)
+                self._show(0.0)
+
+    def _costs(self, names: Sequence[str]) -> dict[str, float]:
+        """Estimate the cost of each group that is not measured yet, in gradients."""
+        spending, work = self.spending, self.spending.work(self.subjects)
+        costs = dict.fromkeys(names, 0.0)
+        for name in names:
+            if name in self.subjects.units:
+                costs[name] += sum(spending.unit_products) * curvature.WHOLE_PRODUCT
+            if name in self.groups and not spending.samples:
+                costs[name] += work.products(spending.probes, [name]) * work.gradients_a_product
+        if spending.samples and names:  # the first group waits for all samples
+            costs[names[0]] += len(self._plan.pieces) * spending.samples * curvature.SAMPLE
+        return costs
+
+    def _show(self, gradients: float) -> None:
+        """Show the cost of the finished groups and of the present one so far."""
+        self.progress.step(math.floor(self._done + gradients), None)
 
     @property
     def problem(self) -> curvature.Problem:
@@ -161,13 +197,20 @@ class CurvatureRun:
     @cached_property
     def _sampled(self) -> tuple[Tensor, linalg.PairNorms]:
         """Gram matrices of samples (groups, batches, samples, samples), and norms from them."""
-        plan = curvature.plan_samples(
+        grams = curvature.gram_matrices(
+            self.problem,
+            self.groups,
+            self._plan,
+            seed=self.settings.seed,
+            step=lambda drawn: self._show(drawn * curvature.SAMPLE),
+        ).products
+        return grams, linalg.norms_from_pairs(grams)
+
+    @cached_property
+    def _plan(self) -> curvature.Sampling:
+        return curvature.plan_samples(
             self.problem, self.groups, self.spending.samples, self.spending.batches
         )
-        found = curvature.gram_matrices(
-            self.problem, self.groups, plan, seed=self.settings.seed
-        ).products
-        return found, linalg.norms_from_pairs(found)
 
     @cached_property
     def _last_layer(self) -> int:
@@ -193,17 +236,25 @@ class CurvatureRun:
         """Compute the requested spectra of parts and largest eigenvalues of H."""
         group = self.subjects.units[name]
         found: dict[str, Any] = {}
+        products = count(1)
+
+        def counted(part: Part) -> linalg.LinearOperator:
+            def step() -> None:
+                self._show(next(products) * curvature.WHOLE_PRODUCT)
+
+            return _Counted(OPERATORS[part](self.subjects.products, group), step)
+
         if self.spending.steps:
-            found["spectra"] = {part: self._spectrum(group, part) for part in parts}
+            found["spectra"] = {part: self._spectrum(counted(part)) for part in parts}
         if self.spending.products:
-            found["eigenvalues"] = self._eigenvalues(group)
+            found["eigenvalues"] = self._eigenvalues(counted("full"))
         return found
 
-    def _spectrum(self, group: curvature.ParameterGroup, part: Part) -> dict[str, Any]:
+    def _spectrum(self, op: linalg.LinearOperator) -> dict[str, Any]:
         found = linalg.spectral_density(
-            OPERATORS[part](self.subjects.products, group),
+            op,
             seed=self.settings.seed,
-            probe_chunk=1 if group.size > 1 << 17 else None,
+            probe_chunk=1 if op.shape[0] > 1 << 17 else None,
             steps=self.spending.steps,
             probes=self.spending.spectrum_probes,
             points=SPECTRUM_POINTS,
@@ -213,20 +264,15 @@ class CurvatureRun:
         numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
         return {**numbers, "method": found.method}
 
-    def _eigenvalues(self, group: curvature.ParameterGroup) -> list[dict[str, float]]:
+    def _eigenvalues(self, op: linalg.LinearOperator) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
-        count, products = self.spending.eigenvalues, self.spending.products
-        if self._has_whole and math.isfinite(self.end):
-            seconds = curvature.product_seconds(self.subjects.products, group)
-            fewest = self.settings.eigenvalues or 1
-            count, products = in_time(self.spending, self.end, seconds, fewest=fewest)
         with warnings.catch_warnings():  # the residuals show which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
             found = linalg.extreme_eigenvalues(
-                curvature.Hessian(self.subjects.products, group),
-                count,
+                op,
+                self.spending.eigenvalues,
                 "largest",
-                max_products=products,
+                max_products=self.spending.products,
                 memory_limit=self.subjects.limit,
                 seed=self.settings.seed,
             )

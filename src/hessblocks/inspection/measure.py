@@ -16,7 +16,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.inspection import opening
 from hessblocks.inspection.curvature_run import CurvatureRun
-from hessblocks.inspection.spending import Subjects, chosen, end_of, free_memory
+from hessblocks.inspection.spending import Subjects, chosen, free_memory
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureInspection, InspectionSettings, SignalInspection, make
 from hessblocks.signal import propagate
@@ -41,10 +41,11 @@ def measure_curvature(
 ) -> storage.CurvatureResults:
     """Measure Frobenius norms of H, H_o and H_f by parameter group, their map and eigenvalues.
 
-    By default all parts are measured by probes if this takes at most 5 minutes, else norms and map
-    of H_o by sampled gradients. If time is left, the largest eigenvalues of H of all groups
-    together follow. Each group is stored in the run folder once it is measured, so that the same
-    call resumes where it stopped.
+    By default norms and map are those of H, H_o and H_f by probes for a model of at most 10 million
+    parameters, and those of H_o by 64 sampled gradients for a larger one. The three largest
+    eigenvalues of H of all groups together follow, with at most 40 products each, 10 for a larger
+    model. Each group is stored in the run folder once it is measured, so that the same call resumes
+    where it stopped.
 
     Args:
         model: a causal language model, a folder that `save_pretrained` wrote, a name in the local
@@ -69,8 +70,8 @@ def measure_curvature(
 
     Cost:
         `probes` products with H, H_o and H_f for each group; or, for H_o alone, four times as many
-        gradients for all groups together. `progress` first shows the estimated time, from timed
-        products. `budget` limits the minutes, `memory_limit` the gigabytes.
+        gradients for all groups together. `progress` first shows the estimated cost in gradients
+        and bytes. `memory_limit` limits the gigabytes.
 
     Examples:
         >>> import hessblocks as hb
@@ -103,8 +104,7 @@ def measure_curvature(
         selected = curvature.select_groups(known, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
-    end = end_of(settings, len(selected))
-    # before the folder is made: this refuses a memory limit or budget that is too low
+    # before the folder is made: this refuses a memory limit that is too low
     spending = chosen(subjects, settings, folder, progress)
     measured = {name: getattr(settings, name) for name in MEASURED}
     config = {
@@ -121,7 +121,7 @@ def measure_curvature(
         "device": device,
     }
     with claimed(folder, config):
-        CurvatureRun(subject.name, subjects, settings, spending, folder, end).complete(progress)
+        CurvatureRun(subject.name, subjects, settings, spending, folder, progress).complete()
         if finish:
             finish(folder)
     return storage.load_curvature(folder)

@@ -2,21 +2,17 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from hessblocks.figures import number
 from hessblocks.report.captions import short_names
-from hessblocks.report.templates import ABSENT
 from hessblocks.statistics import Average, Heterogeneity, average, ends
 from hessblocks.storage import NORM, STAGES, FolderResults, Metric, Observation, ResultRow
 
 MOMENTS = dict(zip(("before", "after"), STAGES, strict=True))
 """Field of a row → stage of its measurements."""
-UNITS = {"tokens": "training tokens", "time": "training time (s)", "flops": "training operations"}
-"""Matched quantity → its name with unit."""
 SIGNAL = {
     "token_similarity": "Token similarity (cosine)",
     "stable_rank": "Stable rank (of the token matrix)",
@@ -70,8 +66,6 @@ class ComparisonRow:
     """Peak learning rate."""
     tokens: int | None = None
     """Training tokens so far."""
-    budget: tuple[str, ...] = ()
-    """Steps, and the used amount of the matched quantity, as text; empty if steps are matched."""
 
     @property
     def tokens_a_parameter(self) -> float | None:
@@ -110,8 +104,6 @@ class Comparison:
 
     results: FolderResults
     """Results of the folder, with settings and a list of missing results."""
-    match: str
-    """Matched quantity: steps, tokens, time or flops."""
     rows: tuple[ComparisonRow, ...]
     """Rows, one per block, in the order of the settings."""
     norms: tuple[ResultRow, ...]
@@ -177,11 +169,6 @@ class Comparison:
         """All seeds with any value."""
         return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
 
-    @property
-    def budget_columns(self) -> tuple[str, ...]:
-        """Headings of each row's `budget`."""
-        return ("steps", UNITS[self.match]) if self.match in UNITS else ()
-
 
 def _sample(curvature: Mapping[str, Any]) -> str:
     sequences, tokens = curvature.get("sequences"), curvature.get("tokens")
@@ -204,12 +191,10 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
     """
     if isinstance(results, Comparison):
         return results
-    match = str(results.settings.values.get("match", "steps"))
-    rows = tuple(_row(results, preset, match) for preset in results.presets)
+    rows = tuple(_row(results, preset) for preset in results.presets)
     lines = _lines(results.metrics, results.observations, {row.preset: row.end for row in rows})
     return Comparison(
         results=results,
-        match=match,
         rows=rows,
         norms=tuple(_mean_norms(results.select(NORM))),
         curves=tuple(
@@ -226,7 +211,7 @@ def comparison_rows(results: FolderResults | Comparison) -> tuple[ComparisonRow,
     return compare_results(results).rows
 
 
-def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
+def _row(results: FolderResults, preset: str) -> ComparisonRow:
     def over_seeds(quantity: str, stage: str = "") -> Average | None:
         return average_rows(results.select(quantity, preset=preset, stage=stage))
 
@@ -239,13 +224,7 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
     diverged = {row.seed for row in losses if not math.isfinite(row.value)}
     measured = {row.seed for row in results.measurements if row.preset == preset}
     parameters, steps = over_seeds("parameters"), max((row.step for row in metrics), default=None)
-    time, cost = over_seeds("training_time"), over_seeds("flops")
     tokens = max((row.tokens for row in metrics if row.tokens is not None), default=None)
-    used: dict[str, float | None] = {
-        "tokens": tokens,
-        "time": None if time is None else time.value,
-        "flops": None if cost is None or steps is None else steps * cost.value,
-    }
     return ComparisonRow(
         preset=preset,
         seeds=tuple(sorted(measured | {row.seed for row in metrics})),
@@ -260,15 +239,10 @@ def _row(results: FolderResults, preset: str, match: str) -> ComparisonRow:
         causes={row.seed: row.diverged for row in reversed(metrics) if row.diverged},
         end=min((row.step for row in not_finite), default=math.inf),
         steps=steps,
-        cost=cost,
+        cost=over_seeds("flops"),
         rate=results.rates.get(preset),
         tokens=tokens,
-        budget=(_text(steps, "{:,}".format), _text(used[match], number)) if match in used else (),
     )
-
-
-def _text(value: float | None, shown: Callable[[float], str]) -> str:
-    return ABSENT if value is None else shown(value)
 
 
 def average_rows(rows: Iterable[ResultRow]) -> Average | None:

@@ -76,7 +76,6 @@ def all_figures(found: Comparison) -> tuple[Figure, ...]:
         curvature_figure(found),
         loss_figure(found, "steps"),
         loss_figure(found, "seconds"),
-        loss_figure(found, "tokens") if found.match == "tokens" else None,
         loss_figure(found, "flops") if len(found.rows) > 1 else None,
         *along_figures(found),
     )

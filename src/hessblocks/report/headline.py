@@ -37,7 +37,7 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
-        *_losses(rows, base, of_steps=found.match == "steps"),
+        *_losses(rows, base),
         *_above_bigrams(rows, found.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
@@ -58,13 +58,13 @@ def _joint(first: Average, second: Average) -> float:
     return math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
 
 
-def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow, *, of_steps: bool) -> Iterator[str]:
+def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
     losses = {row.preset: row.final_loss for row in rows if row.final_loss and not row.diverged}
     if not losses:
         return
     first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
     own = losses.pop(first.preset)
-    after = f"After {first.steps:,} steps" if of_steps and first.steps is not None else "At the end"
+    after = f"After {first.steps:,} steps" if first.steps is not None else "At the end"
     gaps = [f"{name} {_gap(each, own)}" for name, each in losses.items()]
     alone = gaps and all(each.standard_error is None for each in (own, *losses.values()))
     others = f"; {', '.join(gaps)}{' (one seed)' if alone else ''}" if gaps else ""

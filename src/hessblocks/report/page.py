@@ -1,12 +1,11 @@
 """Write the report: figures, and one self-contained HTML file."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hessblocks import settings
 from hessblocks.conventions import AnyPath
+from hessblocks.errors import RunError
 from hessblocks.escape import shell_line
 from hessblocks.figures import number
 from hessblocks.report import templates
@@ -15,13 +14,10 @@ from hessblocks.report.comparison import Comparison, ComparisonRow, compare_resu
 from hessblocks.report.comparison_figures import all_figures
 from hessblocks.report.headline import headline
 from hessblocks.statistics import Average
-from hessblocks.storage import Settings, load_results
+from hessblocks.storage import COMMAND, load_results, read_object
 
-FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "budget.json", "tuning.json")
+FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "tuning.json")
 """Files with the numbers of the page, which links them if they exist."""
-OWN_DATA = "PATH"
-"""Placeholder for the user's data in a command: config.json does not store its path."""
-STANDARD_DATA = "python-code"
 FINAL = "Final loss (nats per token)"
 COLUMNS = (
     "Preset",
@@ -62,13 +58,13 @@ def write_report(folder: AnyPath) -> Path:
         heading=f"hessblocks: {_heading(found.presets)}",
         headline=headline(found),
         missing=results.missing,
-        columns=(*COLUMNS, *map(str.capitalize, found.budget_columns)),
+        columns=COLUMNS,
         rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
         rates=found.rate_words,
         zero_groups=found.zero_groups,
         blocks=[templates.inlined(one.read_bytes()) for one in blocks if one.is_file()],
         figures=[templates.shown_figure(figure, folder) for figure in all_figures(found)],
-        command=command_line(results.settings),
+        command=command_line(folder),
         settings=list(templates.setting_rows(shown)),
         environment=list(templates.environment_rows(results.environment)),
         files=[name for name in FILES if (folder / name).exists()],
@@ -82,7 +78,7 @@ def _heading(presets: Sequence[str]) -> str:
 
 
 def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
-    """Format the cells of one row: one for each of COLUMNS, and the columns of the budget."""
+    """Format the cells of one row: one for each of COLUMNS."""
     final = _mean(row.final_loss)
     if row.diverged:
         seeds = ", ".join(map(str, row.diverged))
@@ -102,7 +98,6 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
         templates.ABSENT if row.tokens_a_parameter is None else number(row.tokens_a_parameter),
         ratio_text(row.before) if row.before else templates.ABSENT,
         ratio_text(row.after) if row.after else templates.ABSENT,
-        *row.budget,
     )
 
 
@@ -110,8 +105,7 @@ def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
     """Yield the row of the bigram table, if its loss was computed."""
     if found.results.reference is not None:
         known = {COLUMNS[0]: "bigram table", FINAL: f"{found.results.reference:.3f}"}
-        columns = (*COLUMNS, *found.budget_columns)
-        yield tuple(known.get(name, templates.ABSENT) for name in columns)
+        yield tuple(known.get(name, templates.ABSENT) for name in COLUMNS)
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
@@ -122,50 +116,19 @@ def _mean(mean: Average | None, unit: float = 1.0) -> str:
     return with_error(replace(mean, value=mean.value * unit, standard_error=error))
 
 
-def command_line(config: Settings) -> str:
-    """Write the command with all options that differ from defaults, quoted for a POSIX shell."""
-    names = list(_words(config) if config.command == "train" else ())
-    options = [*_options(config), "--out", "DIR"]
-    if any(name.startswith("-") for name in names):  # only a foreign config.json has such names
-        options, names = [], [*options, "--", *names]
-    return shell_line(["hessblocks", config.command, *names, *options])
+def command_line(folder: Path) -> str:
+    """Write the command that made a folder.
 
+    Returns:
+        The command, quoted for a POSIX shell; empty if none is recorded.
 
-def _words(config: Settings) -> list[str]:
-    """Write the names of blocks as a user types them; a block of the user is NAME.json."""
-    own = {str(name) for name in config.values.get("own", [])}
-    parts = (re.split(r"(\+(?![^\[\]]*\]))", name) for name in config.presets)
-    return ["".join(_word(part, own) for part in one) for one in parts]
-
-
-def _word(part: str, own: set[str]) -> str:
-    name, bracket, rest = part.partition("[")
-    return f"{name}{'.json' if name in own else ''}{bracket}{rest}"
-
-
-def _options(config: Settings) -> Iterator[str]:
-    if config.command not in ("train", "demo"):
-        yield from ("--presets", ",".join(_words(config)), "--seeds", str(len(config.seeds)))
-        chosen = {name: config.values.get(name) for name in ("match", "tune")}
-        yield from settings.option_words(settings.ComparisonSettings, chosen)
-    if config.command != "demo":
-        yield from _chosen(config)
-    if config.seeds:
-        yield from ("--seed", str(min(config.seeds)))
-    if "device" in config.values:
-        yield from ("--device", str(config.values["device"]))
-
-
-def _chosen(config: Settings) -> Iterator[str]:
-    """Write the options of data, sizes, training and observation."""
-    model, observation = config.section("model"), config.section("observation")
-    own = config.section("data").get("name", STANDARD_DATA) != STANDARD_DATA
-    data = {**model, "data": OWN_DATA if own else None}
-    sample = config.section("curvature") or observation.get("sample")
-    for one, values in (
-        (settings.DataSettings, data),
-        (settings.ModelSettings, model),
-        (settings.TrainingSettings, config.section("training")),
-        (settings.ObservationSettings, {**observation, "sample": sample}),
-    ):
-        yield from settings.option_words(one, values)
+    Raises:
+        RunError: command.json is damaged.
+    """
+    path = folder / COMMAND
+    if not path.exists():
+        return ""
+    words = read_object(path).get("words")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise RunError(f"{path}: damaged (expected a list under 'words'); remove it.")
+    return shell_line(["hessblocks", *words])

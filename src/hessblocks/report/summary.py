@@ -20,7 +20,7 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         seconds: duration of the whole command; None: training time of all runs.
 
     Returns:
-        `command`, `out`, `seconds`, `match`, `bigram_loss`, `tuned`, `missing` and `presets`: for
+        `command`, `out`, `seconds`, `bigram_loss`, `tuned`, `missing` and `presets`: for
         each block its parameters, steps, rate, tokens per parameter, speed, memory, losses,
         `standard_errors` of those, heterogeneity and
         curvature (before and after training: group → part → value, standard_error).
@@ -32,7 +32,6 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         "command": found.results.settings.command,
         "out": str(found.results.folder),
         "seconds": trained if seconds is None else seconds,
-        "match": found.match,
         "bigram_loss": found.results.reference,
         "tuned": bool(found.results.tried),
         "missing": list(found.results.missing),

@@ -17,7 +17,6 @@ from hessblocks.settings.field_marks import (
     kinds,
     make,
     option,
-    option_words,
     prefix,
     words,
 )
@@ -25,7 +24,6 @@ from hessblocks.settings.inspected import CurvatureInspection, InspectionSetting
 from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
 from hessblocks.settings.pretrained import PricingSettings, SimplifySettings
 from hessblocks.settings.run_settings import (
-    MATCHES,
     ROLES,
     ComparisonSettings,
     CurvatureSettings,

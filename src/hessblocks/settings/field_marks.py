@@ -4,7 +4,7 @@ import math
 import re
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
 from hessblocks.errors import ArgumentError, check_name
@@ -173,39 +173,3 @@ def prefix(settings: Any) -> str:
 def option(name: str) -> str:
     """Return the command-line option of a field: `batch_size` is --batch-size."""
     return f"--{name.replace('_', '-')}"
-
-
-def option_words(settings: Any, values: Mapping[str, Any]) -> list[str]:
-    """Rebuild the command-line options of given settings; defaults are left out.
-
-    Args:
-        settings: dataclass of the settings.
-        values: field → value, with mappings for nested settings, as in config.json. Missing fields
-            give no option.
-
-    Returns:
-        Options and their values, as separate words.
-    """
-    flags: list[str] = []
-    for name, kind in kinds(settings).items():
-        value = values.get(name)
-        if value is None or kind.mark(NoOption):
-            continue
-        if is_dataclass(kind.type):
-            flags += option_words(kind.type, value if isinstance(value, Mapping) else {})
-        elif own := kind.mark(ByOptimiser):
-            default = own.defaults.get(str(values.get("optimiser")), value)
-            flags += _words(prefix(settings) + name, kind, value, default)
-        else:
-            flags += _words(prefix(settings) + name, kind, value, getattr(settings, name))
-    return flags
-
-
-def _words(name: str, kind: Kind, value: Any, default: Any) -> list[str]:
-    """Write one option and its value; nothing if the value is the default."""
-    entries = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if default in (value, entries):
-        return []
-    if repeated := kind.mark(Repeated):
-        return [word for one in entries for word in (option(repeated.name), str(one))]
-    return [option(name), *([] if value is True else [",".join(map(str, entries))])]

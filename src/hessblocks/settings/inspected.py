@@ -46,10 +46,8 @@ class CurvatureInspection(InspectionSettings):
     """Random vectors per group, 4 or more; --method sampled takes four times as many gradients."""
     method: Annotated[str, OneOf(("auto", "probes", "sampled"))] = "auto"
     """Estimate norms and map by probes, sampled gradients (--parts outer), or the cheaper."""
-    budget: Annotated[float | None, above_0("minutes")] = None
-    """Time limit in minutes, in place of --probes; 5 if no quantities are chosen."""
     eigenvalues: Annotated[int | None, at_least(0)] = None
-    """Number of largest eigenvalues of H, all groups together; by default 3 if time allows."""
+    """Number of largest eigenvalues of H, all groups together; by default 3."""
     spectrum: bool = False
     """Measure the spectral density, all groups together."""
     each_group: bool = False
@@ -79,7 +77,7 @@ class CurvatureInspection(InspectionSettings):
 
     @property
     def chooses(self) -> bool:
-        """True if no quantity is set, so that the time limit decides what is measured."""
+        """True if no quantity is set, so that the size of the model decides."""
         names = ("parts", "map", "probes", "method")
         return all(getattr(self, name) == getattr(CurvatureInspection, name) for name in names)
 

@@ -89,8 +89,8 @@ def is_due(every: int, step: int, last: int) -> bool:
     return every > 0 and (step % every == 0 or step == last)
 
 
-MATCHES = ("steps", "tokens", "time", "flops")
-"""Budgets that can be equal for all blocks of a comparison."""
+TRACKERS = ("none", "tensorboard", "wandb", "trackio")
+"""Experiment trackers."""
 STARTS = ("scaled", "fixed")
 """Initialisations of weights; the same as `blocks.STARTS`, whose import loads torch."""
 
@@ -185,7 +185,7 @@ class SharedSettings:
     """Measurements during training."""
     device: str = "cpu"
     """cpu or cuda."""
-    report_to: str = "none"
+    report_to: Annotated[str, field_marks.OneOf(TRACKERS)] = "none"
     """Experiment tracker for the losses: tensorboard, wandb, trackio or none."""
 
     def __post_init__(self) -> None:
@@ -214,6 +214,11 @@ class RunSettings(SharedSettings):
     seed: field_marks.Seed = 0
     """Random seed of weights and data order."""
 
+    @property
+    def presets(self) -> tuple[str]:
+        """Names of the blocks."""
+        return (self.preset,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSettings(SharedSettings):
@@ -223,8 +228,6 @@ class ComparisonSettings(SharedSettings):
     """Names of the blocks, each once."""
     seeds: Sequence[int] = (0,)
     """Random seeds; each block is trained once with each seed."""
-    match: Annotated[str, field_marks.OneOf(MATCHES)] = "steps"
-    """Budget that is equal for all blocks; --steps sets it by the first block."""
     curvature: CurvatureSettings = field(default_factory=CurvatureSettings)
     """Batch and probes for curvature before and after training."""
     tune: bool = False
@@ -238,13 +241,10 @@ class ComparisonSettings(SharedSettings):
                 got = ", ".join(map(str, values)) or "none"
                 raise ArgumentError(f"--{name}: expected one or more, each once, got {got}.")
 
-    def runs(
-        self, steps: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
-    ) -> list[RunSettings]:
+    def runs(self, rates: Mapping[str, float] | None = None) -> list[RunSettings]:
         """List the settings of every run, seed by seed.
 
         Args:
-            steps: preset → number of steps; missing presets have the steps of these settings.
             rates: preset → learning rate; missing presets have the rate of these settings.
 
         Returns:
@@ -253,11 +253,7 @@ class ComparisonSettings(SharedSettings):
         shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
         usual = self.training
         own = {
-            preset: replace(
-                usual,
-                steps=(steps or {}).get(preset, usual.steps),
-                learning_rate=(rates or {}).get(preset, usual.learning_rate),
-            )
+            preset: replace(usual, learning_rate=(rates or {}).get(preset, usual.learning_rate))
             for preset in self.presets
         }
         return [

@@ -1,6 +1,7 @@
 """Read and write files; one module per format, and each file is written whole or not at all."""
 
 from hessblocks.storage.config import (
+    COMMAND,
     EnvironmentWarning,
     Settings,
     differences,
@@ -21,7 +22,6 @@ from hessblocks.storage.curvature_results import (
     group_key,
     load_curvature,
 )
-from hessblocks.storage.examination import ABSENT, check_folder
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,

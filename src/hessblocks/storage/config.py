@@ -103,6 +103,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return found
 
 
+COMMAND = "command.json"
+"""File with the words of the command that made a folder."""
 PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy")
 
 

@@ -18,6 +18,7 @@ from hessblocks.training.preparation import (
     build_model,
     check_tracker,
     model_without_weights,
+    prepare,
     resolve_device,
 )
 from hessblocks.training.recorder import Recorder

@@ -1,14 +1,11 @@
 """Measure the cost of an update: seconds, floating-point operations, bytes of memory."""
 
 import gc
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,20 +17,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
-from hessblocks.data import Corpus
-from hessblocks.errors import RunError
-from hessblocks.quiet import quiet
-from hessblocks.settings import ModelSettings, RunSettings
+from hessblocks.settings import RunSettings
 from hessblocks.training.optimisers import averages
-from hessblocks.training.preparation import build_model, model_without_weights
-from hessblocks.training.trainer import make_trainer
-
-WARM = 2
-"""Warm-up steps, which are not timed."""
-COUNTED = 5
-"""Timed steps."""
-RATE = 1e-6
-"""Learning rate of the timed steps; without warm-up, the run's own rate might diverge."""
+from hessblocks.training.preparation import model_without_weights
 
 
 def working_seconds(device: str) -> float:
@@ -71,35 +57,6 @@ class StepClock(TrainerCallback):
         self.each.append(working_seconds(self.device) - self._started)
 
 
-def step_seconds(settings: RunSettings, corpus: Corpus) -> list[float]:
-    """Time `COUNTED` steps at the start of a run, after `WARM` steps; nothing is written.
-
-    Args:
-        settings: settings of the run.
-        corpus: text to train on.
-
-    Returns:
-        Seconds of each timed step.
-
-    Raises:
-        RunError: the loss or a gradient is not finite.
-    """
-    training = replace(settings.training, steps=WARM + COUNTED, learning_rate=RATE)
-    brief = replace(settings, training=training, report_to="none")
-    clock = StepClock(settings.device)
-    model = build_model(brief.model, brief.preset, corpus.vocab_size, brief.seed)
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        trainer = make_trainer(model, brief, corpus, Path(folder))
-        trainer.add_callback(clock)
-        trainer.train()
-    if trainer.divergence:
-        raise RunError(
-            f"{settings.preset}: its pace cannot be measured, since the {trainer.divergence.words} "
-            f"{trainer.divergence.verb} not finite."
-        )
-    return clock.each[WARM:]
-
-
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
     """Count the floating-point operations (FLOPs) of one update, forward and backward.
 
@@ -120,16 +77,22 @@ def update_flops(settings: RunSettings, vocab_size: int) -> int:
     Source:
         `torch.utils.flop_counter.FlopCounterMode`.
     """
-    sizes = replace(settings.model, slots=tuple(settings.model.slots))  # hashable, for the cache
-    of_one = _sequence_flops(sizes, settings.preset, vocab_size)
-    return of_one * settings.training.batch_size
+    model = model_without_weights(settings.model, settings.preset, vocab_size)
+    return sequence_flops(model, settings.model.context) * settings.training.batch_size
 
 
 @cache
-def _sequence_flops(sizes: ModelSettings, preset: str, vocab_size: int) -> int:
-    """Count the operations of one sequence; cached, since seeds do not change them."""
-    model = model_without_weights(sizes, preset, vocab_size)
-    tokens = torch.zeros(1, sizes.context, dtype=torch.long, device="meta")
+def sequence_flops(model: PreTrainedModel, context: int) -> int:
+    """Count the operations of one sequence; cached, since seeds do not change them.
+
+    Args:
+        model: model on the meta device.
+        context: tokens of the sequence.
+
+    Returns:
+        Number of operations; see `update_flops`.
+    """
+    tokens = torch.zeros(1, context, dtype=torch.long, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(input_ids=tokens, labels=tokens).loss.backward()
     count: int = counter.get_total_flops()

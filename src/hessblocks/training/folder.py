@@ -35,8 +35,6 @@ class RunFolder:
         self.observations = path / "observations.jsonl"
         """Gains, signal and curvature along training, one value per line."""
         self.lines = (self.metrics, self.observations)
-        self.budget = path / "budget.json"
-        """Budget of each preset in a matched comparison, and its number of steps."""
         self.results = path / "results.csv"
         """Measured values, one per row."""
         self.checkpoints = path / "checkpoints"

@@ -1,9 +1,10 @@
 """Prepare a run: choose the device, build the model, and check everything before writing."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,14 +16,19 @@ from hessblocks.blocks import BlockConfig, Position, part_of, pattern_names, slo
 from hessblocks.blocks import preset as block_of
 from hessblocks.curvature import parameter_groups
 from hessblocks.data import Corpus
-from hessblocks.errors import ArgumentError, check_name, in_units, main_memory, unknown_name
+from hessblocks.errors import ArgumentError, in_units, main_memory, unknown_name
 from hessblocks.models import build
-from hessblocks.settings import ModelSettings, RunSettings, SharedSettings, chooses
+from hessblocks.settings import (
+    ComparisonSettings,
+    ModelSettings,
+    RunSettings,
+    SharedSettings,
+    chooses,
+)
 from hessblocks.storage import parse_json
 from hessblocks.training.environment import check_environment
 from hessblocks.training.trained_gains import has_gains
 
-TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in float32, the least memory that training needs."""
 LOGIT = 4
@@ -48,15 +54,14 @@ def resolve_device(device: str) -> str:
 
 
 def check_tracker(name: str) -> str:
-    """Refuse an experiment tracker that is unknown or not installed.
+    """Refuse an experiment tracker that is not installed.
 
     Returns:
         The name.
 
     Raises:
-        ArgumentError: the name is unknown, or its package is not installed.
+        ArgumentError: its package is not installed.
     """
-    check_name("--report-to", name, TRACKERS)
     if name != "none" and name not in get_available_reporting_integrations():
         raise ArgumentError(
             f"--report-to: {name} is not installed; run pip install {name}, or leave the option "
@@ -75,7 +80,58 @@ def closed_tracker(name: str) -> Iterator[None]:
             importlib.import_module("wandb").finish()
 
 
-@local_torch_dtype(torch.float32)
+Settings = RunSettings | ComparisonSettings
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Checked settings of one run or several, with text, blocks and models without weights."""
+
+    settings: Settings
+    """Settings of the run, or of all runs of a comparison."""
+    corpus: Corpus
+    """Text to train on."""
+    outlines: Mapping[str, PreTrainedModel]
+    """Preset → model on the meta device, with shapes and without values."""
+
+    def blocks(self, preset: str) -> Sequence[BlockConfig]:
+        """Blocks that the layers of a preset have in turn."""
+        return _outline(_hashable(self.settings.model), preset, self.corpus.vocab_size)[0]
+
+    def build(self, preset: str, seed: int) -> PreTrainedModel:
+        """Build the model of a preset in float32; sets torch's random state."""
+        sizes, vocab_size = self.settings.model, self.corpus.vocab_size
+        return _built(sizes, preset, self.blocks(preset), vocab_size, seed)
+
+
+def prepare(settings: Settings, corpus: Corpus) -> Prepared:
+    """Refuse settings that cannot be built, trained or measured, before anything is written.
+
+    Args:
+        settings: settings of all runs.
+        corpus: text to train on.
+
+    Returns:
+        Settings, text, and the blocks and models without weights of all presets.
+
+    Raises:
+        ArgumentError: a setting does not work; the message has the option.
+    """
+    sizes = settings.model
+    check_environment(settings.device)
+    check_tracker(settings.report_to)
+    names, vocab_size = settings.presets, corpus.vocab_size
+    outlines = {name: model_without_weights(sizes, name, vocab_size) for name in names}
+    for split in ("train", "validation"):
+        corpus.windows(split, sizes.context)
+    _check_logits(settings, corpus.vocab_size)
+    for sample in settings.samples:
+        corpus.curvature_batch(sample.sequences, sample.tokens)
+    if settings.observation.curvature_every:
+        _check_groups(settings.observation.curvature_groups, outlines.values())
+    return Prepared(settings, corpus, outlines)
+
+
 def build_model(
     sizes: ModelSettings, preset: str, vocab_size: int, seed: int = 0
 ) -> PreTrainedModel:
@@ -93,7 +149,13 @@ def build_model(
     Raises:
         ArgumentError: the preset is unknown, or sizes do not fit.
     """
-    blocks = blocks_of(sizes, preset)
+    return _built(sizes, preset, blocks_of(sizes, preset), vocab_size, seed)
+
+
+@local_torch_dtype(torch.float32)
+def _built(
+    sizes: ModelSettings, preset: str, blocks: Sequence[BlockConfig], vocab_size: int, seed: int
+) -> PreTrainedModel:
     torch.manual_seed(seed)
     return build(
         blocks,
@@ -139,8 +201,7 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     Raises:
         ArgumentError: the preset is unknown, sizes do not fit, or the model exceeds the memory.
     """
-    with torch.device("meta"):
-        model = build_model(sizes, preset, vocab_size)
+    _, model = _outline(_hashable(sizes), preset, vocab_size)
     count = sum(parameter.numel() for parameter in model.parameters())
     if WEIGHT_AND_GRADIENT * count > (memory := _memory()):
         raise ArgumentError(
@@ -151,33 +212,24 @@ def model_without_weights(sizes: ModelSettings, preset: str, vocab_size: int) ->
     return model
 
 
+def _hashable(sizes: ModelSettings) -> ModelSettings:
+    return replace(sizes, slots=tuple(sizes.slots))
+
+
+@lru_cache(maxsize=64)  # a command asks before it reads the data, and for every run
+def _outline(
+    sizes: ModelSettings, preset: str, vocab_size: int
+) -> tuple[list[BlockConfig], PreTrainedModel]:
+    """Parse a preset; return the blocks of its layers in turn, and a model on the meta device."""
+    blocks = blocks_of(sizes, preset)
+    with torch.device("meta"):
+        return blocks, _built(sizes, preset, blocks, vocab_size, seed=0)
+
+
 def _memory() -> int:
     """Return the size in bytes of the largest memory of this machine, main memory or a GPU's."""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return max([main_memory(), *(card.total_memory for card in cards)])
-
-
-def check(settings: SharedSettings, presets: Iterable[str], corpus: Corpus) -> None:
-    """Refuse settings that cannot be built, trained or measured, before anything is written.
-
-    Args:
-        settings: settings of all runs.
-        presets: names of the blocks.
-        corpus: text to train on.
-
-    Raises:
-        ArgumentError: a setting or an environment variable does not work; the message names it.
-    """
-    check_environment(settings.device)
-    check_tracker(settings.report_to)
-    models = [model_without_weights(settings.model, name, corpus.vocab_size) for name in presets]
-    for split in ("train", "validation"):
-        corpus.windows(split, settings.model.context)
-    _check_logits(settings, corpus.vocab_size)
-    for sample in settings.samples:
-        corpus.curvature_batch(sample.sequences, sample.tokens)
-    if settings.observation.curvature_every:
-        _check_groups(settings.observation.curvature_groups, models)
 
 
 def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
@@ -191,7 +243,7 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
         )
 
 
-def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> None:
+def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> None:
     """Refuse a pattern that matches no group of any model."""
     known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
     for one in wanted:
@@ -199,26 +251,37 @@ def _check_groups(wanted: Sequence[str], models: Sequence[PreTrainedModel]) -> N
             raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
 
 
-def line_files(settings: RunSettings, vocab_size: int) -> tuple[str, ...]:
+def line_files(settings: RunSettings, prepared: Prepared) -> tuple[str, ...]:
     """List the JSON-line files that a run writes: metrics, and observations if it has any."""
     observed = settings.observation.needs_batch
     if settings.observation.gains_every and not observed:
-        observed = has_gains(model_without_weights(settings.model, settings.preset, vocab_size))
+        observed = has_gains(prepared.outlines[settings.preset])
     return ("metrics", "observations") if observed else ("metrics",)
 
 
-def config_of(settings: SharedSettings, command: str, corpus: Corpus) -> dict[str, Any]:
-    """Make the content of config.json: all settings that the results depend on."""
-    single = isinstance(settings, RunSettings)
-    names = ("preset", "seed") if single else ("presets", "seeds", "match", "tune")
-    model = {name: one for name, one in asdict(settings.model).items() if name != "blocks"}
-    presets = [settings.preset] if isinstance(settings, RunSettings) else vars(settings)["presets"]
+def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) -> dict[str, Any]:
+    """Make the content of config.json: all settings that the results depend on.
+
+    Args:
+        prepared: settings of all runs.
+        command: name of the command.
+        run: one run of a comparison, which has its own folder; None: the whole.
+
+    Returns:
+        The settings, as JSON values.
+    """
+    settings = run or prepared.settings
+    names = (
+        ("preset", "seed") if isinstance(settings, RunSettings) else ("presets", "seeds", "tune")
+    )
+    corpus = prepared.corpus
+    model = {name: value for name, value in asdict(settings.model).items() if name != "blocks"}
     blocks = {
         name: {
             f"{place}": block.to_dict()
-            for place, block in enumerate(blocks_of(settings.model, name), start=1)
+            for place, block in enumerate(prepared.blocks(name), start=1)
         }
-        for name in presets
+        for name in settings.presets
     }
     return {
         "command": command,

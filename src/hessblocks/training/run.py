@@ -13,16 +13,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 
 from hessblocks import storage
-from hessblocks.data import Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import Saved
 from hessblocks.progress import Progress
 from hessblocks.settings import CurvatureSettings, RunSettings
-from hessblocks.training import preparation
-from hessblocks.training.cost import start_counting, update_flops
+from hessblocks.training.cost import sequence_flops, start_counting
 from hessblocks.training.folder import RunFolder, continued, newest, prune, save_model
 from hessblocks.training.following import Observer, map_rows
-from hessblocks.training.preparation import build_model
+from hessblocks.training.preparation import Prepared, closed_tracker, line_files
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer, tokenizer_of
 
@@ -36,7 +34,7 @@ def carry_out(
     settings: RunSettings,
     folder: RunFolder,
     checkpoint: Path | None,
-    corpus: Corpus,
+    prepared: Prepared,
     progress: Progress | None = None,
 ) -> tuple[PreTrainedModel, Recorder]:
     """Train a run from a checkpoint; None: from the start.
@@ -50,12 +48,12 @@ def carry_out(
             progress.step(line["step"], line["loss"])
 
     recorder = Recorder(settings, folder, checkpoint=checkpoint, listener=show)
-    observers = [Observer(recorder, folder, corpus)] if settings.observation.any else []
-    model = build_model(settings.model, settings.preset, corpus.vocab_size, settings.seed)
-    trainer = make_trainer(model, settings, corpus, folder.checkpoints)
+    observers = [Observer(recorder, folder, prepared.corpus)] if settings.observation.any else []
+    model = prepared.build(settings.preset, settings.seed)
+    trainer = make_trainer(model, settings, prepared.corpus, folder.checkpoints)
     sequences = settings.training.sequences_each()
     recorder.peak = max(recorder.peak, start_counting(model, settings, sequences))
-    with preparation.closed_tracker(settings.report_to):
+    with closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
     if recorder.divergence:
         found = recorder.divergence
@@ -76,7 +74,7 @@ class Run:
     """Training run in a folder; `complete` does the steps that are not done yet."""
 
     def __init__(
-        self, settings: RunSettings, corpus: Corpus, folder: RunFolder, progress: Progress
+        self, settings: RunSettings, prepared: Prepared, folder: RunFolder, progress: Progress
     ) -> None:
         """Read the results that are already in the folder.
 
@@ -84,7 +82,8 @@ class Run:
             RunError: results.csv is damaged.
         """
         self.settings = settings
-        self.corpus = corpus
+        self.prepared = prepared
+        self.corpus = prepared.corpus
         self.folder = folder
         self.progress = progress
         self.rows = storage.read_results(folder.results)
@@ -109,7 +108,8 @@ class Run:
             self._record(self._counts())
         if curvature and "mapped-initial" not in self._done:
             with self.progress.stage("curvature before", self.name):
-                self._map(self._initial_model(), curvature, "initial")
+                model = self.prepared.build(self.settings.preset, self.settings.seed)
+                self._map(model, curvature, "initial")
         if "trained" not in self._done:
             self._record(self._train())
         if curvature and "mapped-final" not in self._done and not self._diverged:
@@ -146,7 +146,7 @@ class Run:
     @property
     def _lines(self) -> list[Path]:
         """List the files of JSON lines that the run writes."""
-        names = preparation.line_files(self.settings, self.corpus.vocab_size)
+        names = line_files(self.settings, self.prepared)
         return [getattr(self.folder, name) for name in names]
 
     @property
@@ -167,16 +167,12 @@ class Run:
             for (quantity, stage), value in values.items()
         ]
 
-    def _initial_model(self) -> PreTrainedModel:
-        settings = self.settings
-        return build_model(settings.model, settings.preset, self.corpus.vocab_size, settings.seed)
-
     def _counts(self) -> Rows:
         """Count the parameters, and the floating-point operations of an update."""
-        settings, vocabulary = self.settings, self.corpus.vocab_size
-        model = preparation.model_without_weights(settings.model, settings.preset, vocabulary)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        flops = update_flops(settings, vocabulary)
+        outline = self.prepared.outlines[self.settings.preset]
+        count = sum(parameter.numel() for parameter in outline.parameters())
+        sequences = self.settings.training.batch_size
+        flops = sequences * sequence_flops(outline, self.settings.model.context)
         return self._rows("exact", {("parameters", ""): count, ("flops", ""): flops})
 
     def _map(self, model: PreTrainedModel, curvature: CurvatureSettings, stage: str) -> None:
@@ -204,7 +200,7 @@ class Run:
         with self.progress.stage("training", self.name, settings.training.steps):
             checkpoint = continued(self.folder, self.name, observed=settings.observation.any)
             model, recorder = carry_out(
-                settings, self.folder, checkpoint, self.corpus, self.progress
+                settings, self.folder, checkpoint, self.prepared, self.progress
             )
             measured = {"seconds": recorder.seconds, "peak_memory": recorder.peak}
             if recorder.divergence is None:

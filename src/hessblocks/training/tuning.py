@@ -1,20 +1,17 @@
 """Search the best learning rate of each block, in half decades and with a separate seed."""
 
 import math
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hessblocks import storage
-from hessblocks.data import Corpus
-from hessblocks.errors import RunError, duration
+from hessblocks.errors import RunError
 from hessblocks.progress import Progress
 from hessblocks.settings import ComparisonSettings, ObservationSettings, RunSettings
-from hessblocks.training.cost import step_seconds
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.preparation import build_model
+from hessblocks.training.preparation import Prepared
 from hessblocks.training.recorder import Recorder
 from hessblocks.training.trainer import make_trainer
 
@@ -67,7 +64,7 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
 
 
 def tuned_rates(
-    settings: ComparisonSettings, corpus: Corpus, folder: RunFolder, progress: Progress
+    settings: ComparisonSettings, prepared: Prepared, folder: RunFolder, progress: Progress
 ) -> dict[str, float]:
     """Find the best rate of each block, and write every loss to tuning.json after its run.
 
@@ -76,9 +73,9 @@ def tuned_rates(
 
     Args:
         settings: settings of the comparison.
-        corpus: text to train and validate on.
+        prepared: text to train and validate on, and blocks.
         folder: locked folder of the comparison.
-        progress: shows the estimated cost first, then stages and steps.
+        progress: shows the cost in updates first, then stages and steps.
 
     Returns:
         Block → rate.
@@ -94,38 +91,29 @@ def tuned_rates(
     middle = MIDDLE[settings.training.optimiser]
     todo = [run for run in seeded if next_rate(losses.get(run.preset, {}), middle) is not None]
     if todo:
-        _tell_cost(todo, corpus, len(settings.seeds), progress)
+        updates = len(todo) * settings.training.steps
+        progress.note(
+            f"tuning: {len(todo)} blocks, 3 to 5 rates each with one seed: {3 * updates:,} to "
+            f"{5 * updates:,} updates; the runs that count take "
+            f"{len(settings.seeds) * len(seeded) * settings.training.steps:,}"
+        )
     for run in seeded:
         own = losses.setdefault(run.preset, {})
         while (rate := next_rate(own, middle)) is not None:
             training = replace(run.training, learning_rate=rate)
             brief = replace(run, training=training, report_to="none")
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
-                own[rate] = tuning_loss(brief, corpus, progress)
+                own[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
     return {name: min(own, key=lambda rate: own[rate]) for name, own in losses.items()}
 
 
-def _tell_cost(runs: list[RunSettings], corpus: Corpus, seeds: int, progress: Progress) -> None:
-    """Show the estimated time of the search before it begins."""
-    with progress.stage("pace", ", ".join(run.preset for run in runs)):
-        steps = {}
-        for run in runs:
-            steps[run.preset] = statistics.median(step_seconds(run, corpus))
-    seconds = sum(steps[run.preset] * run.training.steps for run in runs)
-    progress.note(
-        f"tuning: {len(runs)} blocks, 3 to 5 rates each with one seed, about "
-        f"{duration(3 * seconds)} to {duration(5 * seconds)}; the runs that count then take about "
-        f"{duration(seeds * seconds)}"
-    )
-
-
-def tuning_loss(run: RunSettings, corpus: Corpus, progress: Progress | None = None) -> float:
+def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None = None) -> float:
     """Train a run without writing any file.
 
     Args:
         run: settings of the run, with the rate to try.
-        corpus: text to train and validate on.
+        prepared: text to train and validate on, and blocks.
         progress: shows the steps.
 
     Returns:
@@ -147,7 +135,7 @@ def tuning_loss(run: RunSettings, corpus: Corpus, progress: Progress | None = No
         observation=ObservationSettings(),
     )
     recorder = Recorder(quiet_run, listener=hear)
-    model = build_model(run.model, run.preset, corpus.vocab_size, run.seed)
+    model = prepared.build(run.preset, run.seed)
     with tempfile.TemporaryDirectory() as unused:
-        recorder.record(make_trainer(model, quiet_run, corpus, Path(unused)))
+        recorder.record(make_trainer(model, quiet_run, prepared.corpus, Path(unused)))
     return math.inf if recorder.divergence else last

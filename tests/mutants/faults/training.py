@@ -18,8 +18,6 @@ FAULTS = (
           "test_a_score_is_the_share_of_right_answers", within="finetune"),
     fault("held-out masks differ every time", "torch.manual_seed(0) =>",
           "test_held_out_masks_are_the_same_for_everyone_and_a_quarter"),
-    fault("equal operations are exceeded", "math.floor($a) => math.ceil($a)",
-          "test_equal_operations_give_each_preset_its_own_steps", within="steps_of"),
     fault("the next run goes on in the tracker's run of the one before",
           "$name == 'wandb' => False",
           "test_each_run_of_a_comparison_is_one_of_wandb"),

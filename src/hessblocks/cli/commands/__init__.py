@@ -1,6 +1,5 @@
 """One file per command."""
 
-from hessblocks.cli.commands.check import check
 from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
@@ -24,9 +23,8 @@ COMMANDS = {
         price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
         simplify: "FOLDER --data FILE --save 0.15",
     },
-    "Show and check what was found": {
+    "Show what was found": {
         report: "runs/demo",
-        check: "runs/demo",
     },
 }
 """Panel of the help → its commands, each with the arguments of its example."""

@@ -1,4 +1,4 @@
-"""`hessblocks compare`: train several blocks with the user's sizes, data and budget."""
+"""`hessblocks compare`: train several blocks with the user's sizes and data."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,6 @@ def compare(
     seeds: Annotated[
         int, options.within("Number of seeds, from --seed on.", settings.at_least(1))
     ] = 1,
-    match: Annotated[
-        str,
-        Parameter(
-            help="Budget that is equal for all blocks; --steps sets it by the first block.",
-            choices=settings.MATCHES,
-        ),
-    ] = "steps",
     text: settings.DataSettings,
     model: settings.ModelSettings,
     training: settings.TunedSettings,
@@ -51,16 +44,15 @@ def compare(
     comparison = settings.ComparisonSettings(
         presets=names,
         seeds=tuple(range(seed, seed + seeds)),
-        match=match,
         model=model,
         training=training.of_each,
         tune=training.tune,
         curvature=observation.sample,
         observation=observation,
         device=runs.resolve_device(device),
-        report_to=runs.check_tracker(report_to),
+        report_to=report_to,
     )
-    for name in comparison.presets:
+    for name in comparison.presets:  # before the data is read
         runs.model_without_weights(model, name, text.vocab_size)
     carry_out(
         runs.compare,
@@ -68,23 +60,5 @@ def compare(
         out,
         text=text,
         as_json=screen.json,
-        hint=lambda found: _next(presets[-1], found.rows[-1].rate, comparison, text),
-    )
-
-
-def _next(
-    last: str,
-    rate: float | None,
-    comparison: settings.ComparisonSettings,
-    text: settings.DataSettings,
-) -> str:
-    """Suggest a longer run of the last block with the same settings, at its rate."""
-    training = comparison.training
-    longer = replace(
-        training, steps=4 * training.steps, learning_rate=rate or training.learning_rate
-    )
-    given = (text, comparison.model, longer)
-    words = [word for one in given for word in settings.option_words(type(one), vars(one))]
-    return shell_line(
-        ["hessblocks", "train", last, *words, "--out", f"runs/{comparison.presets[-1]}"]
+        hint=lambda _: shell_line(["hessblocks", *options.WORDS.get(), "--seeds", str(seeds + 2)]),
     )

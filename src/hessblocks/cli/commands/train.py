@@ -53,9 +53,9 @@ def train(
         training=training,
         observation=observation,
         device=runs.resolve_device(device),
-        report_to=runs.check_tracker(report_to),
+        report_to=report_to,
     )
-    runs.model_without_weights(model, preset, text.vocab_size)
+    runs.model_without_weights(model, preset, text.vocab_size)  # before the data is read
     carry_out(
         runs.train,
         run,

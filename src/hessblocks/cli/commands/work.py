@@ -9,11 +9,12 @@ from rich.table import Table
 
 from hessblocks.cli import terminal
 from hessblocks.cli.interruption import interruptible
+from hessblocks.cli.options import WORDS
 from hessblocks.data import load_corpus
 from hessblocks.errors import RunError
 from hessblocks.report import Comparison, compare_results, summary, write_report
 from hessblocks.settings import DataSettings, SharedSettings
-from hessblocks.storage import load_results
+from hessblocks.storage import COMMAND, load_results, write_json
 
 
 def carry_out(
@@ -39,10 +40,16 @@ def carry_out(
         RunError: every run diverged.
     """
     start, progress = time.perf_counter(), terminal.make_progress()
+
+    def finish(folder: Path) -> None:
+        write_json(folder / COMMAND, {"words": list(WORDS.get())})
+        with progress.stage("report"):
+            write_report(folder)
+
     with interruptible():
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
-        work(settings, corpus, out, progress, finish=progress.stage("report")(write_report))
+        work(settings, corpus, out, progress, finish=finish)
     found = compare_results(load_results(out))
     lost = all(row.diverged and row.final_loss is None for row in found.rows)
     seconds = time.perf_counter() - start

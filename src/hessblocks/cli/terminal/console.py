@@ -16,7 +16,7 @@ from hessblocks.storage import CurvatureResults
 NARROWEST = 120
 """Width of a line, in characters, if the output is not a terminal."""
 WIDE = 140
-"""The same for tables of comparisons, which several seeds or a matched budget make wider."""
+"""The same for tables of comparisons, which several seeds make wider."""
 
 
 def show(
@@ -61,7 +61,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
 
 
 def comparison_table(found: report.Comparison) -> Table:
-    """Make the table of a comparison, one block per row; the last columns show a matched budget."""
+    """Make the table of a comparison, one block per row."""
     columns = (
         "block",
         "parameters",
@@ -72,9 +72,8 @@ def comparison_table(found: report.Comparison) -> Table:
         "tokens a\nparameter",
         "heterogeneity\nbefore training",
         "heterogeneity\nafter training",
-        *(name.replace(" ", "\n", 1) for name in found.budget_columns),
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row.preset,
             "" if row.parameters is None else f"{row.parameters:,}",
@@ -85,7 +84,6 @@ def comparison_table(found: report.Comparison) -> Table:
             "" if row.tokens_a_parameter is None else f"{row.tokens_a_parameter:.3g}",
             report.ratio_text(row.before) if row.before else "",
             report.ratio_text(row.after) if row.after else "",
-            *row.budget,
         )
         for row in found.rows
     ]
