@@ -3,7 +3,6 @@
 from hessblocks.linalg.estimators import (
     FEWEST_PROBES,
     FEWEST_SAMPLES,
-    ConditionNumber,
     DiagonalEstimate,
     Eigenvalues,
     Estimate,
@@ -44,7 +43,6 @@ from hessblocks.linalg.operators import (
 )
 from hessblocks.linalg.spectra import (
     Spectrum,
-    condition_number,
     extreme_eigenvalues,
     jensen_shannon_distance,
     spectral_density,
@@ -54,7 +52,6 @@ __all__ = [
     "MEMORY_LIMIT",
     "AdjointOperator",
     "BlockGrid",
-    "ConditionNumber",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -66,7 +63,6 @@ __all__ = [
     "Probes",
     "Solution",
     "Spectrum",
-    "condition_number",
     "diagonal",
     "extreme_eigenvalues",
     "frobenius_norm",
