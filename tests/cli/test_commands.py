@@ -253,7 +253,7 @@ def test_what_follows_a_block_of_a_file_is_put_beside_other_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["train sas --data", "price m --data", "curvature m --data", "check", "demo --out"]
+    "words", ["train sas --data", "price m --data", "curvature m --data", "report", "demo --out"]
 )
 def test_an_empty_path_is_not_the_current_folder(shell: Shell, words: str) -> None:
     refused = shell(*words.split(), "")

@@ -22,7 +22,6 @@ WORK = {
     "simplify": ("simplify model --data .", "hessblocks.simplify.simplify_model", GOES_ON),
     "signal": ("signal preset:sas", "hessblocks.inspection.measure_signal", AGAIN),
     "report": ("report runs", "hessblocks.storage.refuse_links", AGAIN),
-    "check": ("check runs", "hessblocks.storage.refuse_links", AGAIN),
 }
 """Each command: words, where its work is done, and the sentence of its interruption."""
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]

@@ -88,22 +88,6 @@ def test_the_cost_is_told_from_the_passes_that_are_left(
     assert told == "every removal is measured already"
 
 
-def test_its_folder_is_whole_until_a_file_is_edited(
-    place: Path, tmp_path: Path, shell: Shell
-) -> None:
-    out = Path(shutil.copytree(place / "out", tmp_path / "out"))
-    whole = shell("check", out)
-    assert (whole.status, whole.errors) == (0, "")
-    names = ["config.json", "environment.json", "points.jsonl", "summary.json", "removals.csv"]
-    assert whole.output.splitlines() == [f"whole    {name}" for name in (*names, "model")]
-    (out / "model" / "tokenizer.json").write_text("{}")
-    (out / "points.jsonl").write_text("{}\n")
-    (out / "removals.csv").unlink()
-    spoilt = shell("check", out)
-    states = [line.split()[0] for line in spoilt.output.splitlines()]
-    assert states == ["whole", "whole", "edited", "whole", "missing", "edited"]
-
-
 def test_a_healed_model_that_predicts_no_numbers_is_not_saved(
     place: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

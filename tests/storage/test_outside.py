@@ -16,7 +16,7 @@ from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.figures.figure import read_figure
 from hessblocks.models.saved import Saved
-from hessblocks.storage import check_folder, load_curvature, load_results
+from hessblocks.storage import load_curvature, load_results
 from hessblocks.storage.files import DEEPEST, parse_json, read_object, stays_inside
 from hessblocks.storage.lines import fault_in_lines, read_lines
 from hessblocks.storage.manifest import check_manifest, remembered_in
@@ -51,7 +51,7 @@ def test_what_is_within_the_bounds_is_read_as_ever() -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "metrics.jsonl": lambda path: load_results(path.parent),
-    "config.json": lambda path: (load_results(path.parent), check_folder(path.parent)),
+    "config.json": lambda path: load_results(path.parent),
     "environment.json": lambda path: load_results(path.parent),
     "figure.json": read_figure,
     "any.json": read_object,
@@ -125,9 +125,8 @@ def test_a_block_of_a_folder_is_no_path_out_of_it(tmp_path: Path) -> None:
         neighbour.config["presets"] = [name]
         folder = neighbour.write(tmp_path / f"sent{number}")
         (folder / "runs").mkdir()
-        for read in (load_results, check_folder):
-            with pytest.raises(RunError, match=r"config.json: `presets`: expected names of blocks"):
-                read(folder)
+        with pytest.raises(RunError, match=r"config.json: `presets`: expected names of blocks"):
+            load_results(folder)
 
 
 def test_any_other_name_stays() -> None:
@@ -153,9 +152,8 @@ def test_the_request_of_curvature_is_read_in_one_form(
     )
     assert load_curvature(tmp_path).missing == ("a",)
     (tmp_path / "config.json").write_text(json.dumps(config | spoilt))
-    for read in (load_curvature, check_folder):
-        with pytest.raises(RunError, match=r"config.json: expected `groups`"):
-            read(tmp_path)
+    with pytest.raises(RunError, match=r"config.json: expected `groups`"):
+        load_curvature(tmp_path)
 
 
 @pytest.fixture(scope="module")

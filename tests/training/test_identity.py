@@ -16,7 +16,7 @@ from hessblocks.data.corpus import Corpus
 from hessblocks.errors import ArgumentError
 from hessblocks.progress import Progress
 from hessblocks.settings.run_settings import ComparisonSettings
-from hessblocks.storage import check_folder, load_results
+from hessblocks.storage import load_results
 from hessblocks.training import CheckpointWarning, DamageWarning
 from hessblocks.training.comparison import compare
 from tests.breadth import everyday
@@ -34,15 +34,6 @@ def begun(stopped: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def finished(undisturbed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(undisturbed, tmp_path / "finished"))
-
-
-def states(out: Path) -> dict[str, str]:
-    """What is not whole, by its path."""
-    return {
-        one.path.relative_to(out).as_posix(): one.state
-        for one in check_folder(out)
-        if one.state != "whole"
-    }
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -68,12 +59,6 @@ def goes_on(
     ]
     assert {one.category for one in said} == {warning}
     assert numbers(out) == numbers(undisturbed)
-    assert states(out) == {}
-
-
-def test_a_finished_comparison_is_whole(undisturbed: Path) -> None:
-    assert states(undisturbed) == {}
-    assert len(check_folder(undisturbed)) == 4 + 2 * 5
 
 
 def test_checkpoints_of_another_seed_are_set_aside(
@@ -184,8 +169,6 @@ def test_gathered_files_that_lack_rows_are_gathered_anew(
     drop(finished / name, -1)
     complete(corpus, finished)
     assert (finished / name).read_bytes() == (undisturbed / name).read_bytes()
-    (finished / name).unlink()
-    assert states(finished) == {name: "missing"}
 
 
 def test_an_edited_request_does_not_fit_its_runs(corpus: Corpus, finished: Path) -> None:
@@ -226,20 +209,19 @@ def put_another_model_there(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words", "state"),
+    ("spoil", "words"),
     [
-        (change_a_weight, "model is damaged; remove .* and run again to train once more", "edited"),
-        (put_another_model_there, "model is of another run; remove .* and run again", "foreign"),
-        (lambda model: (model / "x.py").touch(), "model holds x.py, .*; take it out", "foreign"),
-        (lambda model: shutil.rmtree(model), "model is damaged; remove", "missing"),
+        (change_a_weight, "model is damaged; remove .* and run again to train once more"),
+        (put_another_model_there, "model is of another run; remove .* and run again"),
+        (lambda model: (model / "x.py").touch(), "model holds x.py, .*; take it out"),
+        (lambda model: shutil.rmtree(model), "model is damaged; remove"),
     ],
     ids=["weights", "foreign", "planted", "absent"],
 )
 def test_a_model_that_is_not_the_trained_one_is_said(
-    corpus: Corpus, finished: Path, spoil: Callable[[Path], None], words: str, state: str
+    corpus: Corpus, finished: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
     spoil(finished / "runs" / ONE / "model")
-    assert states(finished) == {f"runs/{ONE}/model": state}
     with pytest.warns(DamageWarning, match=words):
         compare(COMPARISON, corpus, finished, Progress())
 
@@ -269,7 +251,6 @@ def test_folders_of_older_versions_are_read_and_gone_on_with(
     for out, settings, whole in ((begun, ALONE, alone), (finished, COMPARISON, undisturbed)):
         complete(corpus, older(out), settings)
         assert numbers(out) == numbers(whole)
-        assert states(out) == {}
 
 
 def test_lines_are_on_the_disk_before_the_manifest_and_that_before_its_name(

@@ -9,7 +9,6 @@ from .engine import (
     StudyProgress as StudyProgress,
 )
 from .folders import (
-    check_studies as check_studies,
     is_study_folder as is_study_folder,
     refreshed as refreshed,
 )

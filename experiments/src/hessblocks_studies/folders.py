@@ -1,9 +1,8 @@
 """Record the requested studies of a folder; regenerate its files without measurements."""
 
 import contextlib
-import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from hessblocks_studies import engine
 from hessblocks_studies.catalogue import find, names
 
 CONFIG = "config.json"
-OUTPUTS = ("results.csv", "summary.json", "figure.json")
-"""Files that are computed from the points."""
 
 
 def remember(out: Path, studies: Iterable[str], scale: str, seeds: int | None) -> None:
@@ -142,88 +139,6 @@ def _asked(folder: Path) -> tuple[engine.Study[Any], list[engine.Point]] | None:
         ) from error
 
 
-def check_studies(folder: AnyPath) -> tuple[storage.Finding, ...]:
-    """Check the stores and tables of studies without writing.
-
-    Args:
-        folder: folder of one study, or of several studies.
-
-    Returns:
-        One finding per file. points.jsonl is edited if a line is damaged, foreign if a line belongs
-        to another study, missing if points of its scale are not measured. results.csv, summary.json
-        and figure.json are edited if they differ from the result of the points. A requested study
-        without a folder is missing.
-
-    Raises:
-        RunError: a config.json is damaged, or a newer version wrote the points.
-    """
-    folder = Path(folder)
-    if _is_one_study(folder):
-        return tuple(_findings(folder))
-    asked = _config(folder).get("studies", {})
-    own = {path.name: path for path in _inside(folder) if _is_one_study(path)}
-    lost = [
-        storage.Finding(path=folder / name, state="missing", words=storage.ABSENT)
-        for name in asked
-        if name not in own and storage.stays_inside(name)
-    ]
-    found = [finding for path in own.values() for finding in _findings(path, asked.get(path.name))]
-    return (*lost, *found)
-
-
-def _findings(folder: Path, request: Mapping[str, Any] | None = None) -> Iterator[storage.Finding]:
-    """List findings of a study's files; `request` is the request of the folder around it."""
-    config = _config(folder)
-    if request and any(config.get(name) != request[name] for name in request):
-        words = (
-            f"is not that of scale {request.get('scale')}, seeds {request.get('seeds')}, as asked "
-            "for"
-        )
-        yield storage.Finding(path=folder / CONFIG, state="foreign", words=words)
-    store = engine.read(folder)
-    points = folder / engine.POINTS
-    name, asked = _config(folder)["study"], _asked(folder)
-    if asked and (older := _of_older_revisions(store, *asked)):
-        yield storage.Finding(path=points, state="foreign", words=older)
-        return
-    foreign = [key for key in store if storage.parse_json(key)["study"] != name]
-    missing = engine.Stored.of(store, asked[1]).missing if asked else []
-    if store.damaged:
-        words = f"has {store.damaged} damaged line(s)"
-        yield storage.Finding(path=points, state="edited", words=words)
-    elif foreign:
-        yield storage.Finding(
-            path=points, state="foreign", words=f"has {len(foreign)} line(s) of others"
-        )
-    elif missing:
-        yield storage.Finding(path=points, state="missing", words=f"lacks {len(missing)} point(s)")
-    else:
-        yield storage.Finding(path=points, state="whole")
-    texts = engine.outputs_of(*asked, store)[0] if asked else dict.fromkeys(OUTPUTS)
-    for path in (folder / name for name in OUTPUTS):
-        if not path.exists():
-            yield storage.Finding(path=path, state="missing", words=storage.ABSENT)
-        elif (text := texts[path.name]) and not _alike(path, text):
-            words = "is not what its points give; `hessblocks report` writes it anew"
-            yield storage.Finding(path=path, state="edited", words=words)
-        else:
-            yield storage.Finding(path=path, state="whole")
-
-
-def _alike(path: Path, text: str) -> bool:
-    """Tell whether a file contains the text; fits, which depend on the machine, to six digits."""
-    try:
-        found = storage.read_text(path)
-        if path.suffix != ".json":
-            return found == text
-        one, other = (
-            json.loads(each, parse_float=lambda n: f"{float(n):.6g}") for each in (found, text)
-        )
-    except (RunError, ValueError):
-        return False
-    return bool(one == other)
-
-
 def _is_one_study(folder: Path) -> bool:
     return "study" in _config(folder)
 
@@ -252,5 +167,5 @@ def _write_page(folder: Path) -> tuple[Path, list[str]]:
         return write_gallery(folder, names()), missing_lines(folder)
 
 
-STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page, check=check_studies)
-"""Reader and page writer of folders of studies, for `hessblocks report` and `hessblocks check`."""
+STUDY_FOLDERS = FolderKind(holds=is_study_folder, write_page=_write_page)
+"""Reader and page writer of folders of studies, for `hessblocks report`."""

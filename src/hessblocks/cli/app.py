@@ -18,18 +18,13 @@ from rich.console import Console
 
 from hessblocks._version import __version__
 from hessblocks.cli.commands import COMMANDS
-from hessblocks.cli.extensions import other_commands
+from hessblocks.cli.extensions import COMMANDS as FURTHER
+from hessblocks.cli.extensions import STUDIES, lacking_for, load_all
 from hessblocks.cli.interruption import signals_interrupt
 from hessblocks.errors import ArgumentError, HessblocksError, out_of_memory, unknown_name
 from hessblocks.escape import printable, printable_lines
 from hessblocks.malloc import keep_freed_memory
 from hessblocks.settings import option
-
-GONE = {
-    "finetune": "finetune: is no command any more; transformers' Trainer does it in a few lines, "
-    "see examples/classify_a_table.py of the repository."
-}
-"""Removed command → error message, which says what to use instead."""
 
 
 def option_file(command: App, names: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -118,8 +113,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings(), signals_interrupt() as came:
         warnings.showwarning = _show_warning
         try:
-            if words and words[0] in GONE:
-                raise ArgumentError(GONE[words[0]])
             _add_other_commands(words[0] if words else "")
             if not words:
                 app.help_print([], console=Console(stderr=True))
@@ -148,10 +141,11 @@ def _add_other_commands(asked: str = "") -> None:
     """Add the commands of other distributions, unless the user asked for one of ours."""
     if asked in OWN:
         return
-    for name, command, distribution in other_commands(asked):
+    if lacking := lacking_for(asked):
+        raise ArgumentError(f"{asked}: {lacking}")
+    for name, command in load_all(FURTHER).items():
         if name not in app:
-            group = Group(f"From {distribution}", sort_key=len(COMMANDS))
-            app.command(command, name=name, group=group)
+            app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(COMMANDS)))
 
 
 def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -> int:

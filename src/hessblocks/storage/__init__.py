@@ -21,7 +21,6 @@ from hessblocks.storage.curvature_results import (
     group_key,
     load_curvature,
 )
-from hessblocks.storage.examination import ABSENT, check_folder
 from hessblocks.storage.files import (
     atomic_folder,
     atomic_path,

@@ -1,6 +1,5 @@
 """One file per command."""
 
-from hessblocks.cli.commands.check import check
 from hessblocks.cli.commands.compare import compare
 from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
@@ -26,7 +25,6 @@ COMMANDS = {
     },
     "Show and check what was found": {
         report: "runs/demo",
-        check: "runs/demo",
     },
 }
 """Panel of the help → its commands, each with the arguments of its example."""

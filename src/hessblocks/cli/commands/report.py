@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.cli.extensions import FolderKind, folder_kinds, lacking_for
+from hessblocks.cli.extensions import FOLDERS, FolderKind, lacking_for, load_all
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.escape import printable
 
@@ -62,12 +62,12 @@ def kind_of(folder: Path) -> FolderKind:
             installed.
         RunError: the folder cannot be read.
     """
-    from hessblocks.storage import check_folder, refuse_links
+    from hessblocks.storage import refuse_links
 
     refuse_links(folder)
     try:
-        ours = FolderKind(holds=_is_run, write_page=_run_page, check=check_folder)
-        for kind in (*folder_kinds(), ours):
+        ours = FolderKind(holds=_is_run, write_page=_run_page)
+        for kind in (*load_all(FOLDERS).values(), ours):
             if kind.holds(folder):
                 return kind
     except OSError as error:

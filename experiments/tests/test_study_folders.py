@@ -1,6 +1,5 @@
-"""`hessblocks check` of folders of studies."""
+"""Folders of studies: what is not written into, and points of an earlier revision."""
 
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -12,7 +11,6 @@ from hessblocks.cli import main
 from hessblocks_studies.catalogue import find
 from hessblocks_studies.engine.executors import InProcess
 from tests.cli.helpers import Shell, sentence
-from tests.cli.test_check import said
 from tests.pictures import empty_pictures
 
 
@@ -45,31 +43,6 @@ def test_nothing_is_written_into_a_saved_model(shell: Shell, tmp_path: Path) -> 
     assert sorted(model.iterdir()) == before
 
 
-def test_studies_are_checked_by_their_points(
-    tmp_path: Path, reproduced: Path, capsys: pytest.CaptureFixture[str], shell: Shell
-) -> None:
-    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
-    assert said(shell, out) == (0, {})
-    assert said(shell, out / "mlp") == (0, {})
-    store, results = out / "mlp" / "points.jsonl", out / "mlp" / "results.csv"
-    whole = store.read_bytes(), results.read_bytes()
-    results.write_bytes(whole[1].replace(b"mlp", b"mlq", 1))
-    assert said(shell, out) == (1, {"mlp/results.csv": "edited"})
-    results.write_bytes(whole[1])
-    store.write_bytes(whole[0].replace(b'"seconds":', b'"second":', 1))
-    assert said(shell, out)[1]["mlp/points.jsonl"] == "edited"
-    store.write_bytes(b"".join(whole[0].splitlines(keepends=True)[1:]))
-    assert said(shell, out)[1]["mlp/points.jsonl"] == "missing"
-    store.unlink()
-    results.unlink()
-    assert said(shell, out)[1] == {
-        "mlp/points.jsonl": "missing",
-        "mlp/results.csv": "missing",
-        "mlp/summary.json": "edited",
-        "mlp/figure.json": "edited",
-    }
-
-
 @pytest.mark.slow
 def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
     tmp_path: Path, reproduced: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
@@ -80,8 +53,6 @@ def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
     now = find("mlp").revision
     raised = replace(find("mlp"), revision=now + 1)
     monkeypatch.setattr("hessblocks_studies.folders.find", lambda name: raised)
-    status, found = said(shell, out)
-    assert (status, found) == (1, {"mlp/points.jsonl": "foreign"})
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         outcome = shell("report", str(out))
@@ -90,25 +61,3 @@ def test_points_of_an_earlier_revision_are_told_and_keep_their_tables(
         f"is of revision {now} of mlp, this version measures revision {now + 1}" in outcome.errors
     )
     assert [table.read_bytes() for table in tables] == whole
-
-
-def test_what_is_made_of_points_and_what_was_asked_for_are_checked(
-    tmp_path: Path, reproduced: Path, shell: Shell
-) -> None:
-    out = Path(shutil.copytree(reproduced, tmp_path / "out"))
-    for name, state in (("summary.json", "edited"), ("figure.json", "edited")):
-        path = out / "mlp" / name
-        whole = path.read_bytes()
-        path.write_text("{}")
-        assert said(shell, out) == (1, {f"mlp/{name}": state})
-        path.write_bytes(whole.replace(b"0.", b"0.5", 1))
-        assert said(shell, out / "mlp") == (1, {name: state})
-        path.write_bytes(whole)
-    config = json.loads((out / "config.json").read_text())
-    config["studies"]["mlp"]["scale"] = "laptop"
-    (out / "config.json").write_text(json.dumps(config))
-    assert said(shell, out) == (1, {"mlp/config.json": "foreign"})
-    shutil.rmtree(out / "mlp")
-    assert said(shell, out) == (1, {"mlp": "missing"})
-    (out / "config.json").write_text('{"command": "reproduce", "studies": {}}')
-    assert said(shell, out) == (1, {})
