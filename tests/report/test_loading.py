@@ -91,7 +91,7 @@ def test_another_folder_is_an_argument_error(tmp_path, folder) -> None:
         (
             "results.csv",
             "sas,zero,,loss,,,,,1,,",
-            "line 3: seed: expected a whole number, got 'zero'",
+            "seed: expected a whole number, got 'zero'",
         ),
     ],
 )

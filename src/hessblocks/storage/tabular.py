@@ -251,7 +251,7 @@ def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
         lambda name, hint: _fitting(tensors[name], hint.dim_str.split(), lengths),
     )
     converter.register_structure_hook_func(_is_dtype, lambda name, _: _dtype(name))
-    if is_dataclass(kind):
+    if is_dataclass(kind) and isinstance(kind, type):
         return typed(converter, kind, content)
     hints = get_type_hints(kind.__init__)
     return kind(**{name: typed(converter, hints[name], one) for name, one in content.items()})

@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import NoneType, UnionType
@@ -62,7 +63,7 @@ def _exactly(value: Any, kind: Any) -> Any:
 
 
 def _words(kind: Any) -> str:
-    return WORDS.get(kind) or getattr(kind, "__name__", str(kind))
+    return WORDS.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _number(value: Any, _: Any) -> float:
@@ -72,6 +73,10 @@ def _number(value: Any, _: Any) -> float:
     if type(value) not in (int, float):
         raise ValueError(f"expected a number, got {value!r:.60}")
     return value  # type: ignore[no-any-return]
+
+
+def _number_or_null(value: Any, kind: Any) -> float:
+    return math.nan if value is None else _number(value, kind)
 
 
 def _cell(value: str, kind: Any) -> Any:
@@ -137,22 +142,28 @@ def _dataclass(kind: Any, converter: Converter) -> Structure:
     return structure
 
 
+FACTORIES: tuple[tuple[tuple[Any, ...], Any], ...] = (
+    ((Union, UnionType), _union),
+    ((tuple, Sequence, list), _sequence),
+    ((Mapping, dict), _mapping),
+)
+"""Generic types → factory of their hooks."""
+
+
+def _is_of(origins: tuple[Any, ...], hint: Any) -> bool:
+    return get_origin(hint) in origins
+
+
 def _converter(hooks: Mapping[type, Structure], *, whole: bool = False) -> Converter:
     converter = Converter(forbid_extra_keys=whole)
     for kind in (*WORDS, Path):
         converter.register_structure_hook(kind, hooks.get(kind, _exactly))
-    for origins, factory in (
-        ((Union, UnionType), _union),
-        ((tuple, Sequence, list), _sequence),
-        ((Mapping, dict), _mapping),
-    ):
-        converter.register_structure_hook_factory(
-            lambda hint, origins=origins: get_origin(hint) in origins
-        )(factory)
+    for origins, factory in FACTORIES:
+        converter.register_structure_hook_factory(partial(_is_of, origins))(factory)
     converter.register_structure_hook_factory(is_dataclass)(_dataclass)
     return converter
 
 
 JSON = _converter({float: _number, Path: lambda value, _: Path(value)}, whole=True)
-LINES = _converter({float: lambda value, kind: math.nan if value is None else _number(value, kind)})
+LINES = _converter({float: _number_or_null})
 TEXT = _converter({int: _cell, float: _cell, NoneType: _cell})
