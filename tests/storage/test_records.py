@@ -11,7 +11,7 @@ import pytest
 
 from hessblocks.errors import RunError
 from hessblocks.storage.tables import records
-from hessblocks.storage.typed import LINES, TEXT
+from hessblocks.typed import LINES, TEXT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.figures.style import PHONE
-from hessblocks.storage import JSON, read_object, typed
+from hessblocks.storage import read_object
+from hessblocks.typed import JSON, typed
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog shows zero below its first decade."""

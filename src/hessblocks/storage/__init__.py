@@ -87,4 +87,3 @@ from hessblocks.storage.tables import (
 )
 from hessblocks.storage.tabular import Rows, Tabular, read_result
 from hessblocks.storage.tensors import read_tensors, write_tensors
-from hessblocks.storage.typed import JSON, LINES, typed

@@ -14,7 +14,7 @@ from typing import Any
 from hessblocks._version import __version__
 from hessblocks.errors import ArgumentError, RunError, main_memory
 from hessblocks.storage.files import damaged, read_object, stays_inside, write_json
-from hessblocks.storage.typed import JSON, typed
+from hessblocks.typed import JSON, typed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from hessblocks.storage.manifest import DamageWarning
 from hessblocks.storage.store import canonical
 from hessblocks.storage.tables import NORM, ResultRow, columns_of, read_results, read_table
 from hessblocks.storage.tabular import Tabular
-from hessblocks.storage.typed import JSON
+from hessblocks.typed import JSON
 
 
 @dataclass(frozen=True, kw_only=True)

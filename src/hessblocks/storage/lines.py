@@ -11,7 +11,7 @@ from typing import Any
 from hessblocks.errors import RunError
 from hessblocks.storage.files import append, damaged, numbered, parse_json
 from hessblocks.storage.tables import Record, records
-from hessblocks.storage.typed import LINES
+from hessblocks.typed import LINES
 
 Line = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from cattrs import Converter
 
 from hessblocks.storage.files import damaged, read_text, write_text
-from hessblocks.storage.typed import TEXT, typed
+from hessblocks.typed import TEXT, typed
 
 Record = TypeVar("Record")
 Scalar = str | int | float | bool | None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import atomic_path, damaged, parse_json, read_object, write_text
 from hessblocks.storage.tables import write_table
-from hessblocks.storage.typed import JSON, typed
+from hessblocks.typed import JSON, typed
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -32,7 +32,7 @@ FAULTS = (
           "test_a_damaged_file_is_named", within="read_typed"),
     fault("a folder is not locked", "$lock.acquire() =>",
           "test_another_process_is_named_and_its_lock_goes_with_it", within="_take"),
-    fault("a missing number is 0", "math.nan => 0.0", "test_records.py", within="hessblocks.storage.typed"),
+    fault("a missing number is 0", "math.nan => 0.0", "test_records.py", within="hessblocks.typed"),
     fault("an edited card spoils the model", "{MANIFEST, CARD} => {MANIFEST}",
           "storage/test_manifest.py"),
 )

@@ -142,7 +142,7 @@ def extreme_eigenvalues(
     found = find_extremes(
         op,
         Wanted(count=count, which=SAME.get(which, which)),
-        allowed=lambda chosen, scale: torch.full_like(chosen, share * scale),
+        tolerance=share,
         max_products=max_products,
         basis_size=basis_size,
         memory_limit=memory_limit,
