@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from transformers import AlbertConfig, AlbertModel, GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.sharding.folder import WeightsFolder
 from hessblocks.errors import ArgumentError, HessblocksError, RunError
 from hessblocks.figures.figure import read_figure
 from hessblocks.models.saved import Saved
@@ -200,8 +199,6 @@ def test_more_layers_than_the_weights_have_are_refused_before_they_are_made(
         RunError, match=rf"config.json: {path[-1]} is 1,000,000,000, more than the \d+ tensors"
     ):
         Saved.at(str(folder))
-    with pytest.raises(RunError, match="more than the"):
-        WeightsFolder(folder)
 
 
 def test_some_layers_more_than_tensors_pass(tmp_path: Path) -> None:
