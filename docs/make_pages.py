@@ -317,7 +317,6 @@ def by_need(optimisers: Study) -> Figure:
         x_label="spread of log10 norm (decades)",
         y_label="SGD above AdamW (nats per token)",
         series=points_of(uneven, "block", "spread", "gap", "gap_error"),
-        named=True,
     )
     return Figure(
         title="Which optimiser does each block need?",

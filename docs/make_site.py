@@ -62,8 +62,8 @@ TASKS = {
     ),
     "Estimators": (
         "docs/estimators.md",
-        """trace frobenius_norm diagonal extreme_eigenvalues condition_number spectral_density
-        jensen_shannon_distance inverse identity_like LinearOperator Estimate Spectrum""",
+        """trace frobenius_norm diagonal extreme_eigenvalues spectral_density jensen_shannon_distance
+        inverse identity_like LinearOperator Estimate Spectrum""",
     ),
     "Read and draw results": (
         "docs/curvature.md#calculating-handing-over-drawing",

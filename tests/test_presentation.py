@@ -56,7 +56,6 @@ def results() -> dict[str, Any]:
     return {
         "estimate": hb.trace(matrix, probes=8),
         "eigenvalues": hb.extreme_eigenvalues(matrix, 2),
-        "condition": hb.condition_number(matrix),
         "diagonal": hb.diagonal(matrix, probes=8),
         "spectrum": hb.spectral_density(matrix),
         "map": hb.curvature_map(problem, few, "outer", probes=4),
@@ -74,12 +73,12 @@ def results() -> dict[str, Any]:
 
 
 NAMES = (
-    *("estimate", "eigenvalues", "condition", "diagonal", "spectrum", "map", "norms", "uneven"),
+    *("estimate", "eigenvalues", "diagonal", "spectrum", "map", "norms", "uneven"),
     *("signal", "problem", "group", "operator", "attention", "last block", "measured"),
     *("bill", "price", "check", "allocation"),
 )
 TABLES = (
-    *("estimate", "condition", "eigenvalues", "diagonal", "spectrum", "map", "norms", "signal"),
+    *("estimate", "eigenvalues", "diagonal", "spectrum", "map", "norms", "signal"),
     *("measured", "bill", "price", "check", "allocation"),
 )
 PLOTS = ("spectrum", "map", "norms", "signal", "bill", "check", "allocation")

@@ -123,6 +123,7 @@ def test_what_does_not_fit_is_refused_by_name(fields: dict[str, Any], words: lis
         (lambda: Dense(init="ones"), ["init", "ones"]),
         (lambda: Shaping(alpha=float("nan")), ["alpha", "nan"]),
         (lambda: MLP(activation="tanh"), ["activation", "relu"]),
+        (lambda: MLP(gated="false"), ["mlp: gated", "true or false", "'false'"]),  # type: ignore[arg-type]
         (lambda: BlockPart.from_dict({"kind": "norm"}), ["norm"]),
         (lambda: hb.build("sas", depth=0), ["depth", "0"]),
         (lambda: hb.build("sas", task="translation"), ["task", "causal-lm"]),

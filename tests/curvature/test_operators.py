@@ -15,7 +15,7 @@ from hessblocks.curvature.products.forward import AttentionBackendWarning
 from hessblocks.curvature.products.operators import Functional, Hessian, OuterProduct
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import ArgumentError
-from hessblocks.linalg import condition_number, solve
+from hessblocks.linalg import solve
 from tests.breadth import everyday
 from tests.curvature.cases import CASES, Case
 from tests.curvature.oracle import Dense, dense
@@ -172,8 +172,6 @@ def test_only_convex_losses_make_the_outer_part_semidefinite() -> None:
     assert float(values[0]) < -1e-3
     assert outer.symmetric
     assert not outer.positive_semidefinite
-    expected = float(values.abs().max() / values.abs().min())
-    assert condition_number(outer).value == pytest.approx(expected, rel=1e-2)
     weights = torch.tensor([1.0, 1.0, 1.0, 1.0])
     losses = ("classification", nn.CrossEntropyLoss(), nn.CrossEntropyLoss(weight=weights))
     for loss in losses:
@@ -189,7 +187,6 @@ ON_A_PROBLEM = {
     "diagonal": lambda given: hb.diagonal(given, probes=3000).values,
     "extreme_eigenvalues": lambda given: hb.extreme_eigenvalues(given, 2).values,
     "spectral_density": lambda given: hb.spectral_density(given, steps=3, probes=2).density,
-    "condition_number": lambda given: hb.condition_number(given, max_products=64).value,
     "inverse": lambda given: hb.inverse(given, damping=100.0) @ torch.ones(given_size(),
         dtype=torch.float64),
     "solve": lambda given: solve(given, torch.ones(given_size(), dtype=torch.float64),
@@ -202,7 +199,6 @@ def given_size() -> int:
     return len(prepared("classification")[1].full)
 
 
-@pytest.mark.filterwarnings("ignore:condition_number. not converged")
 @pytest.mark.parametrize("name", ON_A_PROBLEM)
 def test_an_estimator_of_a_problem_is_that_of_its_whole_hessian(name: str) -> None:
     case, _ = prepared("classification")

@@ -135,7 +135,7 @@ def test_an_interrupted_corpus_goes_on_where_it_was(
     whole = load_corpus(path, 280)
     assert found.fingerprint == whole.fingerprint
     folder = next(one for one in (tmp_path / "cache").iterdir() if one.is_dir())
-    names = {"manifest.json", "tokenizer.json", "train.bin", "validation.bin"}
+    names = {"seal.json", "tokenizer.json", "train.bin", "validation.bin"}
     assert {one.name for one in folder.iterdir()} == names
 
 

@@ -43,6 +43,10 @@ def test_blocks_of_ones_own_are_compared_under_their_names(text: Path, tmp_path:
     [
         (["sas", "saas"], {}, "blocks: 'saas' is unknown; did you mean 'sas'"),
         (["sas"], {"stepps": 3}, "setting: 'stepps' is unknown; did you mean 'steps'"),
+        (["sas"], {"steps": 2.5}, "--steps: expected a whole number, got 2.5"),
+        (["sas"], {"steps": True}, "--steps: expected a whole number, got True"),
+        (["sas"], {"batch_size": "3"}, "--batch-size: expected a whole number, got '3'"),
+        (["sas"], {"bf16": "no"}, "--bf16: expected true or false, got 'no'"),
         (["sas"], {"tune": True, "learning_rate": 0.1}, "--tune: it searches the rates"),
         ({"a": hb.preset("sas", width=16)}, {"width": 32}, "width: a has a width of 16, got 32"),
         ({"a/b": hb.preset("sas", width=16)}, {}, "blocks: 'a/b' cannot name a block of yours"),

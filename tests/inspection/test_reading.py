@@ -45,7 +45,6 @@ def results() -> dict[str, Any]:
         hb.trace(matrix, probes=8),
         hb.diagonal(matrix, probes=8),
         hb.extreme_eigenvalues(matrix, 2),
-        hb.condition_number(DenseOperator(torch.zeros(3, 3), symmetric=True)),
         hb.spectral_density(matrix),
         solve(matrix, torch.ones(4, 2)),
         hb.group_norms(problem, few, probes=4),

@@ -234,3 +234,9 @@ def test_negative_curvature_is_met_with_a_preconditioner_too() -> None:
 def test_a_preconditioner_that_is_none_is_refused(near: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         _ = inverse(operator(2, definite=True), preconditioner=near) @ torch.ones(SIZE).double()
+
+
+def test_the_adjoint_of_a_rectangle_multiplies_with_its_transpose() -> None:
+    rectangle = torch.randn(20, 50, dtype=torch.float64)
+    columns = torch.randn(20, 3, dtype=torch.float64)
+    torch.testing.assert_close(DenseOperator(rectangle).adjoint() @ columns, rectangle.T @ columns)

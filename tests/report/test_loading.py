@@ -87,8 +87,12 @@ def test_another_folder_is_an_argument_error(tmp_path, folder) -> None:
         ("metrics.jsonl", "[1, 2]", "metrics.jsonl, line 3: expected a JSON object"),
         ("metrics.jsonl", '{"preset": "sas", "seed": 0}', "line 3: split is missing"),
         ("results.csv", "sas,0,final", "results.csv, line 3: expected as many values"),
-        ("results.csv", "sas,0,,loss,,,,,much,,", "results.csv, line 3: could not convert"),
-        ("results.csv", "sas,zero,,loss,,,,,1,,", "results.csv, line 3: invalid literal"),
+        ("results.csv", "sas,0,,loss,,,,,much,,", "line 3: value: expected a number, got 'much'"),
+        (
+            "results.csv",
+            "sas,zero,,loss,,,,,1,,",
+            "seed: expected a whole number, got 'zero'",
+        ),
     ],
 )
 def test_a_damaged_line_is_named_by_file_and_number(tmp_path, file, text, where) -> None:

@@ -77,7 +77,7 @@ def test_a_run_goes_on_before_such_a_line_and_without_such_a_manifest(tmp_path: 
         assert fault_in_lines(path, torn=False) == "its line 2 is damaged"
         (tmp_path / "seal.json").write_text(text)
         assert remembered_in(tmp_path) == {}
-        assert check_manifest(tmp_path).words == "has a damaged seal.json"
+        assert check_manifest(tmp_path) == "has a damaged seal.json"
 
 
 @pytest.mark.parametrize(

@@ -158,4 +158,4 @@ def listed_anew(checkpoint: Path) -> None:
         if path.name != MANIFEST
     }
     (checkpoint / MANIFEST).write_text(json.dumps(listed))
-    assert check_manifest(checkpoint).state == "whole"
+    assert check_manifest(checkpoint) == ""

@@ -211,10 +211,10 @@ def put_another_model_there(model: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (change_a_weight, "model is damaged; remove .* and run again to train once more"),
+        (change_a_weight, "model has another model.safetensors .*; remove .* to train once more"),
         (put_another_model_there, "model is of another run; remove .* and run again"),
         (lambda model: (model / "x.py").touch(), "model holds x.py, .*; take it out"),
-        (lambda model: shutil.rmtree(model), "model is damaged; remove"),
+        (lambda model: shutil.rmtree(model), "model is absent; remove"),
     ],
     ids=["weights", "foreign", "planted", "absent"],
 )

@@ -34,9 +34,13 @@ class BlockPart:
     def __post_init__(self) -> None:
         """Check that parts fit their slots and values satisfy `finite`, `above_zero`, `one_of`."""
         _check_parts(self)
+        cls: Any = type(self)
+        hints = _hints(cls)
         for field in dataclasses.fields(self):
             value, place = getattr(self, field.name), f"{self.kind}: {field.name}"
             choices, above = field.metadata.get("choices"), field.metadata.get("above")
+            if hints[field.name] is bool and type(value) is not bool:
+                raise ArgumentError(f"{place}: expected true or false, got {value!r}")
             if choices and value not in choices:
                 raise unknown_name(place, str(value), choices)
             if above is None or (value is None and field.metadata["optional"]):
@@ -120,10 +124,15 @@ def _check_parts(part: BlockPart) -> None:
 
 
 @functools.cache
-def _slots(cls: type[Any]) -> dict[str, tuple[type[BlockPart], bool]]:
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+@functools.cache
+def _slots(cls: Any) -> dict[str, tuple[type[BlockPart], bool]]:
     """Map each slot's name to the base class of its parts and whether None is allowed."""
     slots = {}
-    for name, hint in typing.get_type_hints(cls).items():
+    for name, hint in _hints(cls).items():
         options = typing.get_args(hint) or (hint,)
         for option in options:
             if isinstance(option, type) and issubclass(option, BlockPart):

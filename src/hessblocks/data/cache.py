@@ -17,13 +17,12 @@ from filelock import FileLock
 from hessblocks import storage
 from hessblocks.errors import RunError
 
-MANIFEST = "manifest.json"
 Build = Callable[[Path], Mapping[str, Any]]
 """Function that fills a folder and returns a description of its contents, as JSON values."""
 
 
 class CacheWarning(UserWarning):
-    """Warning that a cache entry was damaged or out of date, and is built again."""
+    """Warning that a cache entry was damaged or of another version, and is built again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +32,7 @@ class Entry:
     folder: Path
     """Folder of the files."""
     manifest: Mapping[str, Any]
-    """`key` of the build, `files` with size and SHA-256, and description of the `contents`."""
+    """Content of seal.json: `files`, name → SHA-256, and `progress` with the `contents`."""
 
 
 def cache_root() -> Path:
@@ -73,19 +72,19 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f".{name}.lock"):
-            found = _verified(folder, key)
-            if isinstance(found, Entry):
-                return found
-            if folder.exists():
-                warnings.warn(f"cache: {found}; building {folder} again", CacheWarning, 2)
-            storage.remove_partials(root, name)
-            _build(folder, key, build)
+            if fault := storage.check_manifest(folder, storage.identity_of(key)):
+                if folder.exists():
+                    other = "is of another version of text or code"
+                    words = other if fault == "is of another run" else fault
+                    warnings.warn(f"cache: {name} {words}; building it again", CacheWarning, 2)
+                storage.remove_partials(root, name)
+                _build(folder, key, build)
     except OSError as error:
         raise RunError(
             f"cache: {root} cannot be used ({error.strerror or error}); free some space or set "
             "HESSBLOCKS_CACHE to another folder."
         ) from error
-    return Entry(folder=folder, manifest=storage.read_object(folder / MANIFEST))
+    return Entry(folder=folder, manifest=storage.read_object(folder / storage.MANIFEST))
 
 
 def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
@@ -93,11 +92,8 @@ def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
         contents = build(begun)
         for path in begun.iterdir():
             path.rename(temporary / path.name)
-        files = {
-            path.name: {"size": path.stat().st_size, "sha256": storage.sha256(path)}
-            for path in sorted(temporary.iterdir())
-        }
-        storage.write_json(temporary / MANIFEST, {"key": key, "files": files, "contents": contents})
+        of, progress = storage.identity_of(key), {"contents": contents}
+        storage.write_manifest(temporary, of, folder.name, progress)
 
 
 @contextmanager
@@ -115,21 +111,3 @@ def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
         shutil.rmtree(begun, ignore_errors=True)
         raise
     begun.rmdir()
-
-
-def _verified(folder: Path, key: Mapping[str, Any]) -> Entry | str:
-    """Return the verified entry, or the reason why it cannot be used."""
-    try:
-        manifest = storage.read_object(folder / MANIFEST)
-        stale = [name for name in key if manifest["key"].get(name) != key[name]]
-        if stale:
-            return f"{folder.name} is out of date (other {', '.join(stale)})"
-        if not all(map(storage.stays_inside, manifest["files"])):
-            return f"{folder.name} is damaged (its manifest names files elsewhere)"
-        for name, file in manifest["files"].items():
-            path = folder / name
-            if path.stat().st_size != file["size"] or storage.sha256(path) != file["sha256"]:
-                return f"{folder.name} is damaged ({name} is not as it was written)"
-    except (OSError, RunError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{folder.name} is damaged ({type(error).__name__} at its manifest or files)"
-    return Entry(folder=folder, manifest=manifest)

@@ -296,8 +296,8 @@ def cached_corpus(name: str, place: str, key: Mapping[str, Any], build: Build) -
     entry = cached(f"{place}-v{key['vocabulary']}", key, build)
     tokenizer = tokenizers.Tokenizer.from_file(str(entry.folder / "tokenizer.json"))
     kind = token_type(tokenizer.get_vocab_size())
-    contents = entry.manifest["contents"]
-    hashes = sorted((name, file["sha256"]) for name, file in entry.manifest["files"].items())
+    contents = entry.manifest["progress"]["contents"]
+    hashes = sorted(entry.manifest["files"].items())
     return Corpus(
         name=name,
         tokenizer=tokenizer,

@@ -15,9 +15,7 @@ from matplotlib.figure import Figure as Drawn
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
-from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-from matplotlib.transforms import Bbox
 
 from hessblocks import figures
 
@@ -45,15 +43,6 @@ NUMBERS = 7
 """Most numbered ticks of a panel."""
 LETTER = 0.085
 """Width of a letter beside a tick or above a bar, in inches."""
-NAMES_AT = tuple(
-    (side * out, up)
-    for out, up in (
-        *((8.0, 0.0), (5.0, 11.0), (5.0, -11.0), (12.0, 22.0), (12.0, -22.0), (30.0, 11.0)),
-        *((30.0, -11.0), (16.0, 33.0), (16.0, -33.0), (36.0, 24.0), (36.0, 44.0), (20.0, 55.0)),
-    )
-    for side in (1, -1)
-)
-"""Offsets of a name from its data point, in points (1/72 inch), the best first."""
 FAR = 15.0
 """Distance from a name to its data point, in points, from which on a thin line joins them."""
 APART = 11.5
@@ -295,39 +284,24 @@ def _draw_series(
 
 
 def _name_series(axis: Axes, panel: figures.Panel) -> None:
-    """Write names at the ends of lines, in order, and beside points, where they hide least."""
-    shown = [series for series in panel.shown if not series.guide]
-    ends = {one.name: axis.transData.transform((one.x[-1], one.y[-1])) for one in shown}
-    hidden = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in ends.values()]
+    """Write each name beside the last point of its series; those at one abscissa are spread."""
     points = 72 / axis.figure.dpi
-    lowest: dict[float, float] = {}  # abscissa → height of the lowest name there so far
-    left = Counter(series.x[-1] for series in shown)  # names that still need space above the axis
+    shown = [series for series in panel.shown if not series.guide]
+    unnamed = Counter(series.x[-1] for series in shown)
     beside: Any = {"textcoords": "offset points"}
-    joined = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
-    for series in sorted(shown, key=lambda one: -one.y[-1]):
-        end, text = (series.x[-1], series.y[-1]), figures.plain_math(series.name)
-        name = axis.annotate(text, end, xytext=(9, 0), va="center", fontsize=9.5, **beside)
+    line: Any = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkB": 3}
+    lowest: dict[float, float] = {}  # abscissa → height of the lowest name there so far
+    for series in sorted(shown, key=lambda series: -series.y[-1]):
+        x, _ = end = (series.x[-1], series.y[-1])
+        unnamed[x] -= 1
+        height = points * float(axis.transData.transform(end)[1])
+        foot = points * axis.bbox.y0 + APART * (unnamed[x] + 0.5)
+        lowest[x] = max(foot, min(height, lowest.get(x, math.inf) - APART))
+        place, text = (9.0, lowest[x] - height), figures.plain_math(series.name)
+        name = axis.annotate(text, end, xytext=place, va="center", fontsize=9.5, **beside)
         name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # hides lines below
-        if series.line:
-            height, left[end[0]] = points * float(ends[series.name][1]), left[end[0]] - 1
-            low = points * axis.bbox.y0 + APART * (left[end[0]] + 0.5)
-            lowest[end[0]] = max(low, min(height, lowest.get(end[0], math.inf) - APART))
-            name.set_position((9.0, lowest[end[0]] - height))
-        else:
-            name.set_in_layout(False)
-            costs = {where: _hides(name, where, hidden, axis) for where in NAMES_AT}
-            _hides(name, min(costs, key=costs.__getitem__), hidden, axis)
-        hidden.append(name.get_window_extent())
-        if math.hypot(*name.get_position()) > FAR:
-            axis.annotate("", end, xytext=name.get_position(), arrowprops=joined, **beside)
-
-
-def _hides(name: Annotation, where: tuple[float, float], hidden: list[Bbox], axis: Axes) -> int:
-    """Place a name, and count the objects that it hides; leaving the axes counts three times."""
-    name.set(position=where, ha="left" if where[0] > 0 else "right")
-    box = name.get_window_extent()
-    inside = axis.bbox.x0 < box.x0 and box.x1 < axis.bbox.x1 and box.y0 > axis.bbox.y0
-    return sum(map(box.overlaps, hidden)) + 3 * (not inside)
+        if math.hypot(*place) > FAR:
+            axis.annotate("", end, xytext=place, arrowprops=line, **beside)
 
 
 def _draw_guide(axis: Axes, series: figures.Series) -> None:

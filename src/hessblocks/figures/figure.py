@@ -13,6 +13,7 @@ from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
 from hessblocks.figures.style import PHONE
 from hessblocks.storage import read_object
+from hessblocks.typed import JSON, typed
 
 Scaling = Literal["linear", "log", "symlog"]
 """Scaling of an axis; symlog shows zero below its first decade."""
@@ -228,20 +229,7 @@ def read_figure(path: AnyPath) -> Figure:
     Raises:
         RunError: the file is missing or damaged.
     """
-    found = read_object(Path(path))
     try:
-        return Figure(**{**found, "panels": tuple(map(_panel, found["panels"]))})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return typed(JSON, Figure, read_object(Path(path)))
+    except ValueError as error:
         raise RunError(f"{path}: damaged; run the same `hessblocks reproduce` again.") from error
-
-
-def _panel(found: dict[str, Any]) -> Panel | Heatmap:
-    if "values" in found:
-        rows = tuple(tuple(row) for row in found["values"])
-        return Heatmap(**_tuples(found) | {"values": rows})
-    series = tuple(Series(**_tuples(one)) for one in found["series"])
-    return Panel(**_tuples(found) | {"series": series})
-
-
-def _tuples(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in found.items()}

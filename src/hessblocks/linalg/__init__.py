@@ -3,7 +3,6 @@
 from hessblocks.linalg.estimators import (
     FEWEST_PROBES,
     FEWEST_SAMPLES,
-    ConditionNumber,
     DiagonalEstimate,
     Eigenvalues,
     Estimate,
@@ -45,7 +44,6 @@ from hessblocks.linalg.operators import (
 )
 from hessblocks.linalg.spectra import (
     Spectrum,
-    condition_number,
     extreme_eigenvalues,
     jensen_shannon_distance,
     spectral_density,
@@ -55,7 +53,6 @@ __all__ = [
     "MEMORY_LIMIT",
     "AdjointOperator",
     "BlockGrid",
-    "ConditionNumber",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -67,7 +64,6 @@ __all__ = [
     "Probes",
     "Solution",
     "Spectrum",
-    "condition_number",
     "diagonal",
     "extreme_eigenvalues",
     "frobenius_norm",

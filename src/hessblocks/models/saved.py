@@ -223,10 +223,9 @@ def _warn_of_other_weights(source: str, place: Path) -> None:
     """Warn if the files of a model trained by hessblocks have changed or belong to another run."""
     if not (place / storage.MANIFEST).is_file():
         return
-    found = storage.check_in_place(place)
-    if not found.usable:
+    if fault := storage.check_in_place(place):
         warnings.warn(
-            f"MODEL: {source} {found.words}; it is taken as it is now",
+            f"MODEL: {source} {fault}; it is taken as it is now",
             storage.DamageWarning,
             stacklevel=4,
         )

@@ -24,8 +24,8 @@ SIGNAL = {
     "spectral_gap": "Spectral gap (1 − s₂/s₁)",
 }
 """Quantity of the signal in the last layer → axis label."""
-ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds", "loss": "batch_loss"}
-"""Abscissa of a curve → field of a JSON line; a fifth, `flops`, is computed from the steps."""
+ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
+"""Abscissa of a curve → field of a JSON line; a fourth, `flops`, is computed from the steps."""
 Line = Metric | Observation
 
 
@@ -93,7 +93,7 @@ class Curve:
     layer: int | None = None
     """Layer of a signal; None for means over layers."""
     x: Mapping[str, tuple[float, ...]]
-    """Abscissas by name: steps, tokens, seconds, loss, flops; NaN if not recorded."""
+    """Abscissas by name: steps, tokens, seconds, flops; NaN if not recorded."""
     means: tuple[Average, ...]
     """Ordinates; for one seed, the errors are those of its estimates, taken as independent."""
 

@@ -52,14 +52,11 @@ AXES = {
     "tokens": ("tokens", "Training tokens $n$ (tokens)"),
     "seconds": ("training time", r"Training time $\tau$ (seconds)"),
     "flops": ("operations", "Training operations $c$ (floating-point operations)"),
-    "loss": ("loss", LOSS),
 }
 """Abscissa along training → its name and axis label."""
 NO_BAND = "no band, since there is one seed"
 SPLITS = {"train": "Training batches", "validation": "Held-out data"}
 GAINS = ("alpha", "beta", "gamma")
-ALIGNMENTS = ("steps", "tokens", "seconds", "loss")
-"""Abscissas of curvature along training."""
 OF_GAINS = (
     "Trained gains: α, β, γ of shaped attention; α, β with SA or FF of the skip and the branch of "
     "a sub-block; with a weight's letter those of W = α W_init + β ΔW."
@@ -308,7 +305,7 @@ def _ending(row: ComparisonRow) -> str:
 
 
 def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
-    """Plot gains, signal, and curvature against each of `ALIGNMENTS`; None if not observed."""
+    """Plot gains, signal and curvature against the step; None if not observed."""
     curves, where = found.curves, found.sample_along
     last = max((one.layer for one in curves if one.layer is not None), default=None)
     signal = f"At the last layer (number {last}, counted from 0), on {where}. {ELSEWHERE}"
@@ -316,10 +313,7 @@ def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
     return (
         _figure(found, "gains", _gains(curves), "Gain (mean over layers and heads)", OF_GAINS),
         _figure(found, "signal", _signal(curves), "Value (unit above each panel)", signal),
-        *(
-            _figure(found, f"curvature-along-{name}", _norms(curves), CURVATURE, norms, name)
-            for name in ALIGNMENTS
-        ),
+        _figure(found, "curvature", _norms(curves), CURVATURE, norms),
     )
 
 
@@ -354,28 +348,22 @@ def _norms(curves: Iterable[Curve]) -> Titled:
     }
 
 
-def _figure(
-    found: Comparison, name: str, titled: Titled, y: str, about: str, against: str = ""
-) -> Figure | None:
-    """Plot values over steps, or curvature over an abscissa; each panel has its own ordinate."""
-    axis = against or "steps"
-    series = {title: [_series(one, axis) for one in own] for title, own in titled.items()}
+def _figure(found: Comparison, name: str, titled: Titled, y: str, about: str) -> Figure | None:
+    """Plot values over steps; each panel has its own ordinate, but curvature shares it."""
+    series = {title: [_series(one, "steps") for one in own] for title, own in titled.items()}
     values = [y for own in series.values() for one in own for y in one.y]
     if not values:
         return None
-    words, label = _axis(found, axis)
-    by = f"Curvature along training, by {'step' if axis == 'steps' else words}"
-    if against == "loss":
-        about += " The loss is that on the same batch; training goes from right to left."
-    single = "the band is ± 1 standard error of the estimate" if against else NO_BAND
-    scale = log_axis(values) if against else {}
+    norms = name == "curvature"
+    single = "the band is ± 1 standard error of the estimate" if norms else NO_BAND
+    scale = log_axis(values) if norms else {}
     return Figure(
-        name=name,
-        title=by if against else f"{name.capitalize()} along training",
-        panels=_panels(series, x_label=label, y_label=y, band=True, **scale),
+        name=f"{name}-along-steps" if norms else name,
+        title=f"{name.capitalize()} along training",
+        panels=_panels(series, x_label=AXES["steps"][1], y_label=y, band=True, **scale),
         columns=min(3, len(series)),
         caption=plain_math(f"{about} {seeds_and_error(found.seeds, 'the band', single)}"),
-        shares="both" if against else "x",
+        shares="both" if norms else "x",
         marked=found.presets,
     )
 

@@ -124,21 +124,36 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
         The settings.
 
     Raises:
-        ArgumentError: a name is not a field, or a value is outside its range.
+        ArgumentError: a name is not a field, a number is of another type, or a value is outside
+            its range.
     """
     known = kinds(settings)
     for name in values:
         check_name("setting", name, known)
-    whole = {name: _listed(value, known[name]) for name, value in values.items()}
+    whole = {
+        name: _read(option(prefix(settings) + name), value, known[name])
+        for name, value in values.items()
+    }
     made: T = getattr(settings, "chosen", settings)(**whole)
     return made
 
 
-def _listed(value: Any, kind: Kind) -> Any:
-    """Convert a text with commas, or a list, to a tuple; return other values unchanged."""
+def _read(flag: str, value: Any, kind: Kind) -> Any:
+    """Convert a text with commas, or a list, to a tuple; read a number strictly."""
     if kind.several and isinstance(value, str):
         return words(value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    hints = {kind.type} if isinstance(kind.type, type) else {*typing.get_args(kind.type)}
+    if isinstance(value, tuple) or not {int, float, bool} & hints:
+        return value
+    from hessblocks.typed import JSON, typed  # the settings alone need no library
+
+    value = value.item() if hasattr(value, "item") else value  # a number of numpy or torch
+    try:
+        return typed(JSON, kind.type, value)
+    except ValueError as error:
+        raise ArgumentError(f"{flag}: {error}.") from error
 
 
 def words(text: str) -> tuple[str, ...]:

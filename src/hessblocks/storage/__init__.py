@@ -58,7 +58,6 @@ from hessblocks.storage.manifest import (
     CARD,
     MANIFEST,
     DamageWarning,
-    Finding,
     check_in_place,
     check_manifest,
     identity_in,

@@ -14,6 +14,7 @@ from typing import Any
 from hessblocks._version import __version__
 from hessblocks.errors import ArgumentError, RunError, main_memory
 from hessblocks.storage.files import damaged, read_object, stays_inside, write_json
+from hessblocks.typed import JSON, typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +62,14 @@ def read_settings(path: Path) -> Settings:
         raise damaged(
             path, None, "expected `preset` or `presets`, as a run or a comparison writes them"
         )
-    if not isinstance(presets, list) or not isinstance(seeds, list):
-        raise damaged(path, None, "expected lists under `presets` and `seeds`")
-    for preset in presets:
-        if not stays_inside(preset):
-            raise damaged(path, None, f"`presets`: expected names of blocks, got {preset!r:.100}")
+    if not isinstance(presets, list) or not all(map(stays_inside, presets)):
+        raise damaged(path, None, f"`presets`: expected names of blocks, got {presets!r:.100}")
     try:
-        return Settings(
-            command=str(values.get("command", "")),
-            presets=tuple(presets),
-            seeds=tuple(map(int, seeds)),
-            values=values,
-        )
-    except (TypeError, ValueError, OverflowError) as error:
-        raise damaged(path, None, f"`seeds`: expected whole numbers, got {seeds!r}") from error
+        numbers = typed(JSON, tuple[int, ...], seeds)
+    except ValueError as error:
+        raise damaged(path, None, f"`seeds`: {error}") from error
+    command = str(values.get("command", ""))
+    return Settings(command=command, presets=tuple(presets), seeds=numbers, values=values)
 
 
 def run_path(folder: Path, preset: str, seed: int) -> Path:

@@ -18,6 +18,7 @@ from hessblocks.storage.manifest import DamageWarning
 from hessblocks.storage.store import canonical
 from hessblocks.storage.tables import NORM, ResultRow, columns_of, read_results, read_table
 from hessblocks.storage.tabular import Tabular
+from hessblocks.typed import JSON
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,17 +194,10 @@ class CurvatureResults(Tabular):
             "seconds": seconds,
             "model": dict(self.config["model"]),
             "loss": self.loss,
-            "curvature": {
-                group: {part: vars(norm) for part, norm in norms.items()}
-                for group, norms in self.norms.items()
-            },
-            "heterogeneity": {part: vars(norm) for part, norm in self.heterogeneity.items()},
-            "off_diagonal_share": {
-                part: vars(norm) for part, norm in self.off_diagonal_shares.items()
-            },
-            "eigenvalues": {
-                group: [vars(one) for one in found] for group, found in self.eigenvalues.items()
-            },
+            "curvature": JSON.unstructure(self.norms),
+            "heterogeneity": JSON.unstructure(self.heterogeneity),
+            "off_diagonal_share": JSON.unstructure(self.off_diagonal_shares),
+            "eigenvalues": JSON.unstructure(self.eigenvalues),
             "zero_groups": self.zero_groups(),
             "missing": list(self.missing),
         }

@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import itertools
 import json
 import os
 import secrets
@@ -276,7 +275,7 @@ def parse_json(text: str) -> Any:
 
     try:
         value = json.loads(text, parse_int=integer)
-        deep = not _is_shallow(value)
+        deep = _depth(value) > DEEPEST
     except RecursionError:
         deep = True
     if deep:
@@ -284,15 +283,10 @@ def parse_json(text: str) -> Any:
     return value
 
 
-def _is_shallow(value: Any) -> bool:
-    """Tell whether a value is nested at most `DEEPEST` levels deep, without recursion."""
-    level: list[Any] = [[value]]
-    for _ in range(DEEPEST + 1):
-        entries = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for one in itertools.chain(*entries) if isinstance(one, dict | list)]
-        if not level:
-            return True
-    return False
+def _depth(value: Any) -> int:
+    """Count the levels of lists and objects."""
+    entries = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth, entries), default=0) if isinstance(value, dict | list) else 0
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -221,8 +221,8 @@ def read_reference(folder: Path) -> float | None:
 
 
 def _above_0(value: Any) -> float:
-    if 0 < (found := float(value)) < math.inf:
-        return found
+    if 0 < (number := float(value)) < math.inf:
+        return number
     raise ValueError
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hessblocks.errors import RunError
 from hessblocks.storage.files import append, damaged, numbered, parse_json
 from hessblocks.storage.tables import Record, records
+from hessblocks.typed import LINES
 
 Line = dict[str, Any]
 
@@ -171,7 +172,7 @@ def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
                 return
             reason = getattr(error, "msg", "not UTF-8 text")
             raise damaged(path, number, f"not JSON ({reason})") from error
-        yield from records(kind, path, iter([(number, value)]))
+        yield from records(kind, path, [(number, value)], LINES)
 
 
 def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
@@ -180,7 +181,7 @@ def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
     for number, line in numbered(path):
         try:
             value = parse_json(line.decode())
-            next(records(KINDS[path.name], path, iter([(number, value)])))
+            next(records(KINDS[path.name], path, [(number, value)], LINES))
         except (ValueError, RunError):
             return lines, number, line
         lines.append(value)

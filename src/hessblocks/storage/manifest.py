@@ -6,10 +6,8 @@ The manifest is written after all other files, so that a folder with a manifest 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hessblocks.errors import RunError
 from hessblocks.storage.files import read_object, sync, write_json
@@ -20,28 +18,10 @@ CARD = "README.md"
 FORMAT = 1
 """Version of a run's files, a part of its identity. Raise it when an equal configuration gives
 other files than before."""
-State = Literal["whole", "foreign", "edited", "missing"]
 
 
 class DamageWarning(UserWarning):
     """Warning of files that were changed or lost after they were written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Result of a check of a file, or of a folder with a manifest."""
-
-    path: Path
-    """Path of the file or folder, present or not."""
-    state: State
-    """State found: whole, foreign, edited or missing."""
-    words: str = "is whole"
-    """Description of the state: a sentence whose subject is the path."""
-
-    @property
-    def usable(self) -> bool:
-        """True if the check found no fault."""
-        return self.state == "whole"
 
 
 def identity_of(config: Mapping[str, Any]) -> str:
@@ -118,7 +98,7 @@ def remembered_in(folder: Path) -> dict[str, Any]:
     return progress if sound and isinstance(progress.get("lines", {}), dict) else {}
 
 
-def check_manifest(folder: Path, of: str | None = None, name: str | None = None) -> Finding:
+def check_manifest(folder: Path, of: str | None = None, name: str | None = None) -> str:
     """Check a checkpoint or a saved model against its manifest.
 
     Args:
@@ -127,17 +107,15 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         name: name that the folder should have been written under; None: any.
 
     Returns:
-        The finding. It is whole if all files but the card are as they were written, and no files
-        but hidden ones were added. A manifest of an early version names neither run nor folder and
-        passes for any.
+        The fault, as the end of a sentence that begins with the folder. It is empty if all files
+        but the card are as they were written, and no files but hidden ones were added. A manifest
+        of an early version names neither run nor folder and passes for any.
 
     Cost:
         SHA-256 of all files, about a second per gigabyte.
     """
-    finding = partial(Finding, path=folder)
     if not (folder / MANIFEST).exists():
-        words = f"has no {MANIFEST}" if folder.is_dir() else "is absent"
-        return finding(state="missing", words=words)
+        return f"has no {MANIFEST}" if folder.is_dir() else "is absent"
     try:
         manifest = read_object(folder / MANIFEST)
         files: dict[str, str] = dict(manifest["files"])
@@ -145,29 +123,28 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         present = {path.name for path in folder.iterdir()} - {MANIFEST, CARD}
         for file, digest in files.items():
             if file not in present:
-                return finding(state="missing", words=f"lacks its {file}")
+                return f"lacks its {file}"
             if sha256(folder / file) != digest:
-                return finding(state="edited", words=f"has another {file} than was written")
+                return f"has another {file} than was written"
     except (OSError, RunError, ValueError, KeyError, TypeError):
-        return finding(state="edited", words=f"has a damaged {MANIFEST}")
-    unlisted = present - set(files)
-    if added := sorted(file for file in unlisted if not file.startswith(".")):
-        return finding(state="foreign", words=f"holds {added[0]}, which is not of it")
+        return f"has a damaged {MANIFEST}"
+    if added := sorted(file for file in present - set(files) if not file.startswith(".")):
+        return f"holds {added[0]}, which is not of it"
     if of not in (None, manifest.get("of", of)):
-        return finding(state="foreign", words="is of another run")
+        return "is of another run"
     if name not in (None, manifest.get("name", name)):
-        return finding(state="foreign", words=f"was {manifest['name']} when it was written")
-    return finding(state="whole")
+        return f"was {manifest['name']} when it was written"
+    return ""
 
 
-def check_in_place(folder: Path) -> Finding:
+def check_in_place(folder: Path) -> str:
     """Check a folder against its manifest, and a model against the run folder that it stands in.
 
     Args:
         folder: model or checkpoint.
 
     Returns:
-        The finding of `check_manifest`.
+        The fault, as `check_manifest` returns it.
 
     Raises:
         RunError: config.json of the run is damaged.
@@ -177,16 +154,16 @@ def check_in_place(folder: Path) -> Finding:
     return check_manifest(folder, identity_in(run) if in_run else None)
 
 
-def remedy(found: Finding, run: Path) -> str:
+def remedy(fault: str, run: Path) -> str:
     """Advise what to do about the model of a trained run that is not as it was written.
 
     Args:
-        found: finding about the model.
+        fault: fault of the model.
         run: folder of the run.
 
     Returns:
         Advice that completes an error message, without a full stop.
     """
-    if found.words.startswith("holds"):
+    if fault.startswith("holds"):
         return "take it out and run again"
     return f"remove {run} and run again to train once more"

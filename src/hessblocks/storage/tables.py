@@ -5,17 +5,17 @@
 """
 
 import csv
-import functools
 import io
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar
+
+from cattrs import Converter
 
 from hessblocks.storage.files import damaged, read_text, write_text
+from hessblocks.typed import TEXT, typed
 
 Record = TypeVar("Record")
 Scalar = str | int | float | bool | None
@@ -82,7 +82,7 @@ def read_table(kind: type[Record], path: Path) -> list[Record]:
         RunError: the file cannot be read, a column is missing, or a row has a wrong length or a
             value of a wrong type; the message has the number of the line.
     """
-    return list(records(kind, path, _rows(path, columns_of(kind)))) if path.exists() else []
+    return list(records(kind, path, _rows(path, columns_of(kind)), TEXT)) if path.exists() else []
 
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -101,56 +101,27 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 
 
 def records(
-    kind: type[Record], path: Path, lines: Iterator[tuple[int, Mapping[str, Any]]]
+    kind: type[Record],
+    path: Path,
+    lines: Iterable[tuple[int, Mapping[str, Any]]],
+    converter: Converter,
 ) -> Iterator[Record]:
     """Convert each line to an object; names that are not fields are ignored.
 
     Args:
-        kind: dataclass whose fields are str, int or float, or one of these or None.
+        kind: dataclass.
         path: file of the lines, for the message.
-        lines: line number, and name → value; an empty text (CSV) means None.
+        lines: line number, and name → value.
+        converter: `typed.LINES` or `typed.TEXT`.
 
     Raises:
         RunError: a field is missing or has a wrong type; the message has file and line.
     """
     for line, values in lines:
-        if not isinstance(values, Mapping):
-            raise damaged(path, line, "expected a JSON object")
         try:
-            known: Any = kind
-            asked = (one for one in _readers(known) if one[2] or one[0] in values)
-            yield kind(**{name: read(values[name]) for name, read, _ in asked})
-        except KeyError as error:
-            raise damaged(path, line, f"{error.args[0]} is missing") from error
-        except (TypeError, ValueError, OverflowError) as error:
+            yield typed(converter, kind, values)
+        except ValueError as error:
             raise damaged(path, line, str(error)) from error
-
-
-@functools.cache
-def _readers(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
-    """List (name, reader, whether it is required) for each field."""
-    hints = get_type_hints(kind)
-    return tuple(
-        (one.name, _reader(hints[one.name]), one.default is MISSING) for one in fields(kind)
-    )
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    types = get_args(hint) or (hint,)
-    (plain,) = (one for one in types if one is not NoneType)
-    read: Callable[[Any], Any] = _number if plain is float else plain
-    if NoneType not in types:
-        return read
-    return lambda value: None if value is None or value == "" else read(value)
-
-
-def _number(value: object) -> float:
-    """Convert a value to a number: int for decimal digits, else float; None is NaN."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise TypeError(f"expected a number, got {value!r}")
-    return int(value) if isinstance(value, str) and value.isdecimal() else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)

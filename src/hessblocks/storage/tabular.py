@@ -7,20 +7,18 @@ the names and fields as JSON in its metadata, and the tensors in binary form.
 from __future__ import annotations
 
 import abc
-import contextlib
 import json
 import math
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import atomic_path, damaged, parse_json, read_object, write_text
 from hessblocks.storage.tables import write_table
+from hessblocks.typed import JSON, typed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -217,7 +215,7 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
     try:
         written, tensors = _opened(path)
         kind = kinds[written[KIND]]
-        found: Tabular = kind(**_fields(kind, written["fields"], tensors))
+        found: Tabular = _fields(kind, written["fields"], tensors)
         str(found), found._first(1)  # these fail if the fields do not fit together
     except (RunError, MemoryError):
         raise
@@ -245,42 +243,18 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     }
 
 
-def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Convert the fields of a class to their types; axes of one name must have equal lengths."""
-    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
-    lengths: dict[str, int] = {}
-    return {name: _typed(hints[name], value, tensors, lengths) for name, value in content.items()}
-
-
-def _typed(hint: Any, value: Any, tensors: Mapping[str, Tensor], lengths: dict[str, int]) -> Any:
-    """Convert a JSON value to a type, or raise ValueError."""
-    kind, inner = get_origin(hint), get_args(hint)
-    for one in inner if kind in (typing.Union, UnionType) else ():  # the first type that fits
-        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-            return _typed(one, value, tensors, lengths)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return hint(**_fields(hint, value, tensors))
-    if hasattr(hint, "dim_str"):
-        return _fitting(tensors[value], hint.dim_str.split(), lengths)
-    if kind in (tuple, Sequence) and isinstance(value, list):
-        types = inner if kind is tuple and ... not in inner else [inner[0]] * len(value)
-        found = [_typed(*one, tensors, lengths) for one in zip(types, value, strict=True)]
-        return tuple(found) if kind is tuple else found
-    if kind in (dict, Mapping):
-        pairs = value.items() if isinstance(value, dict) else value
-        return {
-            _typed(inner[0], key, tensors, lengths): _typed(inner[1], one, tensors, lengths)
-            for key, one in pairs
-        }
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if getattr(hint, "__qualname__", "") == "dtype":
-        return _dtype(value)
-    if (kind is Literal and value in inner) or hint is Any or type(value) is hint:
-        return value
-    if hint is float and (type(value) is int or value in ("nan", "inf", "-inf")):
-        return float(value) if isinstance(value, str) else value
-    raise ValueError(f"expected {hint}, got {value!r:.60}")
+def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Build a result from its stored fields; a tensor stands there by its name in `tensors`."""
+    converter, lengths = JSON.copy(), dict[str, int]()
+    converter.register_structure_hook_func(
+        lambda hint: hasattr(hint, "dim_str"),
+        lambda name, hint: _fitting(tensors[name], hint.dim_str.split(), lengths),
+    )
+    converter.register_structure_hook_func(_is_dtype, lambda name, _: _dtype(name))
+    if is_dataclass(kind) and isinstance(kind, type):
+        return typed(converter, kind, content)
+    hints = get_type_hints(kind.__init__)
+    return kind(**{name: typed(converter, hints[name], one) for name, one in content.items()})
 
 
 def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> Tensor:
@@ -290,6 +264,10 @@ def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> T
     if not (alike and tensor.is_floating_point()):
         raise ValueError(f"got {tensor.dtype} of shape {tuple(tensor.shape)} beside {lengths}")
     return tensor
+
+
+def _is_dtype(hint: Any) -> bool:
+    return getattr(hint, "__qualname__", "") == "dtype"
 
 
 def _dtype(name: str) -> Any:

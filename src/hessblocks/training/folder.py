@@ -243,14 +243,13 @@ def newest(folder: RunFolder) -> Path | None:
     """
     whole = None
     for checkpoint in _by_step(folder.checkpoints):
-        found = storage.check_manifest(checkpoint, folder.identity, checkpoint.name)
-        if found.usable:
+        fault = storage.check_manifest(checkpoint, folder.identity, checkpoint.name)
+        if not fault:
             whole = whole or checkpoint
         elif (checkpoint / storage.MANIFEST).exists():
             kept = storage.set_aside(checkpoint, folder.path).parent
-            words = found.words if found.state == "foreign" else "is damaged"
             place = f"{folder.path.name}/{checkpoint.name}"
-            _warn(f"checkpoints: {place} {words}; it is set aside in {kept}")
+            _warn(f"checkpoints: {place} {fault}; it is set aside in {kept}")
         else:
             shutil.rmtree(checkpoint)
     return whole

@@ -133,11 +133,9 @@ class Run:
     @property
     def _model_fault(self) -> str:
         """Describe a fault of the saved model (damaged, foreign) and the remedy; empty if none."""
-        found = storage.check_manifest(self.folder.model, self.folder.identity)
-        if found.usable:
-            return ""
-        words = found.words if found.state == "foreign" else "is damaged"
-        return f"{self.folder.model} {words}; {storage.remedy(found, self.folder.path)}."
+        fault = storage.check_manifest(self.folder.model, self.folder.identity)
+        remedy = storage.remedy(fault, self.folder.path)
+        return f"{self.folder.model} {fault}; {remedy}." if fault else ""
 
     @property
     def _done(self) -> set[str]:

@@ -4,7 +4,7 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("deep JSON passes", "deep = not _is_shallow($value) => deep = False",
+    fault("deep JSON passes", "_depth($value) > DEEPEST => False",
           "test_what_is_within_the_bounds_is_read_as_ever"),
     fault("whole numbers of any length pass", "len($digits) > LONGEST_INTEGER => False",
           "test_what_would_break_a_reader_is_no_json"),

@@ -86,7 +86,7 @@ def load_docstring_corpus(vocabulary: int) -> data.Corpus:
     """
     data.check_vocabulary(vocabulary)
     key = {
-        "docstrings": _records().manifest["files"]["records.jsonl"]["sha256"],
+        "docstrings": _records().manifest["files"]["records.jsonl"],
         "vocabulary": vocabulary,
         "data version": DOCSTRINGS_VERSION,
     }

@@ -71,7 +71,7 @@ def pretrained(settings: Pretraining, corpus: Corpus) -> Pretrained:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     name = f"pretrained-{settings.preset}-{digest}"
     entry = cached(name, key, partial(_pretrain, settings, corpus))
-    losses = [(step, loss) for step, loss in entry.manifest["contents"]["losses"]]
+    losses = [(step, loss) for step, loss in entry.manifest["progress"]["contents"]["losses"]]
     return Pretrained(folder=entry.folder, losses=tuple(losses))
 
 

@@ -1,7 +1,6 @@
-"""Randomised estimators of norm, trace (Hutchinson, Hutch++, XTrace) and diagonal, with errors."""
+"""Randomised estimators of norm, trace (Hutchinson, XTrace) and diagonal, with errors."""
 
 from hessblocks.linalg.estimators.estimates import (
-    ConditionNumber,
     DiagonalEstimate,
     Eigenvalues,
     Estimate,

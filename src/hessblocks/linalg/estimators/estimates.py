@@ -1,6 +1,6 @@
 """Result classes: value, uncertainty, method and reason of the stop."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -139,36 +139,4 @@ class Eigenvalues(Tabular):
         return (
             f"eigenvalues {', '.join(shown)} (residuals up to {worst:.1g}, {self.products} "
             f"products, {'exact' if self.method == 'exact' else held}{ended})"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ConditionNumber(Tabular):
-    """Condition number, with the interval that the residuals of both singular values allow."""
-
-    value: float
-    """The ratio; infinite if the smallest singular value is 0 up to rounding."""
-    lower: float
-    """Smallest ratio that the residuals of both ends allow."""
-    upper: float
-    """Largest ratio that the residuals allow; infinite where 0 is among them."""
-    largest: float
-    """Largest singular value."""
-    smallest: float
-    """Smallest singular value."""
-    converged: bool
-    """Whether both ends converged; if not, `value` tends to be too small."""
-    products: int
-    """Products with single vectors spent, those with the adjoint included."""
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """Build one row: the ratio, its interval, both singular values and what was spent."""
-        return [asdict(self)]
-
-    def __str__(self) -> str:
-        """Print the ratio, its interval, and what was spent."""
-        ended = "" if self.converged else ", not converged"
-        return (
-            f"{self.value:.4g}, {self.lower:.4g} to {self.upper:.4g} by the residuals "
-            f"({self.products} products{ended})"
         )

@@ -1,4 +1,4 @@
-"""Hutchinson's trace estimator, and Hutch++ and XTrace for spectra that decay.
+"""Hutchinson's trace estimator, and XTrace for spectra that decay.
 
 Letters: A the matrix, N its size, z a probe with entries ±1, K probes, Q an orthonormal basis.
 Of XTrace, m probes Ω = (ω_1 … ω_m), Y = AΩ, Q an orthonormal basis of Y, Q_i one
@@ -35,10 +35,10 @@ probes is √(2 · 9900 / 48) = 20:
 >>> print(trace(ones))
 119 ± 2e+01 (48 probes)
 
-There Hutch++ takes the large directions Q out first, tr A = tr(QᵀA Q) + tr((I − QQᵀ) A (I − QQᵀ)),
-and leaves the small rest to Hutchinson:
+There XTrace takes the large directions Q out first, tr A = tr(QᵀA Q) + tr((I − QQᵀ) A (I − QQᵀ)),
+and estimates the small rest. Each probe serves both purposes in turn:
 
->>> round(trace(ones, method="hutch++").value, 3)
+>>> round(trace(ones, method="xtrace").value, 3)
 100.0
 """
 
@@ -61,27 +61,9 @@ from hessblocks.linalg.estimators.probes import (
     multiply,
 )
 
-
-class DeflatedOperator(operators.LinearOperator):
-    """Deflated operator (I − QQᵀ) A (I − QQᵀ): the span of Q is taken out on both sides."""
-
-    def __init__(self, of: operators.LinearOperator, basis: Float[Tensor, "size count"]) -> None:
-        """Wrap `of`; nothing is computed."""
-        super().__init__(of.shape, dtype=of.dtype, device=of.device, symmetric=of.symmetric)
-        self._of = of
-        self._basis = basis
-
-    def _without_basis(self, columns: Tensor) -> Tensor:
-        wide = columns.to(self._basis.dtype)
-        return (wide - self._basis @ (self._basis.T @ wide)).to(columns.dtype)
-
-    def _matmat(self, columns: Tensor) -> Tensor:
-        return self._without_basis(self._of @ self._without_basis(columns))
-
-
-TraceMethod = Literal["hutchinson", "hutch++", "xtrace"]
+TraceMethod = Literal["hutchinson", "xtrace"]
 SPANNED_BY_OTHERS = 1e-6
-FEWEST_PROBES: dict[str, int] = {"hutchinson": 2, "hutch++": 6, "xtrace": 8}
+FEWEST_PROBES: dict[str, int] = {"hutchinson": 2, "xtrace": 8}
 
 
 @operators.keeping
@@ -95,22 +77,20 @@ def trace(
     max_probes: int = 1024,
     probe_chunk: int | None = None,
 ) -> Estimate:
-    """Estimate the trace of a square operator by Hutchinson, Hutch++ or XTrace.
+    """Estimate the trace of a square operator by Hutchinson or XTrace.
 
     - `hutchinson`: the mean of zᵀA z. Spread spectra, any size.
-    - `hutch++`: a third of the products finds the range Q of A S, S random signs. A second third
-      gives the trace inside it, tr(QᵀA Q), exactly. The last third is Hutchinson on the rest.
-      Decaying spectra.
-    - `xtrace`: Hutch++ in which each (Gaussian) probe serves both purposes in turn. Decaying
-      spectra; the smallest error, the most cautious error bar.
+    - `xtrace`: one Gaussian probe estimates what lies outside the range Q of A times the others,
+      and tr(QᵀA Q) is exact; the mean over the probes. Decaying spectra; the smallest error, a
+      cautious error bar.
 
     The result is exact, and says so, where the operator has its own `trace()` or is no larger than
     the products are many.
 
     Args:
         op: square operator, symmetric or not; a `Problem` stands for its Hessian.
-        probes: products to spend in all; the error bars are tested from 16 (`hutchinson`), 48
-            (`hutch++`) and 32 (`xtrace`) on. With a tolerance: of the first block.
+        probes: products to spend in all; the error bars are tested from 16 (`hutchinson`) and
+            32 (`xtrace`) on. With a tolerance: of the first block.
         seed: seed of the probes.
         method: see above.
         tolerance: draw further blocks until the standard error is at most this share of |value|
@@ -119,7 +99,7 @@ def trace(
         probe_chunk: vectors multiplied at once; bounds the operator's memory, changes no probe.
 
     Returns:
-        The trace. The standard error of `hutchinson`, and of the random part of `hutch++`, is
+        The trace. The standard error of `hutchinson` is
         √(2 Σ_i Var(z_i (A z)_i) / K · (1 + 2/K)). That is the variance of zᵀA z, found entry by
         entry, for which few probes are enough. That of `xtrace` is the jackknife's, 1.2 to 4 times
         the true one.
@@ -128,10 +108,9 @@ def trace(
         ArgumentError: unknown method, too few probes, or an operator that is not square.
         RunError: a product is not finite.
 
-    Cost: `probes` products; `hutch++` and `xtrace` hold probes/3 and probes basis vectors.
+    Cost: `probes` products; `xtrace` holds `probes` basis vectors.
 
-    Source: Hutchinson (1990); Meyer, Musco, Musco and Woodruff (2021), algorithm 1; Epperly, Tropp
-    and Webber (2024), algorithm 2.1.
+    Source: Hutchinson (1990); Epperly, Tropp and Webber (2024), algorithm 2.1.
 
     Examples:
         >>> import torch, hessblocks as hb
@@ -147,7 +126,7 @@ def trace(
     check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **whole)
     if method == "xtrace" and tolerance is not None:
         raise ArgumentError(
-            "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutch++' or leave "
+            "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutchinson' or leave "
             "it out"
         )
     if own := getattr(op, "trace", None):
@@ -158,42 +137,17 @@ def trace(
     if method == "xtrace":
         gaussian = Probes(op, seed=seed, distribution="gaussian")
         return _xtrace(op, gaussian, probes // 2, probe_chunk)
-    sketched = probes // 3 if method == "hutch++" else 0
-    # further blocks of a tolerance make the rest better, never the sketch
-    stopping = Stopping(
-        block=probes - 2 * sketched, tolerance=tolerance, max_probes=max_probes - 2 * sketched
-    )
-    source, captured, rest = Probes(op, seed=seed), 0.0, op
-    if sketched:
-        captured, rest = _deflated(op, source.draw(sketched), probe_chunk)
-    moments = EntryMoments(rest, source, probe_chunk)
+    stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
+    moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)
 
     def add_block(count: int) -> Estimate:
         nonlocal moments
         moments.add(count)
         moments = moments.checked(seed)
         value, error = moments.trace()
-        return Estimate(
-            value=captured + value, standard_error=error, probes=moments.count + 2 * sketched
-        )
+        return Estimate(value=value, standard_error=error, probes=moments.count)
 
     return stopping.run("trace", add_block)
-
-
-def _deflated(
-    op: operators.LinearOperator, signs: Float[Tensor, "N k"], probe_chunk: int | None
-) -> tuple[float, operators.LinearOperator]:
-    """Sketch the range of A: an orthonormal basis Q of A S, S the signs.
-
-    Returns:
-        tr(QᵀA Q), and the rest (I − QQᵀ) A (I − QQᵀ).
-    """
-    columns = multiply(op, signs, probe_chunk)
-    wide = columns.to(operators.working_dtype(columns.dtype))
-    basis: Tensor = torch.linalg.qr(wide / operators.unit_of(wide))[0]
-    products = multiply(op, basis.to(op.dtype), probe_chunk)
-    captured = float(operators.column_products(basis, products).sum())
-    return captured, DeflatedOperator(op, basis)
 
 
 def _xtrace(

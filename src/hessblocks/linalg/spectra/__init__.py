@@ -1,5 +1,5 @@
-"""Krylov methods: Lanczos eigenvalues, stochastic Lanczos quadrature, condition numbers."""
+"""Krylov methods: Lanczos eigenvalues, stochastic Lanczos quadrature."""
 
-from hessblocks.linalg.spectra.lanczos import condition_number, extreme_eigenvalues
+from hessblocks.linalg.spectra.lanczos import extreme_eigenvalues
 from hessblocks.linalg.spectra.quadrature import spectral_density
 from hessblocks.linalg.spectra.spectrum import Spectrum, jensen_shannon_distance

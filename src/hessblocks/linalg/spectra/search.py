@@ -5,7 +5,6 @@ Once they have, a random vector checks whether an eigenvalue was missed (`lookou
 Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,8 +28,6 @@ Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
 SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
 """scipy's names for the ends of a spectrum."""
 
-ResidualLimits = Callable[[Float[Tensor, " wanted"], float], Float[Tensor, " wanted"]]
-"""From values and the largest |θ| to the largest allowed residual of each value."""
 SAFETY = 0.5
 """Share of the allowed residual that the coupling to the next vector may have. A random vector that
 takes its place leaves this part in the residual, and its own chain adds another."""
@@ -92,7 +89,7 @@ def find_extremes(
     op: LinearOperator,
     wanted: Wanted,
     *,
-    allowed: ResidualLimits,
+    tolerance: float,
     max_products: int,
     basis_size: int,
     seed: int,
@@ -106,7 +103,7 @@ def find_extremes(
     Args:
         op: symmetric operator.
         wanted: which eigenvalues.
-        allowed: function from values and the largest |θ| to the largest residual of each value.
+        tolerance: largest residual of a value, as a share of the largest |θ|.
         max_products: products with single vectors after which the search ends. If they are twice
             the matrix's rows, half are kept to assemble it where the search fails.
         basis_size: largest number of basis vectors in memory.
@@ -133,22 +130,22 @@ def find_extremes(
     fits = DENSE_COPIES * size**2 * torch.float64.itemsize <= limit
     small = size <= max(total, min(FEW_PRODUCTS + FEW_PER_VALUE * total, max_products))
     if small and fits:
-        return _exact(op, wanted, allowed, probe_chunk)
+        return _exact(op, wanted, tolerance, probe_chunk)
     room = _room(op, total, basis_size, limit)
     # the search gets at least as many products as assembling; a basis of N vectors is exact anyway
     kept = size if fits and room <= size and 2 * size <= max_products else 0
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
-    search = _Search(basis, wanted, allowed, total=total, most=max_products - kept)
+    search = _Search(basis, wanted, tolerance, total=total, most=max_products - kept)
     ritz, none_missed = search.run(check=copies and wanted.count > 1)
     chosen = ritz.chosen.flip(0)
     values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
-    within = residuals <= allowed(values, float(ritz.values.abs().max()))
+    within = residuals <= tolerance * float(ritz.values.abs().max())
     converged = none_missed and bool(within.all())
     if kept and not converged:
         products = basis.products
         del basis, search  # before matrices of that size are made
-        exact = _exact(op, wanted, allowed, probe_chunk)
+        exact = _exact(op, wanted, tolerance, probe_chunk)
         return replace(exact, products=products + exact.products)
     return Eigenvalues(
         values=values * basis.unit,
@@ -179,7 +176,7 @@ def _room(op: LinearOperator, total: int, basis_size: int, limit: int) -> int:
 
 
 def _exact(
-    op: LinearOperator, wanted: Wanted, allowed: ResidualLimits, probe_chunk: int | None
+    op: LinearOperator, wanted: Wanted, tolerance: float, probe_chunk: int | None
 ) -> Eigenvalues:
     """Assemble the matrix and compute its eigenvalues by dense algebra."""
     matrix = assemble(op, probe_chunk).double().cpu()
@@ -195,7 +192,7 @@ def _exact(
         values=values * unit,
         residuals=residuals * unit,
         vectors=vectors.to(op.device, op.dtype),
-        converged=bool((residuals <= allowed(values, scale)).all()),
+        converged=bool((residuals <= tolerance * scale).all()),
         products=op.shape[0],
         method="exact",
     )
@@ -213,26 +210,26 @@ class _Ritz:
     """Indices of the wanted pairs."""
     unconverged: Bool[Tensor, " k"]
     """Whether each pair has not converged yet."""
-    limits: Float[Tensor, " k"]
-    """Largest allowed residual of each pair."""
+    limit: float
+    """Largest allowed residual."""
 
 
 class _Search:
     """Search until the wanted values have converged and no random vector shows a missed one."""
 
     def __init__(
-        self, basis: KrylovBasis, wanted: Wanted, allowed: ResidualLimits, *, total: int, most: int
+        self, basis: KrylovBasis, wanted: Wanted, tolerance: float, *, total: int, most: int
     ) -> None:
         """Hold the basis.
 
         Args:
             basis: basis without vectors.
             wanted: which eigenvalues.
-            allowed: see `find_extremes`.
+            tolerance: see `find_extremes`.
             total: number of eigenvalues at all ends.
             most: products after which the search ends.
         """
-        self._basis, self._wanted, self._allowed = basis, wanted, allowed
+        self._basis, self._wanted, self._tolerance = basis, wanted, tolerance
         self._total, self._most = total, most
         self._lookout: Lookout | None = None
 
@@ -278,19 +275,19 @@ class _Search:
         basis.extend()
         values, rotation = torch.linalg.eigh(basis.projection)
         check_definite(basis.operator, values, basis.unit)
-        limits = self._allowed(values, float(values.abs().max()))
-        unconverged = (basis.residuals(rotation) > limits) | (basis.size < self._total)
-        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limits
+        limit = self._tolerance * float(values.abs().max())
+        unconverged = (basis.residuals(rotation) > limit) | (basis.size < self._total)
+        unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limit
         if self._lookout:
             settled = not bool(unconverged[self._wanted.among(values, 1)].any())
             self._lookout.follow(basis, values, settled=settled)
-        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limits)
+        return _Ritz(values, rotation, self._wanted.among(values), unconverged, limit)
 
     def _start_lookout(self, ritz: _Ritz) -> None:
         """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
         self._restart(ritz, ritz.chosen)
         values = ritz.values[ritz.chosen]
-        edges = self._wanted.edges(values, float(ritz.limits.max()))
+        edges = self._wanted.edges(values, ritz.limit)
         self._lookout = Lookout(self._basis, self._wanted.sides, edges, values)
 
     def _restart(self, ritz: _Ritz, kept: Int[Tensor, " kept"]) -> None:
