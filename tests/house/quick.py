@@ -36,11 +36,6 @@ MIRRORS = {
     "drawing": "report",
     "settings": "cli",
 }
-    "architectures": "curvature",
-    "figures": "report",
-    "drawing": "report",
-    "settings": "cli",
-}
 """Package → folder of tests, where it has another name."""
 PAGES = ["tests/test_docs.py", "tests/test_readme.py", "tests/test_words.py"]
 
