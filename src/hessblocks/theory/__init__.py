@@ -3,7 +3,7 @@
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.functional import functional_terms
-from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
+from hessblocks.theory.heads import HeadNorm, HeadRotation, HeadTokens
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
 from hessblocks.theory.limits import LIMITS, at_limit

@@ -96,7 +96,7 @@ FAULTS = (
           "test_pictures_show_both_errors_and_the_line_of_equals", within="_draw_series"),
     fault("sampled diagonal: passes are averaged", "values += moments.mean => values = moments.mean",
           "test_squares_of_samples_have_the_diagonal_as_their_mean", within="_sampled"),
-    fault("sampled diagonal: labels share a sign", "each.sum(-1, keepdim=True) => each[..., :1]",
+    fault("sampled diagonal: labels share a sign", "weighted.sum(-1, keepdim=True) => weighted[..., :1]",
           "test_squares_of_samples_have_the_diagonal_as_their_mean", within="_Classes.root"),
     fault("sampled diagonal: a block between groups is taken for square",
           "op.rows != op.columns => False", "test_other_operators_are_refused"),

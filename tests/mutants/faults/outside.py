@@ -24,7 +24,7 @@ FAULTS = (
           "test_a_variable_that_means_several_processes_is_refused"),
     fault("an auxiliary loss is left out in silence",
           "_warn_of_auxiliary_losses($model, $outputs) =>",
-          "test_a_loss_that_is_left_out_is_named_once", within="Call.__call__"),
+          "test_a_loss_that_is_left_out_is_named_once", within="ForwardCall.__call__"),
     fault("the decoder begins with the last label", "shifted[..., 0] = start =>",
           "test_the_loss_of_an_encoder_decoder_of_speech_is_its_own"),
 )

@@ -70,17 +70,17 @@ def permitted(
         One mask for all rows, or one per row.
     """
     tokens = inputs.shape[1]
-    own = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
-    seen = torch.ones_like(own)[None]
+    diagonal = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
+    allowed = torch.ones_like(diagonal)[None]
     if causal:
-        seen = seen.tril()
+        allowed = allowed.tril()
     if window:
-        seen = seen.triu(1 - window)
-        seen = seen if causal else seen & seen.mT
+        allowed = allowed.triu(1 - window)
+        allowed = allowed if causal else allowed & allowed.mT
     if attention_mask is not None:
-        return (seen & attention_mask.bool()[:, None, :]) | own
+        return (allowed & attention_mask.bool()[:, None, :]) | diagonal
     if causal and places is not None:
         places = places.reshape(-1, tokens)
         sequence = nn.functional.pad(places.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
-        seen = seen & (sequence[:, :, None] == sequence[:, None, :])
-    return seen
+        allowed = allowed & (sequence[:, :, None] == sequence[:, None, :])
+    return allowed
