@@ -236,11 +236,7 @@ def _silent_without_skip(block: BlockFields) -> Iterator[str]:
     """Refuse zero output without a skip: no signal passes; if parallel, two zero outputs."""
     attention, mlp = ((inside + behind)[:1] for inside, behind in _zeros_of(block).values())
     if block.layout == "parallel":
-        attention = [
-            f"{branch_zero}, mlp_branch's {mlp_zero}"
-            for branch_zero in attention
-            for mlp_zero in mlp
-        ]
+        attention = [f"{first}, mlp_branch's {second}" for first in attention for second in mlp]
         mlp = []
     for branch, zeros in (("attention_branch", attention), ("mlp_branch", mlp)):
         if zeros and getattr(block, branch).skip == 0:

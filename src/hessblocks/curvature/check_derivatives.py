@@ -22,9 +22,9 @@ class GroupDerivatives:
 
     group: str
     """Name of the group."""
-    first: witness.DerivativeComparison
+    first: witness.Agreement
     """⟨g, z⟩ against differences of the loss, where z is zero outside of this group."""
-    second: witness.DerivativeComparison
+    second: witness.Agreement
     """This group's rows of H z against differences of the gradient, where z covers all groups."""
 
     @property
@@ -137,7 +137,7 @@ def check_derivatives(
     return DerivativeCheck(groups=tuple(derivatives), dtype=compared.dtype)
 
 
-def _entries(group: ParameterGroup, tensors: witness.NamedTensors) -> Float[Tensor, " size"]:
+def _entries(group: ParameterGroup, tensors: witness.ByName) -> Float[Tensor, " size"]:
     """Flatten the group's entries to one vector."""
     like = tensors[group.parameters[0]]
     into = like.new_empty(1, group.size)
@@ -145,7 +145,7 @@ def _entries(group: ParameterGroup, tensors: witness.NamedTensors) -> Float[Tens
     return into[0]
 
 
-def _within(group: ParameterGroup, tensors: witness.NamedTensors) -> dict[str, Tensor]:
+def _within(group: ParameterGroup, tensors: witness.ByName) -> dict[str, Tensor]:
     """Return the tensors of the group's parameters, with zeros outside of the group."""
     vectors = _entries(group, tensors)[None]
     return {name: rows[0] for name, rows in group.scatter(vectors, tensors).items()}

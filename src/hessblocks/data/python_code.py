@@ -64,11 +64,9 @@ def load_corpus(
     if path == "":  # this would mean the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
-    digest = hashlib.sha256(
-        str(Path(path).resolve()).encode("utf-8", "surrogateescape")
-    ).hexdigest()
+    key = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
-    return load_source(source, f"{name}-{digest[:8]}", vocabulary)
+    return load_source(source, f"{name}-{key[:8]}", vocabulary)
 
 
 def load_source(source: Source, entry: str, vocabulary: int) -> Corpus:
@@ -129,7 +127,7 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
         "left_out": sum(map(len, source.splits.values())) - sum(counts.values()),
         **write_corpus(
             folder,
-            {split: documents for split, documents in texts.items() if documents},
+            {split: files for split, files in texts.items() if files},
             vocabulary,
         ),
     }
@@ -302,10 +300,10 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
 
 def split_by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Hold out a tenth of the files for validation."""
-    validation = dict.fromkeys(_held_out(paths))
+    chosen = dict.fromkeys(_held_out(paths))
     return {
-        "train": tuple(path for path in paths if path not in validation),
-        "validation": tuple(validation),
+        "train": tuple(path for path in paths if path not in chosen),
+        "validation": tuple(chosen),
     }
 
 

@@ -242,10 +242,8 @@ def _mixing(
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     unseen = HeadSignal(entropy=0.0, largest_logit=None, second_moment=None)
     heads = tuple(
-        replace(head, entropy=float(attention_entropy(matrix_of_head[:, None], real)))
-        for head, matrix_of_head in zip(
-            heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True
-        )
+        replace(head, entropy=float(attention_entropy(weights[:, None], real)))
+        for head, weights in zip(heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True)
     )
     return {"heads": heads, "spectral_gap": float(spectral_gap(wide, real)), "reason": reason}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
-from hessblocks.curvature.attention.tangents import AttentionTangents, RowConstants, push_forward
+from hessblocks.curvature.attention.tangents import RowConstants, Tangents, push_forward
 from hessblocks.curvature.attention.tiles import TiledHeads, attend, pull_back
 from hessblocks.curvature.attention.visibility import Visibility
 from hessblocks.errors import RunError
@@ -224,7 +224,7 @@ class _Tangent(Function):
             _rows(rest, groups),
             *(None if t is None else _rows(t, groups) for t in (g, met)),
         )
-        tangents = AttentionTangents(
+        tangents = Tangents(
             None if a is None else _rows(a, groups, 1),
             None if b is None else b.flatten(1, 2),
             None if c is None else c.flatten(1, 2),

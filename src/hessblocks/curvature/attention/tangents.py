@@ -40,7 +40,7 @@ class RowConstants:
 
 
 @dataclass(frozen=True)
-class AttentionTangents:
+class Tangents:
     """K tangents of queries, keys and values, or of the passes' results; None means zeros."""
 
     query: Float[Tensor, "*K N R T D"] | None = None
@@ -51,9 +51,9 @@ class AttentionTangents:
     out: Float[Tensor, "*K N R T V"] | None = None
     """Tangent of O."""
 
-    def number(self, which: int) -> AttentionTangents:
+    def number(self, which: int) -> Tangents:
         """Pick the k-th of the K vectors."""
-        return AttentionTangents(
+        return Tangents(
             *(
                 None if t is None else t[which]
                 for t in (self.query, self.key, self.value, self.mean, self.out)
@@ -64,10 +64,10 @@ class AttentionTangents:
 def push_forward(
     heads: TiledHeads,
     per_row: RowConstants,
-    tangents: AttentionTangents,
+    tangents: Tangents,
     count: int,
     wanted: Sequence[bool],
-) -> AttentionTangents:
+) -> Tangents:
     """Compute the tangents of the forward pass and, if G is given, of the backward pass.
 
     Args:
@@ -89,7 +89,7 @@ def push_forward(
     )
     shape = (count, *heads.query.shape[:3])
     out = heads.query.new_zeros(*shape, heads.value.shape[-1])
-    results = AttentionTangents(q, k, v, heads.query.new_zeros(shape), out)
+    results = Tangents(q, k, v, heads.query.new_zeros(shape), out)
     for tile in heads.tiles:
         work = _TileWork(heads, per_row, tile)
         for which in range(count):
@@ -116,7 +116,7 @@ class _TileWork:
                 self._met.mul_(self._slope)
                 self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)
 
-    def push(self, tangents: AttentionTangents, results: AttentionTangents) -> None:
+    def push(self, tangents: Tangents, results: Tangents) -> None:
         """Compute one vector's terms of this tile, and write or add them to `results`."""
         a, b, c = (
             None if tangents.query is None else rows(tangents.query, self._tile),
@@ -146,7 +146,7 @@ class _TileWork:
         left, right = torch.cat([a, self._q], -1).mul_(scale), torch.cat([self._k, b], -1)
         return torch.bmm(left, right.mT)
 
-    def _moved_weights(self, moved: Tensor, results: AttentionTangents) -> Tensor:
+    def _moved_weights(self, moved: Tensor, results: Tangents) -> Tensor:
         """Compute ρ and Ṗ; write ρ into `results`."""
         shares = (moved if self._slope is None else moved * self._slope) * self._weights
         mean = shares.sum(-1, keepdim=True)
@@ -170,9 +170,7 @@ class _TileWork:
                 pulled.addcmul_(self._bend, moved)
         return pulled
 
-    def _add(
-        self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: AttentionTangents
-    ) -> None:
+    def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Tangents) -> None:
         """Add s (Ż k + Z b) and s (Żᵀ q + Zᵀ a) to the results."""
         scale, tile = self._scale, self._tile
         if results.query is not None:

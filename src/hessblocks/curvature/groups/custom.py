@@ -84,14 +84,10 @@ def custom_groups(
     return groups
 
 
-def _texts(patterns: str | Iterable[str]) -> list[str]:
-    texts = (
-        [patterns]
-        if isinstance(patterns, str) or not isinstance(patterns, Iterable)
-        else [*patterns]
-    )
+def _texts(spec: str | Iterable[str]) -> list[str]:
+    texts = [spec] if isinstance(spec, str) or not isinstance(spec, Iterable) else [*spec]
     if not all(isinstance(text, str) for text in texts):
-        raise ArgumentError(f"groups: expected patterns on names, got {patterns!r}")
+        raise ArgumentError(f"groups: expected patterns on names, got {spec!r}")
     return texts
 
 

@@ -29,8 +29,8 @@ def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with copies of its attributes and of its dictionaries."""
     pairs = [(module, dict(vars(module))) for module in model.modules()]
     return [
-        (module, attributes, {name: dict(attributes[name]) for name in REGISTERS})
-        for module, attributes in pairs
+        (module, values, {name: dict(values[name]) for name in REGISTERS})
+        for module, values in pairs
     ]
 
 

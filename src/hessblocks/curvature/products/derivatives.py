@@ -61,9 +61,9 @@ class NotFiniteError(RunError):
 class Compared:
     """Comparisons of first and second derivatives with central differences, by name."""
 
-    first: Mapping[str, witness.DerivativeComparison]
+    first: Mapping[str, witness.Agreement]
     """⟨g, z⟩ for each of several z."""
-    second: Mapping[str, witness.DerivativeComparison]
+    second: Mapping[str, witness.Agreement]
     """Norms of some rows of H z, for one z."""
     dtype: torch.dtype
     """Dtype of the comparison."""
@@ -77,9 +77,9 @@ class Compared:
 def compare_derivatives(
     problem: Any,
     batches: Sequence[Batch],
-    along: witness.NamedTensors,
-    slopes: Mapping[str, witness.NamedTensors],
-    rows: Mapping[str, Callable[[witness.NamedTensors], Float[Tensor, "..."]]],
+    along: witness.ByName,
+    slopes: Mapping[str, witness.ByName],
+    rows: Mapping[str, Callable[[witness.ByName], Float[Tensor, "..."]]],
     *,
     twice: bool = True,
 ) -> Compared:
@@ -110,7 +110,7 @@ def compare_derivatives(
     if wider is None:
         return compared
 
-    def wide(tensors: witness.NamedTensors) -> witness.NamedTensors:
+    def wide(tensors: witness.ByName) -> witness.ByName:
         return {name: _wide(tensor) for name, tensor in tensors.items()}
 
     try:
@@ -124,9 +124,9 @@ def compare_derivatives(
 def _compare(
     problem: Any,
     batches: Sequence[Batch],
-    along: witness.NamedTensors,
-    slopes: Mapping[str, witness.NamedTensors],
-    rows: Mapping[str, Callable[[witness.NamedTensors], Tensor]],
+    along: witness.ByName,
+    slopes: Mapping[str, witness.ByName],
+    rows: Mapping[str, Callable[[witness.ByName], Tensor]],
     twice: bool,
 ) -> Compared:
     parameters, plain = problem.parameters, problem.without_lazy_logits()
@@ -138,13 +138,13 @@ def _compare(
     if not (math.isfinite(value) and all(bool(t.isfinite().all()) for t in derivatives)):
         raise NotFiniteError("curvature: the loss is finite, but a derivative of it is not")
 
-    def second(differences: witness.Differences) -> list[witness.DerivativeComparison]:
+    def second(differences: witness.Differences) -> list[witness.Agreement]:
         return [
             witness.compare_rows(entries, product, gradient, differences)
             for entries in rows.values()
         ]
 
-    def first(z: witness.NamedTensors) -> witness.DerivativeComparison:
+    def first(z: witness.ByName) -> witness.Agreement:
         slope = witness.inner(gradient, z)
         return steps(
             z, lambda differences: [witness.compare_slopes(slope, differences)], gradients=False
@@ -163,7 +163,7 @@ def _evaluate(
     batches: Iterable[Batch],
     names: Sequence[str],
     twice: bool,
-    parameters: witness.NamedTensors,
+    parameters: witness.ByName,
     gradient: bool,
 ) -> tuple[float, witness.Gradient]:
     """Compute φ and, if `gradient`, g by parameter name, by `torch.autograd.grad` of all logits."""
@@ -188,9 +188,7 @@ def _evaluate(
     return total, sums
 
 
-def _product(
-    problem: Any, batches: Iterable[Batch], along: witness.NamedTensors
-) -> witness.Gradient:
+def _product(problem: Any, batches: Iterable[Batch], along: witness.ByName) -> witness.Gradient:
     """Compute H z by parameter name, in float64, with the graphs of the operators."""
     sums = {name: torch.zeros_like(z, dtype=torch.float64) for name, z in along.items()}
     vectors = {name: z[None] for name, z in along.items()}

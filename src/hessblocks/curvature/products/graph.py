@@ -43,7 +43,7 @@ from hessblocks.curvature.closed import Sum, adding, graph_only
 from hessblocks.curvature.losses import Batch, make_loss_node
 from hessblocks.curvature.products.problem import Problem
 
-OptionalTensors = dict[str, Float[Tensor, "K ..."] | None]
+Pulled = dict[str, Float[Tensor, "K ..."] | None]
 """Tensors by parameter name, (K, *shape); None means zeros."""
 
 _NOTHING: Mapping[str, Sum] = {}
@@ -112,7 +112,7 @@ class BatchGraph:
         vectors: Mapping[str, Float[Tensor, "K ..."]],
         rows: Sequence[str],
         sums: Mapping[str, Sum] = _NOTHING,
-    ) -> OptionalTensors:
+    ) -> Pulled:
         """Compute this microbatch's share of H z; for a graph made with `split=False`.
 
         Args:
@@ -135,7 +135,7 @@ class BatchGraph:
         vectors: Mapping[str, Float[Tensor, "K ..."]],
         rows: Sequence[str],
         parts: Sequence[Part],
-    ) -> dict[Part, OptionalTensors]:
+    ) -> dict[Part, Pulled]:
         """Compute this microbatch's share of H_o z and H_f z; for a graph made with `split=True`.
 
         Args:
@@ -149,7 +149,7 @@ class BatchGraph:
         wanted = rows if "functional" in parts or "full" in parts else ()
         functional = self._replay(vectors, wanted, pushed=self._residual is not None)
         pushed = functional.pop(_PUSHED, None)
-        products: dict[Part, OptionalTensors] = {"functional": functional}
+        products: dict[Part, Pulled] = {"functional": functional}
         if "outer" in parts or "full" in parts:
             products["outer"] = self._pull_back_curvature(pushed, vectors, rows)
         if "full" in parts:
@@ -165,7 +165,7 @@ class BatchGraph:
         *,
         pushed: bool = False,
         sums: Mapping[str, Sum] = _NOTHING,
-    ) -> OptionalTensors:
+    ) -> Pulled:
         """Differentiate ⟨g, z⟩ by the parameters in `rows` and, if `pushed`, by r, for J z."""
         names = list(rows)
         inputs: list[Any] = [self.parameters[name] for name in rows]
@@ -187,9 +187,9 @@ class BatchGraph:
 
     def _pull_back_curvature(
         self, pushed: Tensor | None, vectors: Mapping[str, Tensor], rows: Sequence[str]
-    ) -> OptionalTensors:
+    ) -> Pulled:
         """Compute Jᵀ H_ℓ u."""
-        products: OptionalTensors = dict.fromkeys(rows)
+        products: Pulled = dict.fromkeys(rows)
         directions = [pushed, *(vectors.get(name or "") for name in self._of_end[1:])]
         if all(direction is None for direction in directions):
             return products

@@ -15,7 +15,7 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
-from hessblocks.curvature.products.graph import BatchGraph, OptionalTensors
+from hessblocks.curvature.products.graph import BatchGraph, Pulled
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
@@ -156,7 +156,7 @@ def _gap(problem: Problem) -> float:
     full = BatchGraph(problem, first, names, split=False).full(vectors, names)
     split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
 
-    def in_line(tensors: OptionalTensors) -> Tensor:
+    def in_line(tensors: Pulled) -> Tensor:
         present = (0 * vectors[n] if t is None else t for n, t in tensors.items())
         return torch.cat([t.double().flatten() for t in present])
 
@@ -210,9 +210,7 @@ def _collect(
             into = total[0, chunk]
             views = rows.whole(into, graph.parameters) if len(into) == 1 else {}
             sums = {name: Sum(view[0], fresh=not add) for name, view in views.items()}
-            products: dict[Part, OptionalTensors] = {
-                "full": graph.full(tensors, rows.parameters, sums)
-            }
+            products: dict[Part, Pulled] = {"full": graph.full(tensors, rows.parameters, sums)}
         else:
             products = graph.split(tensors, rows.parameters, parts)
         for index, part in enumerate(parts):

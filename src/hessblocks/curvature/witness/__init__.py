@@ -1,10 +1,10 @@
 """Independent checks of derivatives: central differences, a graph walk, torch's errors."""
 
 from hessblocks.curvature.witness.central import (
-    DerivativeComparison,
+    Agreement,
+    ByName,
     Differences,
     Gradient,
-    NamedTensors,
     Verdict,
     compare_at_steps,
     compare_rows,

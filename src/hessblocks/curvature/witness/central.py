@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-NamedTensors = Mapping[str, Float[Tensor, "..."]]
+ByName = Mapping[str, Float[Tensor, "..."]]
 Verdict = Literal["right", "wrong", "unclear"]
 Gradient = dict[str, Float[Tensor, "..."]]
-At = Callable[[NamedTensors, bool], tuple[float, Gradient]]
+At = Callable[[ByName, bool], tuple[float, Gradient]]
 """Maps parameters, and whether g is wanted, to φ and g; a missing gradient is zeros."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -40,8 +40,8 @@ SETTLING_ERROR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class DerivativeComparison:
-    """Comparison of one derivative with finite differences."""
+class Agreement:
+    """Agreement of one derivative with finite differences."""
 
     found: float
     """Value by autograd: ⟨g, z⟩, or ‖H z‖."""
@@ -93,9 +93,9 @@ class Differences:
     """Relative tolerance of comparisons."""
 
 
-def compare_slopes(slope: float, differences: Differences) -> DerivativeComparison:
+def compare_slopes(slope: float, differences: Differences) -> Agreement:
     """Compare ⟨g, z⟩ with the slope of the differences."""
-    return DerivativeComparison(
+    return Agreement(
         found=slope,
         expected=differences.slope,
         gap=abs(slope - differences.slope),
@@ -105,11 +105,11 @@ def compare_slopes(slope: float, differences: Differences) -> DerivativeComparis
 
 
 def compare_rows(
-    entries: Callable[[NamedTensors], Float[Tensor, "..."]],
-    product: NamedTensors,
-    gradient: NamedTensors,
+    entries: Callable[[ByName], Float[Tensor, "..."]],
+    product: ByName,
+    gradient: ByName,
     differences: Differences,
-) -> DerivativeComparison:
+) -> Agreement:
     """Compare H z of some entries with differences of the gradient.
 
     Args:
@@ -123,7 +123,7 @@ def compare_rows(
     """
     rows, expected = entries(product).double(), entries(differences.rows).double()
     rounding = ROUNDED * differences.rounding * float(entries(gradient).double().norm())
-    return DerivativeComparison(
+    return Agreement(
         found=float(rows.norm()),
         expected=float(expected.norm()),
         gap=float((rows - expected).norm()),
@@ -132,17 +132,17 @@ def compare_rows(
     )
 
 
-def epsilon(parameters: NamedTensors) -> float:
+def epsilon(parameters: ByName) -> float:
     """Return ε of the narrowest dtype."""
     return max(torch.finfo(p.dtype).eps for p in parameters.values())
 
 
-def tolerance(parameters: NamedTensors) -> float:
+def tolerance(parameters: ByName) -> float:
     """Return the tolerance of the narrowest dtype; see `TOLERANCE`."""
     return max(TOLERANCE.get(p.dtype, 1 / 3) for p in parameters.values())
 
 
-def direction(parameters: NamedTensors, names: Mapping[str, object], seed: int) -> Gradient:
+def direction(parameters: ByName, names: Mapping[str, object], seed: int) -> Gradient:
     """Draw z: normal numbers times the root mean square of each tensor, for equal relative steps.
 
     Args:
@@ -165,19 +165,19 @@ def direction(parameters: NamedTensors, names: Mapping[str, object], seed: int) 
     }
 
 
-def moved(parameters: NamedTensors, along: NamedTensors, step: float) -> Gradient:
+def moved(parameters: ByName, along: ByName, step: float) -> Gradient:
     """Compute θ + step · z, without gradient history."""
     return {n: p + step * along[n] if n in along else p for n, p in parameters.items()}
 
 
 def compare_at_steps(
     at: At,
-    parameters: NamedTensors,
-    along: NamedTensors,
-    compare: Callable[[Differences], Sequence[DerivativeComparison]],
+    parameters: ByName,
+    along: ByName,
+    compare: Callable[[Differences], Sequence[Agreement]],
     *,
     gradients: bool,
-) -> list[DerivativeComparison]:
+) -> list[Agreement]:
     """Compare derivatives with differences at the steps of `LADDER`, until all are right.
 
     If a kink is nearer than h, D(h) and D(2h) may agree on a wrong value; a shorter step avoids the
@@ -196,7 +196,7 @@ def compare_at_steps(
 
     Cost: four gradients per step, or four values.
     """
-    steps: list[Sequence[DerivativeComparison]] = []
+    steps: list[Sequence[Agreement]] = []
     eps = epsilon(parameters)
     for factor in LADDER:
         step = factor * eps ** (1 / 3)
@@ -207,7 +207,7 @@ def compare_at_steps(
     return best
 
 
-def _best(history: Sequence[DerivativeComparison]) -> DerivativeComparison:
+def _best(history: Sequence[Agreement]) -> Agreement:
     """Choose the first settled comparison, else that of least error if another step confirms it."""
     for comparison in history:
         if comparison.settled:
@@ -222,8 +222,8 @@ def _best(history: Sequence[DerivativeComparison]) -> DerivativeComparison:
 
 def _at_step(
     at: At,
-    parameters: NamedTensors,
-    along: NamedTensors,
+    parameters: ByName,
+    along: ByName,
     step: float,
     *,
     gradients: bool,
@@ -243,7 +243,7 @@ def _at_step(
 
 
 def _difference(
-    at: At, parameters: NamedTensors, along: NamedTensors, step: float, *, gradients: bool
+    at: At, parameters: ByName, along: ByName, step: float, *, gradients: bool
 ) -> tuple[tuple[float, Gradient], float]:
     """Compute the central differences of φ and of g, and the largest |φ|."""
     right, ahead = at(moved(parameters, along, step), gradients)
@@ -252,6 +252,6 @@ def _difference(
     return ((right - left) / (2 * step), rows), max(abs(right), abs(left))
 
 
-def inner(left: NamedTensors, right: NamedTensors) -> float:
+def inner(left: ByName, right: ByName) -> float:
     """Compute the inner product over the names in both; in float64."""
     return sum(float((left[n].double() * t.double()).sum()) for n, t in right.items() if n in left)

@@ -88,10 +88,8 @@ def frobenius_norm(
         50 (exact)
     """
     op = operators.operator_of(op)
-    integers = {"seed": seed, "max_probes": max_probes}
-    check_probes(
-        "frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **integers
-    )
+    rest = {"seed": seed, "max_probes": max_probes}
+    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **rest)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
     if closed_form := getattr(op, "frobenius_norm", None):
         return Estimate(value=float(closed_form()), method="exact")
@@ -113,10 +111,8 @@ def frobenius_norm(
             # signs and Gaussian vectors have different variances: drop the squares of the signs
             sizes = further(len(sizes))
         unit = operators.unit_of(sizes)  # squares may leave the range of float64
-        estimate = norm_from_squares((sizes / unit).square())
-        return replace(
-            estimate, value=unit * estimate.value, standard_error=unit * estimate.standard_error
-        )
+        norm = norm_from_squares((sizes / unit).square())
+        return replace(norm, value=unit * norm.value, standard_error=unit * norm.standard_error)
 
     return stopping.run("frobenius_norm", add_block)
 

@@ -122,8 +122,8 @@ def trace(
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
-    least, integers = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
-    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **integers)
+    least, rest = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
+    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **rest)
     if method == "xtrace" and tolerance is not None:
         raise ArgumentError(
             "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutchinson' or leave "

@@ -243,12 +243,10 @@ class LinearOperator(abc.ABC):
 class AdjointOperator(LinearOperator):
     """Adjoint (transpose) of another operator."""
 
-    def __init__(self, operator: LinearOperator) -> None:
-        """Wrap `operator`; nothing is computed."""
-        super().__init__(
-            (operator.shape[1], operator.shape[0]), dtype=operator.dtype, device=operator.device
-        )
-        self._of = operator
+    def __init__(self, inner: LinearOperator) -> None:
+        """Wrap `inner`; nothing is computed."""
+        super().__init__((inner.shape[1], inner.shape[0]), dtype=inner.dtype, device=inner.device)
+        self._of = inner
 
     def _matmat(self, columns: Tensor) -> Tensor:
         return self._of._rmatmat(columns)
@@ -279,41 +277,39 @@ class CombinedOperator(LinearOperator):
                 dtype or device.
         """
         flat: list[tuple[float, LinearOperator]] = []
-        for factor, operator in terms:
+        for factor, term in terms:
             number = isinstance(factor, Real) and not isinstance(factor, bool)
             if not number or not math.isfinite(factor):
                 got = repr(factor) if number else type(factor).__name__
                 raise ArgumentError(f"operator: expected a finite number as factor, got {got}")
-            if not isinstance(operator, LinearOperator):
+            if not isinstance(term, LinearOperator):
                 raise ArgumentError(
-                    f"operator: expected another operator to add, got {type(operator).__name__}; a "
+                    f"operator: expected another operator to add, got {type(term).__name__}; a "
                     "multiple of the identity is c * linalg.identity_like(operator)"
                 )
-            inner = operator.terms if isinstance(operator, CombinedOperator) else [(1.0, operator)]
+            inner = term.terms if isinstance(term, CombinedOperator) else [(1.0, term)]
             flat += [(float(factor) * weight, part) for weight, part in inner]
         first = flat[0][1]
-        _check_kinds(first, [operator for _, operator in flat], (0, 1))
+        _check_kinds(first, [term for _, term in flat], (0, 1))
         super().__init__(
             first.shape,
             dtype=first.dtype,
             device=first.device,
-            symmetric=all(operator.symmetric for _, operator in flat),
-            positive_semidefinite=all(
-                c >= 0 and operator.positive_semidefinite for c, operator in flat
-            ),
+            symmetric=all(term.symmetric for _, term in flat),
+            positive_semidefinite=all(c >= 0 and term.positive_semidefinite for c, term in flat),
         )
         self.terms = flat
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return self._added(operator._matmat(columns) for _, operator in self.terms)
+        return self._added(term._matmat(columns) for _, term in self.terms)
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self._added(operator._rmatmat(columns) for _, operator in self.terms)
+        return self._added(term._rmatmat(columns) for _, term in self.terms)
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of the term with most tensors; an identity has only a flat vector."""
         return max(
-            (operator._tensors() for _, operator in self.terms),
+            (term._tensors() for _, term in self.terms),
             key=lambda shapes: sum(map(len, shapes[0])),
         )
 

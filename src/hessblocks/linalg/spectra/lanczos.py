@@ -136,8 +136,8 @@ def extreme_eigenvalues(
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    integers = {"count": count, "seed": seed}
-    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **integers)
+    rest = {"count": count, "seed": seed}
+    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **rest)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
             f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "

@@ -74,8 +74,8 @@ def spectral_density(
     """
     op = operator_of(op)
     check_square("spectral_density", op, symmetric=True)
-    integers = {"seed": seed, "steps": steps}
-    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **integers)
+    rest = {"seed": seed, "steps": steps}
+    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **rest)
     if steps < 1:
         raise ArgumentError(f"spectral_density: steps: expected at least 1, got {steps}")
     if exact := op.shape[0] <= steps:

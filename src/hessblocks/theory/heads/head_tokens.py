@@ -168,9 +168,7 @@ class HeadTokens(HeadVectors):
         """Compute Σ_j ρ_j (vector of key j) along the loss gradient."""
         if isinstance(carried, Tensor):
             return (self.score_gradient @ carried).flatten(0, 1)
-        return self._gathered(1, lambda queries: self.score_gradient[:, queries, None], carried)[
-            :, 0
-        ]
+        return self._gathered(1, lambda rows: self.score_gradient[:, rows, None], carried)[:, 0]
 
     def covariance(self, left: Float[Tensor, "B L E"], right: Carried) -> Float[Tensor, "N E U"]:
         """Compute the covariance of the keys' vectors, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ.
@@ -200,7 +198,7 @@ class HeadTokens(HeadVectors):
         """
         assert self.softmax
         first = _of_queries(left, slice(1))
-        return self._gathered(first.shape[3], lambda queries: self._third(left, queries), right)
+        return self._gathered(first.shape[3], lambda rows: self._third(left, rows), right)
 
     def third_total(self, left: Carried, right: Carried) -> Float[Tensor, "E U"]:
         """Sum `third_moment` over the tokens, (E, U), without one matrix per token."""
@@ -245,18 +243,16 @@ class HeadTokens(HeadVectors):
         sequences, queries = self.attention.shape[:2]
         if not isinstance(carried, Tensor):
             width = carried(slice(1)).shape[3]
-            parts = [
-                weighting(chunk) @ carried(chunk) for chunk in self._query_chunks(count + width)
-            ]
+            parts = [weighting(rows) @ carried(rows) for rows in self._query_chunks(count + width)]
             return torch.cat(parts, dim=1).flatten(0, 1)
         chunks_of_queries = self._query_chunks(count)
         if len(chunks_of_queries) == 1:
             product = weighting(slice(None)).flatten(1, 2) @ carried
             return product.view(sequences * queries, count, -1)
         out = carried.new_empty(sequences, queries, count, carried.shape[2])
-        for chunk in chunks_of_queries:
-            product = weighting(chunk).flatten(1, 2) @ carried
-            out[:, chunk] = product.unflatten(1, (-1, count))
+        for rows in chunks_of_queries:
+            product = weighting(rows).flatten(1, 2) @ carried
+            out[:, rows] = product.unflatten(1, (-1, count))
         return out.flatten(0, 1)
 
     def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
@@ -274,10 +270,8 @@ class HeadTokens(HeadVectors):
 
     def _query_chunks(self, count: int) -> list[slice]:
         """Slice the queries: (B, q, count, L) weightings stay within the memory limit."""
-        bytes_each = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
-        return list(
-            chunks(len(self.query_positions), max(1, self.memory_limit // (3 * bytes_each)))
-        )
+        size = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
+        return list(chunks(len(self.query_positions), max(1, self.memory_limit // (3 * size))))
 
 
 def _of_queries(carried: Carried, queries: slice) -> Tensor:
