@@ -60,8 +60,6 @@ FAULTS = (
     fault("what is spent once is spent for each product",
           "$a - self._start + $b / ($c - $d) * $e => ($a - self._start) / $d * self._total",
           "test_what_is_spent_once_counts_once", within="__call__"),
-    fault("a forecast is said again and again", "self._said = True => pass",
-          "test_what_is_spent_once_counts_once", within="__call__"),
     fault("a function gets its parameters by name always", "self._named => True",
           "test_functions.py", within="forward"),
     fault("a tensor that stands twice is two parameters",
