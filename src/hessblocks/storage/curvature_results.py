@@ -179,19 +179,11 @@ class CurvatureResults(Tabular):
                 found[part].append(name)
         return found
 
-    def summary(self, *, seconds: float) -> dict[str, Any]:
-        """Describe the run as one JSON object.
-
-        Args:
-            seconds: duration of the command.
-
-        Returns:
-            JSON values.
-        """
+    def summary(self) -> dict[str, Any]:
+        """Describe the run as one JSON object."""
         return {
             "command": "curvature",
             "out": str(self.folder),
-            "seconds": seconds,
             "model": dict(self.config["model"]),
             "loss": self.loss,
             "curvature": JSON.unstructure(self.norms),

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel, TrainerCallback, TrainerState
+from transformers import PreTrainedModel
 
 from hessblocks.settings import RunSettings
 from hessblocks.training.optimisers import averages
@@ -36,25 +36,6 @@ def working_seconds(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-class StepClock(TrainerCallback):
-    """Callback that times each step, without evaluation, checkpoints and other callbacks."""
-
-    def __init__(self, device: str) -> None:
-        """Time the work on `device`, cpu or cuda."""
-        self.device = device
-        self.each: list[float] = []
-        """Seconds of each step so far."""
-        self._started = 0.0
-
-    def on_step_begin(self, *_: Any, **given: Any) -> None:
-        """Start the clock."""
-        self._started = working_seconds(self.device)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock."""
-        self.each.append(working_seconds(self.device) - self._started)
 
 
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
@@ -130,11 +111,6 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
     model.zero_grad(set_to_none=True)
     kept = averages(model, settings.training.optimiser)
     return found + sum(count * p.numel() * p.element_size() for count, p in kept)
-
-
-def allocated_peak(device: str) -> int:
-    """Read the peak memory in bytes since `start_counting` on CUDA; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
 def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:

@@ -1,6 +1,7 @@
 """Prepare a run: choose the device, build the model, and check everything before writing."""
 
 import importlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,13 +27,36 @@ from hessblocks.settings import (
     chooses,
 )
 from hessblocks.storage import parse_json
-from hessblocks.training.environment import check_environment
 from hessblocks.training.trained_gains import has_gains
 
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in float32, the least memory that training needs."""
 LOGIT = 4
 """Bytes of a logit in float32."""
+OFF = {"WORLD_SIZE": ("", "0", "1"), "LOCAL_RANK": ("", "-1")}
+"""Values of torchrun's variables that mean a single process."""
+FALSE = ("", "0", "false", "no", "off", "n", "f")
+"""Values of accelerate's variables that mean no."""
+
+
+def check_environment(device: str) -> None:
+    """Refuse to train if the environment asks transformers for more than one process.
+
+    Args:
+        device: cpu or cuda.
+
+    Raises:
+        ArgumentError: a variable asks for several processes, another device or a sharded model.
+    """
+    for name, value in os.environ.items():
+        off = FALSE if name.startswith("ACCELERATE_USE_") else OFF.get(name)
+        on_cpu = name == "ACCELERATE_USE_CPU" and device == "cpu"
+        if off is not None and value.strip().lower() not in off and not on_cpu:
+            raise ArgumentError(
+                f"{name}={value} in the environment: hessblocks trains in one process on --device; "
+                "unset it, or train a model of hb.build with transformers.Trainer, which torchrun "
+                "starts on several devices"
+            )
 
 
 def resolve_device(device: str) -> str:

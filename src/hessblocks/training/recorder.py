@@ -6,21 +6,21 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState
 
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
-from hessblocks.training.cost import StepClock, allocated_peak
-from hessblocks.training.divergence import Divergence, located
+from hessblocks.training.cost import working_seconds
 from hessblocks.training.folder import RunFolder, prune
-from hessblocks.training.trainer import GuardedTrainer
+from hessblocks.training.trainer import Divergence, GuardedTrainer, located
 
 Line = dict[str, Any]
 
 
-class Recorder(StepClock):
+class Recorder(TrainerCallback):
     """Callback that decides when to log, evaluate and save, and writes losses as JSON lines.
 
     A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; after a
@@ -47,7 +47,6 @@ class Recorder(StepClock):
             checkpoint: checkpoint to resume from; None: start.
             listener: called with each line.
         """
-        super().__init__(settings.device)
         done = remembered_in(checkpoint) if checkpoint else {}
         self.settings = settings
         self.folder = folder
@@ -56,6 +55,7 @@ class Recorder(StepClock):
         self.seconds: float = done.get("seconds", 0.0)
         self.peak: int = done.get("peak_memory", 0)
         self.divergence: Divergence | None = None
+        self._started = 0.0
         self._logged = (0, self.seconds)
 
     def record(self, trainer: GuardedTrainer, *observers: TrainerCallback) -> None:
@@ -87,13 +87,18 @@ class Recorder(StepClock):
         """Count tokens from this step on."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._started = working_seconds(self.settings.device)
+
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock; request the due logs, evaluations and checkpoints.
+        """Stop the clock; record the peak memory; request the due logs, evaluations and checkpoints.
 
         A checkpoint always comes with a logged loss.
         """
-        super().on_step_end(args, state, control)
-        self.seconds += self.each[-1]
+        self.seconds += working_seconds(self.settings.device) - self._started
+        if self.settings.device == "cuda":
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         training, step = self.settings.training, state.global_step
         last = step == training.steps
         due = step % training.checkpoint_every == 0
@@ -136,14 +141,12 @@ class Recorder(StepClock):
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
-        self.peak = max(self.peak, allocated_peak(self.device))
         done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
     def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Record the peak memory, and wait until all lines are on the disk."""
-        self.peak = max(self.peak, allocated_peak(self.device))
+        """Wait until all lines are on the disk."""
         if self.folder:
             self.folder.sync_lines()
 

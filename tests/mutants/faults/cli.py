@@ -34,7 +34,4 @@ FAULTS = (
     fault("settings are none of their stand-ins' instances", "isinstance(instance, $c.__mro__[1])"
           " => type.__instancecheck__($c, instance)",
           "test_settings_are_read_where_pydantic_was_imported", within="__instancecheck__"),
-    fault("weights without memory are given values",
-          "getattr($function, '__module__', '') == 'torch.nn.init' => False",
-          "test_sizes_are_counted_without_models_and_without_values"),
 )

@@ -72,11 +72,12 @@ def carry_out(
 
 
 def measure_in_folder(
-    measure: Callable[..., dict[str, Any]],
+    measure: Callable[..., Any],
     write_page: Callable[[Path], Path],
-    lines: Callable[[dict[str, Any]], list[Table | str]],
+    lines: Callable[[Any], list[Table | str]],
     *,
     as_json: bool,
+    summarise: Callable[[Any], dict[str, Any]] = dict,
 ) -> None:
     """Measure in a folder, write its page, and print the results.
 
@@ -85,15 +86,16 @@ def measure_in_folder(
         write_page: writes report.html into the folder.
         lines: makes texts and tables for the terminal, from the results of `measure`.
         as_json: print one JSON object instead of them.
+        summarise: makes that object, with its folder as `out`, from the results.
     """
     start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():
-        found = measure(progress=progress, finish=progress.stage("report")(write_page))
-    seconds = time.perf_counter() - start
+        results = measure(progress=progress, finish=progress.stage("report")(write_page))
+    seconds, summarised = time.perf_counter() - start, summarise(results)
     terminal.show(
-        {**found, "seconds": round(seconds, 3)},
-        lines(found),
-        [f"{seconds:.0f} s", "", f"report  {Path(found['out'], 'report.html')}"],
+        {**summarised, "seconds": round(seconds, 3)},
+        lines(results),
+        [f"{seconds:.0f} s", "", f"report  {Path(summarised['out'], 'report.html')}"],
         as_json=as_json,
     )
 

@@ -8,22 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from hessblocks.cli.terminal.console import plain_table
-from hessblocks.report import number
+from hessblocks.report import SIGNAL_QUANTITIES, number
 
 SHOWN = 8
 """Most layers of each model in the table; results.csv has all."""
-QUANTITIES = {
-    "token_similarity": "token\nsimilarity",
-    "stable_rank": "stable\nrank",
-    "norm": "norm",
-    "kurtosis": "kurtosis",
-    "attention_entropy": "attention\nentropy",
-    "largest_logit": "largest\nlogit",
-    "second_moment": "second\nmoment",
-    "spectral_gap": "spectral\ngap",
-    "jacobian_condition": "Jacobian\ncondition",
-}
-"""Quantity → heading of its column in the first table."""
 GRADIENT = "gradient "
 """Prefix of a gradient's name, before its role."""
 Rows = Sequence[Mapping[str, Any]]
@@ -83,7 +71,7 @@ def lines(rows: Rows) -> Iterator[Table | str]:
     models = by_model(rows)
     values = [values for layers in models.values() for values in layers.values()]
     known = {name for one in values for name in one}
-    columns = {name: title for name, title in QUANTITIES.items() if name in known}
+    columns = {name: name.replace("_", "\n") for name in SIGNAL_QUANTITIES if name in known}
     yield _table(models, columns, inputs=True)
     names = (name for one in values for name in one if name.startswith(GRADIENT))
     gradients = {name: re.sub("[._]", "\n", name.removeprefix(GRADIENT)) for name in names}
