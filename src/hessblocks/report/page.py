@@ -50,22 +50,22 @@ def write_report(folder: AnyPath) -> Path:
     """
     folder = Path(folder)
     results = load_results(folder)
-    found = compare_results(results)
+    comparison = compare_results(results)
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
+    shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
         "comparison.html",
-        title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
-        heading=f"hessblocks: {_heading(found.presets)}",
-        headline=headline(found),
+        title=f"hessblocks {results.settings.command}: {', '.join(comparison.presets)}",
+        heading=f"hessblocks: {_heading(comparison.presets)}",
+        headline=headline(comparison),
         missing=results.missing,
         columns=COLUMNS,
-        rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
-        rates=found.rate_words,
-        zero_groups=found.zero_groups,
-        blocks=[templates.inlined(one.read_bytes()) for one in blocks if one.is_file()],
-        figures=[templates.shown_figure(figure, folder) for figure in all_figures(found)],
+        rows=[*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)],
+        rates=comparison.rate_words,
+        zero_groups=comparison.zero_groups,
+        blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
+        figures=[templates.shown_figure(figure, folder) for figure in all_figures(comparison)],
         command=command_line(folder),
         settings=list(templates.setting_rows(shown)),
         environment=list(templates.environment_rows(results.environment)),
@@ -103,11 +103,11 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
     )
 
 
-def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
+def _table_of_pairs(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """Yield the row of the bigram table, if its loss was computed."""
-    if found.results.reference is not None:
-        known = {COLUMNS[0]: "bigram table", FINAL: f"{found.results.reference:.3f}"}
-        yield tuple(known.get(name, templates.ABSENT) for name in COLUMNS)
+    if comparison.results.reference is not None:
+        cells = {COLUMNS[0]: "bigram table", FINAL: f"{comparison.results.reference:.3f}"}
+        yield tuple(cells.get(name, templates.ABSENT) for name in COLUMNS)
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
@@ -159,13 +159,13 @@ def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
     Returns:
         Sentences; a single sentence if nothing is measured yet.
     """
-    found = compare_results(results)
-    rows = found.rows
+    comparison = compare_results(results)
+    rows = comparison.rows
     measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
     base = next((row for row in measured if row.preset == BASELINE), measured[0])
     sentences = (
         *_losses(rows, base),
-        *_above_bigrams(rows, found.results.reference),
+        *_above_bigrams(rows, comparison.results.reference),
         *_evenness("before", rows, base),
         *_evenness("after", rows, base),
         *_diverged(rows),
@@ -190,12 +190,12 @@ def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]
     if not losses:
         return
     first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
-    own = losses.pop(first.preset)
+    base_loss = losses.pop(first.preset)
     after = f"After {first.steps:,} steps" if first.steps is not None else "At the end"
-    gaps = [f"{name} {_gap(each, own)}" for name, each in losses.items()]
-    alone = gaps and all(each.standard_error is None for each in (own, *losses.values()))
+    gaps = [f"{name} {_gap(loss, base_loss)}" for name, loss in losses.items()]
+    alone = gaps and all(loss.standard_error is None for loss in (base_loss, *losses.values()))
     others = f"; {', '.join(gaps)}{' (one seed)' if alone else ''}" if gaps else ""
-    loss = f"the held-out loss of {first.preset} is {with_error(own)} nats per token"
+    loss = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
     yield f"{after} {loss}{others}."
 
 
@@ -239,8 +239,8 @@ def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -
 
 def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
     signs = {
-        name: difference(found.ratio, ratios[base].ratio)
-        for name, found in ratios.items()
+        name: difference(ratio.ratio, ratios[base].ratio)
+        for name, ratio in ratios.items()
         if name != base
     }
     verdicts = (
@@ -248,8 +248,10 @@ def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
         (1, f"less even than that of {base}"),
         (0, f"not told apart from that of {base}"),
     )
-    found = [(words, [name for name in signs if signs[name] == sign]) for sign, words in verdicts]
-    shown = [f"of {_listed(names)} is {words}" for words, names in found if names]
+    verdict_names = [
+        (words, [name for name in signs if signs[name] == sign]) for sign, words in verdicts
+    ]
+    shown = [f"of {_listed(names)} is {words}" for words, names in verdict_names if names]
     return f"the curvature {'; that '.join(shown)}"
 
 
@@ -265,8 +267,8 @@ def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     for row in rows:
         if row.diverged:
             count = len(row.seeds)
-            of = f"{len(row.diverged)} of {count} seeds of " if count > 1 else ""
-            yield f"{of}{row.preset} diverged."
+            share = f"{len(row.diverged)} of {count} seeds of " if count > 1 else ""
+            yield f"{share}{row.preset} diverged."
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -290,19 +292,21 @@ def summary(results: FolderResults | Comparison, *, seconds: float | None = None
         `standard_errors` of those, heterogeneity and
         curvature (before and after training: group → part → value, standard_error).
     """
-    found = compare_results(results)
-    times = [row.value for row in found.results.select("training_time")]
+    comparison = compare_results(results)
+    times = [row.value for row in comparison.results.select("training_time")]
     trained = math.fsum(filter(math.isfinite, times))
     return {
-        "command": found.results.settings.command,
-        "out": str(found.results.folder),
+        "command": comparison.results.settings.command,
+        "out": str(comparison.results.folder),
         "seconds": trained if seconds is None else seconds,
-        "bigram_loss": found.results.reference,
-        "tuned": bool(found.results.tried),
-        "missing": list(found.results.missing),
+        "bigram_loss": comparison.results.reference,
+        "tuned": bool(comparison.results.tried),
+        "missing": list(comparison.results.missing),
         "presets": {
-            row.preset: _preset(row, [one for one in found.norms if one.preset == row.preset])
-            for row in found.rows
+            row.preset: _preset(
+                row, [norm for norm in comparison.norms if norm.preset == row.preset]
+            )
+            for row in comparison.rows
         },
     }
 
@@ -326,20 +330,20 @@ def _preset(row: ComparisonRow, norms: Iterable[ResultRow]) -> dict[str, Any]:
     }
 
 
-def _estimate(found: Average | ResultRow | None) -> dict[str, float | None]:
-    if found is None or math.isnan(found.value):
+def _estimate(estimate: Average | ResultRow | None) -> dict[str, float | None]:
+    if estimate is None or math.isnan(estimate.value):
         return {"value": None, "standard_error": None}
-    return {"value": found.value, "standard_error": found.standard_error}
+    return {"value": estimate.value, "standard_error": estimate.standard_error}
 
 
-def _ratio(found: Heterogeneity[Average] | None) -> dict[str, Any] | None:
-    if found is None:
+def _ratio(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
+    if ratio is None:
         return None
     return {
-        **_estimate(found.ratio),
-        "low": found.low,
-        "high": found.high,
-        "largest": found.largest,
-        "smallest": found.smallest,
-        "zero_groups": list(found.zero_groups),
+        **_estimate(ratio.ratio),
+        "low": ratio.low,
+        "high": ratio.high,
+        "largest": ratio.largest,
+        "smallest": ratio.smallest,
+        "zero_groups": list(ratio.zero_groups),
     }

@@ -107,23 +107,23 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
     # compiled code hides its tensors
     eager = torch.compiler.set_stance if settings.training.compile else nullcontext
     with eager("force_eager"):
-        found = peak_bytes(step, [*model.parameters(), *model.buffers()])
+        peak = peak_bytes(step, [*model.parameters(), *model.buffers()])
     model.zero_grad(set_to_none=True)
-    kept = averages(model, settings.training.optimiser)
-    return found + sum(count * p.numel() * p.element_size() for count, p in kept)
+    states = averages(model, settings.training.optimiser)
+    return peak + sum(count * p.numel() * p.element_size() for count, p in states)
 
 
-def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
+def peak_bytes(run: Callable[[], None], tensors: Sequence[Shaped[Tensor, "..."]]) -> int:
     """Count the peak bytes of live tensors during `run`, with the tensors that exist before.
 
     Args:
         run: function to run; temporary memory inside a kernel is not counted.
-        held: tensors that exist before.
+        tensors: those that exist before.
 
     Returns:
         Bytes; tensors that share memory count once.
     """
-    before = {one.data_ptr(): one.nbytes() for one in _storages(list(held))}
+    before = {memory.data_ptr(): memory.nbytes() for memory in _storages(list(tensors))}
     alive = _Alive()
     with alive:
         run()
@@ -139,12 +139,12 @@ class _Alive(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {int(storage._cdata) for storage in _storages((args, kwargs))}
-        made = func(*args, **(kwargs or {}))
-        for storage in _storages(made):
-            if storage._cdata not in given:
+        inputs = {int(storage._cdata) for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if storage._cdata not in inputs:
                 self._add(storage)
-        return made
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = int(storage._cdata), storage.nbytes()
@@ -160,4 +160,6 @@ class _Alive(TorchDispatchMode):
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [
+        tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, Tensor)
+    ]

@@ -204,15 +204,15 @@ def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
     Raises:
         ArgumentError: a name is unknown, or parts exclude each other.
     """
-    given = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
+    blocks = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
     fields = {size: getattr(sizes, size) for size in ("width", "heads", "mlp_width")}
     slots = slot_pairs(sizes.slots)
     if sizes.position is not None:
         fields["position"] = part_of(sizes.position, Position, "position")
         slots = [("position", sizes.position), *slots]
     return [
-        block_of(one, given=given, start=sizes.start, slots=slots, **fields)
-        for one in pattern_names(preset)
+        block_of(name, given=blocks, start=sizes.start, slots=slots, **fields)
+        for name in pattern_names(preset)
     ]
 
 
@@ -269,10 +269,12 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
 
 def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> None:
     """Refuse a pattern that matches no group of any model."""
-    known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
-    for one in wanted:
-        if not any(chooses(one, name, role) for name, role in known.items()):
-            raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
+    roles = {
+        name: group.role for model in models for name, group in parameter_groups(model).items()
+    }
+    for pattern in wanted:
+        if not any(chooses(pattern, name, role) for name, role in roles.items()):
+            raise unknown_name("--curvature-groups", pattern, dict.fromkeys(roles.values()))
 
 
 def line_files(settings: RunSettings, prepared: Prepared) -> tuple[str, ...]:
@@ -302,8 +304,8 @@ def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) 
     model = {name: value for name, value in asdict(settings.model).items() if name != "blocks"}
     blocks = {
         name: {
-            f"{place}": block.to_dict()
-            for place, block in enumerate(prepared.blocks(name), start=1)
+            f"{index}": block.to_dict()
+            for index, block in enumerate(prepared.blocks(name), start=1)
         }
         for name in settings.presets
     }

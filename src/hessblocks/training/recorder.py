@@ -83,7 +83,7 @@ class Recorder(TrainerCallback):
                     "run again."
                 ) from error
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count tokens from this step on."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
@@ -91,8 +91,8 @@ class Recorder(TrainerCallback):
         """Start the clock."""
         self._started = working_seconds(self.settings.device)
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock; record the peak memory; request the due logs, evaluations and checkpoints.
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Stop the clock, record the peak memory, and request due logs, losses and checkpoints.
 
         A checkpoint always comes with a logged loss.
         """
@@ -110,9 +110,9 @@ class Recorder(TrainerCallback):
             control.should_log = True
             control.should_save = control.should_evaluate = False
 
-    def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the training loss; NaN for a step at which training diverged."""
-        logs = given["logs"]
+        logs = kwargs["logs"]
         if "loss" not in logs:
             return
         before, seconds = self._logged
@@ -127,15 +127,15 @@ class Recorder(TrainerCallback):
         )
         self._logged = (tokens, self.seconds)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the validation loss; a loss that is not finite ends training."""
-        loss, step = given["metrics"]["eval_loss"], state.global_step
+        loss, step = kwargs["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
-            self.divergence = located(given["model"], step, "validation loss")
+            self.divergence = located(kwargs["model"], step, "validation loss")
             control.should_training_stop, control.should_save = True, False
         self._note(step, split="validation", loss=loss)
 
-    def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write the manifest of the Trainer's checkpoint; remove old checkpoints."""
         if not self.folder:
             return
@@ -145,7 +145,7 @@ class Recorder(TrainerCallback):
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
-    def on_train_end(self, *_: Any, **given: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Wait until all lines are on the disk."""
         if self.folder:
             self.folder.sync_lines()

@@ -23,8 +23,8 @@ def presets(
     from hessblocks.cli.terminal import plain_table, show
     from hessblocks.storage import write_json
 
-    found = block_sizes(sizes)
-    described = {"command": "presets", "presets": {s.preset: asdict(s) for s in found}}
+    counted = block_sizes(sizes)
+    described = {"command": "presets", "presets": {s.preset: asdict(s) for s in counted}}
     if out is not None:
         write_json(out / "presets.json", described)
     left_out = described["left_out"] = [
@@ -40,7 +40,7 @@ def presets(
     columns = ("block", "what it is", "parameters", "matmuls", "multiply-adds")
     rows = [
         (s.preset, s.summary, f"{s.parameters:,}", f"{s.matmuls:,}", _millions(s.multiply_adds))
-        for s in found
+        for s in counted
     ]
     show(described, [plain_table(columns, rows, left=2), note], as_json=screen.json)
 
@@ -76,15 +76,15 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
     """
     from hessblocks.blocks import PRESETS
 
-    found, refusal = [], None  # the first refusal comes from pre-ln, which has most slots
+    counted, refusal = [], None  # the first refusal comes from pre-ln, which has most slots
     for name in PRESETS:
         try:
-            found.append(_size(name, sizes))
+            counted.append(_size(name, sizes))
         except ArgumentError as error:
             refusal = refusal or error
-    if refusal and not (found and (sizes.slots or sizes.position)):
+    if refusal and not (counted and (sizes.slots or sizes.position)):
         raise refusal
-    return found
+    return counted
 
 
 def _size(name: str, sizes: PresetSizes) -> BlockSize:

@@ -50,22 +50,22 @@ def carry_out(
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
         work(settings, corpus, out, progress, finish=finish)
-    found = compare_results(load_results(out))
-    lost = all(row.diverged and row.final_loss is None for row in found.rows)
+    comparison = compare_results(load_results(out))
+    lost = all(row.diverged and row.final_loss is None for row in comparison.rows)
     seconds = time.perf_counter() - start
-    shares = (f"{name} {100 * own / seconds:.0f} %" for name, own in progress.seconds.items())
+    shares = (f"{name} {100 * spent / seconds:.0f} %" for name, spent in progress.seconds.items())
     terminal.show(
-        summary(found, seconds=seconds),
-        [*_lines(found), f"{seconds:.0f} s: {', '.join(shares)}"],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(found)}"])],
+        summary(comparison, seconds=seconds),
+        [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(comparison)}"])],
         as_json=as_json,
         width=terminal.WIDE,
     )
     if lost:
         where = (
             f"{row.preset}, seed {seed}: {row.causes[seed]}"
-            for seed in found.seeds
-            for row in found.rows
+            for seed in comparison.seeds
+            for row in comparison.rows
             if seed in row.causes
         )
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
@@ -100,18 +100,18 @@ def measure_in_folder(
     )
 
 
-def _lines(found: Comparison) -> Iterator[Table | str]:
-    yield terminal.comparison_table(found)
+def _lines(comparison: Comparison) -> Iterator[Table | str]:
+    yield terminal.comparison_table(comparison)
     yield (
         "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
         "over threads"
     )
-    if found.rate_words:
-        yield found.rate_words
-    if any(row.before for row in found.rows):
+    if comparison.rate_words:
+        yield comparison.rate_words
+    if any(row.before for row in comparison.rows):
         yield (
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
             "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
-    if zeros := found.zero_groups:
+    if zeros := comparison.zero_groups:
         yield zeros
