@@ -17,7 +17,7 @@ FAULTS = (
     fault("lines that a checkpoint knows of may be lost",
           "$found and _lacks_lines($found, $path) => False",
           "test_a_lost_line_is_said_and_costs_no_digit", within="continued"),
-    fault("a manifest of another run fits", "of not in (None, $found.get('of', of)) => False",
+    fault("a manifest of another run fits", "run not in (None, $found.get('of', run)) => False",
           "test_a_folder_that_is_not_what_was_written"),
     fault("a variable that asks for several processes is taken",
           "off is not None and ($$a) => False",
