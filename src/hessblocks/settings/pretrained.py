@@ -47,8 +47,8 @@ class PricingSettings:
         object.__setattr__(self, "round", bits)
         object.__setattr__(self, "prune", shares)
         check_ranges(self)
-        least = min(bits, default=self.allocate + 1 if self.allocate and not self.formats else 0)
-        if self.allocate is not None and self.allocate < least:
+        fewest = self.allocate is not None and self.allocate < min(bits, default=17)
+        if fewest and not self.formats:
             raise ArgumentError(
                 f"--allocate: {self.allocate:g} bits are shared out among those of --round, of "
                 f"which the fewest are {min(bits, default='missing')}; add fewer ones."
