@@ -21,6 +21,12 @@ from hessblocks.report.pretrained_pages import (
     write_price_report,
     write_simplify_report,
 )
+from hessblocks.report.quantised_page import (
+    QUANTISED,
+    file_cells,
+    quantise_headline,
+    write_quantise_report,
+)
 from hessblocks.report.signal_figure import QUANTITIES as SIGNAL_QUANTITIES
 from hessblocks.report.signal_figure import write_signal_figures
 from hessblocks.report.templates import drawn_picture, write_page

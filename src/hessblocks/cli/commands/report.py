@@ -103,6 +103,7 @@ def _run_page(folder: Path) -> tuple[Path, list[str]]:
     writers = {
         "curvature": pages.write_curvature_report,
         "price": pages.write_price_report,
+        "quantise": pages.write_quantise_report,
         "simplify": pages.write_simplify_report,
     }
     with held(folder):
