@@ -92,5 +92,5 @@ def test_what_cannot_be_drawn_is_refused(tokenizer, changes, said):
 
 
 def test_a_path_that_is_not_there_is_refused(tokenizer, tmp_path):
-    with pytest.raises(hb.ArgumentError, match="no file or folder"):
+    with pytest.raises(hb.ArgumentError, match="is not a file or folder"):
         text_batch(tokenizer, tmp_path / "none.txt")
