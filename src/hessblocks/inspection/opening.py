@@ -29,13 +29,13 @@ OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "star
 """Settings that apply only to presets."""
 PLAIN = "-plain"
 """Suffix of a preset's name: its shaped attention is replaced by plain softmax attention."""
-Source = str | Path | nn.Module
-Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
+ModelSource = str | Path | nn.Module
+TokenBatch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
 """Batch of tokens, such as {"input_ids": (sequences, tokens)}."""
 
 
-def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
+def _check_sizes_are_used(sources: Sequence[ModelSource], settings: InspectionSettings) -> None:
     """Refuse sizes of presets if there is no preset.
 
     Raises:
@@ -54,11 +54,11 @@ def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSetting
 
 
 def opened(
-    source: Source,
+    source: ModelSource,
     settings: InspectionSettings,
-    batch: Batch | None = None,
+    batch: TokenBatch | None = None,
     task: str = "causal-lm",
-    beside: Sequence[Source] = (),
+    beside: Sequence[ModelSource] = (),
 ) -> tuple[Subject, Tokens]:
     """Open a model, and draw a batch of tokens from its vocabulary.
 
@@ -94,7 +94,9 @@ def opened(
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
-def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
+def _fresh(
+    name: str, settings: InspectionSettings, batch: TokenBatch | None
+) -> tuple[Subject, Tokens]:
     """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
     (name,), blocks = _read([name])
@@ -185,7 +187,7 @@ def _held_out(corpus: data.Corpus) -> Iterator[str]:
             yield text
 
 
-def masked(batch: Batch, subject: Subject, seed: int) -> Tokens:
+def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
     """Mask 15 % of the tokens; only masked tokens have labels.
 
     Returns:
@@ -224,7 +226,7 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 
-def check_sources(sources: Sequence[Source]) -> None:
+def check_sources(sources: Sequence[ModelSource]) -> None:
     """Refuse an empty list, duplicates or an unknown preset, before anything is loaded.
 
     Raises:

@@ -16,9 +16,9 @@ from hessblocks.storage.curvature_results import (
     SPECTRUM_COLUMNS,
     CurvatureResults,
     Eigenvalue,
-    Norm,
-    Ratio,
     SpectrumRow,
+    StoredNorm,
+    StoredRatio,
     group_key,
     load_curvature,
 )
@@ -45,6 +45,7 @@ from hessblocks.storage.folder_results import (
     write_tuning,
 )
 from hessblocks.storage.lines import (
+    JsonLine,
     Metric,
     Observation,
     append_line,
