@@ -16,7 +16,7 @@ FAULTS = (
     fault("families: the result is not looked at", "not $difference <= $most => False",
           "test_what_cannot_become_blocks_is_refused_in_a_sentence", within="_check_logits"),
     fault("families: a changed layer goes back", "if $own != $known: $$body =>",
-          "test_only_whole_layers_may_be_missing_on_the_way_back", within="to_family"),
+          "test_what_a_family_cannot_say_is_refused_on_the_way_back", within="to_family"),
     fault("the MLP of a parallel layer has attention's norm",
           "$inputs if self.mlp_norm is None else self.mlp_norm($x) => $inputs",
           "test_the_logits_are_those_of_the_pretrained_model", within="after_attention"),
