@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hessblocks as hb
-from hessblocks.simplify import Change, Pass, one_pass
+from hessblocks.simplify import LayerChange, Pass, one_pass
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, doubled, pretrained
 
 families = pytest.mark.parametrize("name", CONFIGS)
@@ -180,7 +180,7 @@ def test_equal_heads_and_widths_are_a_model_of_the_family(name: str, tmp_path) -
     text = Pass(ours, torch.randint(VOCABULARY, (20, 12)))
     heads = ours.config.blocks[0].resolved_key_value_heads
     gone = int(heads > 1 and name != "gpt2")  # whose heads fill its width
-    changes = dict.fromkeys(range(ours.config.depth), Change(units=4, groups=gone))
+    changes = dict.fromkeys(range(ours.config.depth), LayerChange(units=4, groups=gone))
     made = one_pass(ours, text, changes)
     hb.to_family(made).save_pretrained(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()

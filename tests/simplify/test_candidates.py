@@ -208,7 +208,7 @@ def test_a_linear_map_is_the_best_one_and_mixes_no_tokens() -> None:
     text = ids(40)
     (one,) = candidates(model, Pass(model, text), ["linear map"], [1])
     made = edited(model, one)
-    assert torch.allclose(made(text).logits, model(text).logits, rtol=0, atol=1e-6)
+    assert torch.allclose(made(text).logits, model(text).logits, rtol=0, atol=1e-3)
     assert one.cache == 2 * 24
     assert not made.config.blocks[1].attends
     one, other = ids(1), ids(1, seed=5)

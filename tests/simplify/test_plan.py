@@ -9,7 +9,7 @@ import torch
 
 import hessblocks as hb
 from hessblocks.simplify import (
-    Change,
+    LayerChange,
     Pass,
     Place,
     changed,
@@ -51,7 +51,7 @@ def test_the_cheapest_removal_goes_first() -> None:
     layers = [row for row in rows if row["kind"] == "layer"]
     best = min(layers, key=lambda row: row["kl"] / row["parameters"])
     plan = priced_plan(model, layers, 1e-6)
-    assert plan.changes == {best["layer"]: Change(layer=True)}
+    assert plan.changes == {best["layer"]: LayerChange(layer=True)}
     assert plan.forecast == pytest.approx(best["kl"])
 
 
@@ -76,7 +76,7 @@ def test_one_pass_corrects_what_the_layers_before_did(name: str) -> None:
     """The stream after each layer is nearer to the original's than with refits of its own."""
     model, text = model_of(name), Pass(model_of(name), ids(60))
     model = text.model
-    changes = {n: Change(units=6) for n in range(3)}
+    changes = {n: LayerChange(units=6) for n in range(3)}
     whole = one_pass(model, text, changes)
     alone = [changed(Place(model=model, index=n, text=text), changes[n]) for n in range(3)]
     single = hb.simplify.edited(model, *alone)
@@ -97,7 +97,7 @@ def test_a_refit_is_not_ruled_by_one_token() -> None:
     text = ids(30).clamp(min=1)
     text[:, 0] = 0
     states = Pass(model, text)
-    made = one_pass(model, states, {n: Change(units=6) for n in range(3)})
+    made = one_pass(model, states, {n: LayerChange(units=6) for n in range(3)})
     after = Pass(made, text).states[-1]
     missed = (after - states.states[-1]).square().mean(-1) / states.states[-1].square().mean(-1)
     assert missed[:, 1:].median() < 0.5
@@ -118,7 +118,7 @@ def test_even_plans_leave_a_model_of_the_family(tmp_path) -> None:
     assert plain.config.intermediate_size == 20 - plan.changes[0].units
     assert torch.allclose(plain(ids(2)).logits, made(ids(2)).logits, rtol=0, atol=1e-5)
     with pytest.raises(hb.ArgumentError, match=r"--even: the layers have MLPs of different widths"):
-        even_plan(one_pass(model, Pass(model, ids(20)), {1: Change(units=3)}), 0.1)
+        even_plan(one_pass(model, Pass(model, ids(20)), {1: LayerChange(units=3)}), 0.1)
     with pytest.raises(hb.ArgumentError, match=r"save: 90\.0% of the parameters are more than can"):
         even_plan(model, 0.9)
 
@@ -162,7 +162,9 @@ def test_text_that_tells_no_candidates_apart_is_refused() -> None:
 @cache
 def simplified() -> tuple[Any, Any]:
     model = model_of("gpt2").float()
-    return model, one_pass(model, Pass(model, ids(20)), {1: Change(units=12), 2: Change(groups=2)})
+    return model, one_pass(
+        model, Pass(model, ids(20)), {1: LayerChange(units=12), 2: LayerChange(groups=2)}
+    )
 
 
 @pytest.mark.parametrize("teacher", everyday([True, False], True))

@@ -152,6 +152,9 @@ class SimplifySettings:
     """Peak learning rate of the healing (AdamW)."""
     batch: Annotated[int, at_least(1)] = 8
     """Windows per update of the healing."""
+    to: Annotated[str, OneOf(("folder", "gguf"))] = "folder"
+    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone; MODEL is a
+    GGUF file, whose tokeniser it gets)."""
     seed: Seed = 0
     """Random seed of the windows and batches."""
 

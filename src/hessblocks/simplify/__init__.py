@@ -1,6 +1,7 @@
 """Remove parts of a pretrained model: candidates, measured costs, a plan, one pass of refits."""
 
-from hessblocks.simplify.change import Change, changed, one_pass
+from hessblocks.simplify.change import LayerChange, changed, one_pass
+from hessblocks.simplify.deci import to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations, Refit
@@ -13,9 +14,9 @@ from hessblocks.simplify.table import Removals, candidates, measure_removals
 __all__ = [
     "KINDS",
     "Candidate",
-    "Change",
     "Cost",
     "Held",
+    "LayerChange",
     "NormalEquations",
     "Pass",
     "Place",
@@ -34,4 +35,5 @@ __all__ = [
     "saved_between",
     "simplify_model",
     "text_parts",
+    "to_gguf",
 ]

@@ -29,7 +29,7 @@ SKIP = "attention_branch.skip"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class LayerChange:
     """What goes from a layer."""
 
     layer: bool = False
@@ -43,7 +43,7 @@ class Change:
 
 
 @torch.no_grad()
-def changed(at: Place, change: Change, kind: str = "changed") -> Candidate:
+def changed(at: Place, change: LayerChange, kind: str = "changed") -> Candidate:
     """Make the changed layer.
 
     Args:
@@ -63,7 +63,7 @@ def changed(at: Place, change: Change, kind: str = "changed") -> Candidate:
     return at.candidate(kind, pair.block, pair.state)
 
 
-def _pair(at: Place, change: Change, *, everything: bool) -> _Pair:
+def _pair(at: Place, change: LayerChange, *, everything: bool) -> _Pair:
     """Change a layer; `everything`: refit also the output matrices of parts that stay whole."""
     pair = _Pair(at)
     if change.groups or change.attention != "kept" or (everything and at.dense(PROJECTION)):
@@ -76,7 +76,7 @@ def _pair(at: Place, change: Change, *, everything: bool) -> _Pair:
 
 @torch.no_grad()
 def one_pass(
-    model: HessblocksForCausalLM, text: Pass, changes: Mapping[int, Change]
+    model: HessblocksForCausalLM, text: Pass, changes: Mapping[int, LayerChange]
 ) -> HessblocksForCausalLM:
     """Change layers in order, and refit all output matrices towards the original's states.
 
@@ -93,7 +93,7 @@ def one_pass(
     x, made = text.states[0], []
     for index in range(model.config.depth):
         at = Place(model=model, index=index, text=text, now=x)
-        change = changes.get(index, Change())
+        change = changes.get(index, LayerChange())
         if change.layer:
             made.append(at.candidate("changed", None))
             continue
@@ -127,7 +127,7 @@ class _Pair:
         """Original's state between attention and MLP."""
         self._output: Tensor | None = None
 
-    def refit_attention(self, change: Change) -> None:
+    def refit_attention(self, change: LayerChange) -> None:
         """Change the attention."""
         at, block = self.at, self.block
         if change.attention == "gone":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hessblocks.simplify.change import Change
+from hessblocks.simplify.change import LayerChange
 from hessblocks.simplify.place import OUTPUT, PROJECTION, READ, Place
 
 SHARE = 0.25
@@ -18,44 +18,48 @@ def unit_step(units: int) -> int:
     return next(step for step in STEPS if units >= 4 * step or step == 1)
 
 
-def layer(at: Place) -> Change | None:
+def layer(at: Place) -> LayerChange | None:
     """Remove the layer."""
-    return Change(layer=True) if at.model.config.depth > 1 and _attention_elsewhere(at) else None
+    return (
+        LayerChange(layer=True) if at.model.config.depth > 1 and _attention_elsewhere(at) else None
+    )
 
 
-def attention(at: Place) -> Change | None:
+def attention(at: Place) -> LayerChange | None:
     """Remove the attention of the layer."""
-    return Change(attention="gone") if _has_attention(at) and _attention_elsewhere(at) else None
+    return (
+        LayerChange(attention="gone") if _has_attention(at) and _attention_elsewhere(at) else None
+    )
 
 
-def linear_map(at: Place) -> Change | None:
+def linear_map(at: Place) -> LayerChange | None:
     """Replace the attention of the layer by its best linear map, without mixing of tokens."""
     if not (_has_attention(at) and _attention_elsewhere(at) and at.dense(PROJECTION)):
         return None
-    return Change(attention="linear")
+    return LayerChange(attention="linear")
 
 
-def heads(at: Place) -> Change | None:
+def heads(at: Place) -> LayerChange | None:
     """Remove a group of heads with shared keys and values."""
     block, part = at.block, at.block.attention
     if not _has_attention(at) or block.resolved_key_value_heads == 1 or block.position.biased:
         return None  # ALiBi has a slope per head
     dense = at.dense(*(f"attention.{name}" for name in READ), PROJECTION)
     plain = part.shaping is None and part.gate is None and part.query_key != "one-matrix"
-    return Change(groups=1) if dense and plain else None
+    return LayerChange(groups=1) if dense and plain else None
 
 
-def units(at: Place) -> Change | None:
+def units(at: Place) -> LayerChange | None:
     """Remove a quarter of the MLP's units."""
     if at.block.sub_blocks == "attention" or not at.dense(*at.unit_readers, OUTPUT):
         return None
     width = at.block.resolved_mlp_width
     step = unit_step(width)
     gone = width - int((1 - SHARE) * width) // step * step
-    return Change(units=gone) if 0 < gone < width else None
+    return LayerChange(units=gone) if 0 < gone < width else None
 
 
-Kind = Callable[[Place], Change | None]
+Kind = Callable[[Place], LayerChange | None]
 KINDS: dict[str, Kind] = {
     "layer": layer,
     "attention": attention,

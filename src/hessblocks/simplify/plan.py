@@ -15,7 +15,7 @@ from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM
-from hessblocks.simplify.change import Change
+from hessblocks.simplify.change import LayerChange
 from hessblocks.simplify.kinds import unit_step
 from hessblocks.storage import Row
 
@@ -27,7 +27,7 @@ MOST = 0.75
 class Plan:
     """Plan of removals."""
 
-    changes: Mapping[int, Change]
+    changes: Mapping[int, LayerChange]
     """Layer → what goes from it; other layers stay whole."""
     forecast: float | None
     """Sum of the modelled costs, nats per token; None if nothing was priced."""
@@ -73,7 +73,7 @@ def even_plan(model: HessblocksForCausalLM, save: float) -> Plan:
     left = int(units - goal / unit) // step * step
     if left < step:
         raise _too_much(model, save, unit * (units - step))
-    change = Change(units=units - left)
+    change = LayerChange(units=units - left)
     return Plan(changes=dict.fromkeys(range(len(mlps)), change), forecast=None)
 
 
@@ -111,7 +111,7 @@ def priced_plan(model: HessblocksForCausalLM, rows: Iterable[Row], save: float) 
         cost, parameters, change, number = best
         saved, forecast = saved + parameters, forecast + cost
         layers[number].change = change
-    changes = {n: layer.change for n, layer in layers.items() if layer.change != Change()}
+    changes = {n: layer.change for n, layer in layers.items() if layer.change != LayerChange()}
     _keep_attention(model, changes)
     return Plan(changes=changes, forecast=forecast)
 
@@ -123,7 +123,7 @@ class _Layer:
         own = {row["kind"]: row for row in rows if row["layer"] == number}
         self._costs = {kind: max(row["kl"], 0.0) for kind, row in own.items()}
         self._saved = {kind: row["parameters"] for kind, row in own.items()}
-        self.change = Change()
+        self.change = LayerChange()
         block, module = model.config.blocks[number], model.model.layers[number]
         self._groups, self._units = block.resolved_key_value_heads, 0
         if "mlp units" in own:
@@ -132,7 +132,7 @@ class _Layer:
             self._saved["mlp units"] = _unit(module.mlp)
             self._step = unit_step(self._units)
 
-    def steps(self) -> Iterator[tuple[float, int, Change]]:
+    def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
         """Yield the next changes, each with the cost and the parameters that it adds."""
         now = self.change
         cost, saved = self._totals(now)
@@ -140,12 +140,12 @@ class _Layer:
             more, parameters = self._totals(change)
             yield max(more - cost, 0.0), parameters - saved, change
 
-    def _next(self) -> Iterator[Change]:
+    def _next(self) -> Iterator[LayerChange]:
         now = self.change
         if now.layer:
             return
         if "layer" in self._costs:
-            yield Change(layer=True)
+            yield LayerChange(layer=True)
         if "attention" in self._costs and now.attention != "gone":
             yield replace(now, attention="gone", groups=0)
         if "linear map" in self._costs and now.attention == "kept":
@@ -158,7 +158,7 @@ class _Layer:
             if gone <= MOST * self._units:
                 yield replace(now, units=gone)
 
-    def _totals(self, change: Change) -> tuple[float, int]:
+    def _totals(self, change: LayerChange) -> tuple[float, int]:
         """Compute the modelled cost and the saved parameters of a change."""
         if change.layer:
             return self._costs["layer"], self._saved["layer"]
@@ -173,11 +173,11 @@ class _Layer:
         return cost, sum(self._saved[kind] * number for kind, _, number in parts)
 
 
-def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, Change]) -> None:
+def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:
     """Refuse a plan that leaves no attention."""
     blocks = enumerate(model.config.blocks)
     left = (n for n, block in blocks if block.attends)
-    whole = Change()
+    whole = LayerChange()
     if all(changes.get(n, whole).layer or changes.get(n, whole).attention != "kept" for n in left):
         raise ArgumentError(
             "save: so much would take the attention of all layers; give a smaller share, or other "

@@ -22,6 +22,7 @@ from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
 from hessblocks.simplify.change import one_pass
+from hessblocks.simplify.deci import check_deci, to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Held, Pass
@@ -39,7 +40,7 @@ from hessblocks.training import claimed, resolve_device
 
 CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
-FREE_SETTINGS = ("save", "even", "steps", "towards", "learning_rate", "batch", "also")
+FREE_SETTINGS = ("save", "even", "steps", "towards", "learning_rate", "batch", "also", "to")
 """Settings that a later call in the same folder may change: no measured removal depends on them."""
 SPLITS = (0.8, 0.9)
 """Shares of the text at which its training and validation parts end; the rest is for the test."""
@@ -51,6 +52,10 @@ PASSES_PER_UPDATE = 4
 two for the backward pass."""
 PASSES = 5
 """Time of the one pass of refits, in forward passes over its text."""
+
+
+OPENED = "pip install hessblocks; then import hessblocks before AutoModelForCausalLM"
+"""What config.json says to whoever opens a result with layers of different sizes."""
 
 
 def simplify_model(
@@ -111,6 +116,12 @@ def simplify_model(
         if other is not None:
             ids = _encoded(original, tokenizer, other)
             tests[Path(str(settings.also)).name] = _tested(original, ids, settings).to(test.device)
+        if settings.to == "gguf":
+            if not source.lower().endswith(".gguf"):
+                raise ArgumentError(
+                    "--to gguf: MODEL is not a GGUF file, whose tokeniser the result would get"
+                )
+            check_deci(original)
         even = settings.even and settings.save > 0
     folder = Path(out or Path("runs", f"simplify-{saved.name.replace('/', '-')}"))
     config = {
@@ -150,9 +161,16 @@ def simplify_model(
             with progress.stage("healing"):
                 healed = _healed(made, original, healing, settings)
             with progress.stage("test"):
-                summary |= {"even": even, "layers": plan.to_rows(), "forecast": plan.forecast}
+                summary |= {
+                    "asked": settings.save,
+                    "even": even,
+                    "layers": plan.to_rows(),
+                    "forecast": plan.forecast,
+                }
                 summary |= _tested_result(original, made, healed, tests, settings)
-            _save(healed, folder / "model", tokenizer, summary)
+            _save(healed, folder / "model", saved.name, tokenizer, summary)
+            if settings.to == "gguf":
+                to_gguf(healed, folder / "model.gguf", source)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -317,20 +335,34 @@ def _on_text(
     return found
 
 
-def _save(model: Any, folder: Path, tokenizer: Any, summary: Mapping[str, Any]) -> None:
-    """Save a model with its tokenizer, a card that tells what was removed, and a manifest."""
+def _save(
+    model: Any, folder: Path, source: str, tokenizer: Any, summary: Mapping[str, Any]
+) -> None:
+    """Save a model, as one of its family where that can hold it, with tokenizer and card."""
     test = summary["texts"][0]
+    kind = (model.config.family or {}).get("model_type", "model")
     facts = {
-        "made from": f"a pretrained {(model.config.family or {}).get('model_type', 'model')}",
+        "made from": f"a pretrained {kind}, {source}",
+        "made by": f"hessblocks simplify --save {summary['asked']:g}"
+        + (" --even" if summary["even"] else ""),
         "parameters saved": f"{summary['saved']:.1%}",
         "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
         "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
         "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
+        "licence": "that of the model it was made from",
     }
+    try:
+        family = models.to_family(model)
+    except ArgumentError:  # layers of different sizes
+        family = None
+        model.config.opened_by = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
-        model.save_pretrained(temporary)
+        (family or model).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        models.write_card(temporary, model, facts)
+        if family is None:
+            models.write_card(temporary, model, facts)
+        else:
+            models.write_family_card(temporary, kind, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.models import HessblocksForCausalLM
-from hessblocks.simplify import Candidate, Change, Place, edited, one_pass, priced_plan
+from hessblocks.simplify import Candidate, LayerChange, Place, edited, one_pass, priced_plan
 from hessblocks_studies.pretrained.pretrained_ground import Ground
 
 Method = Callable[[Ground, Sequence[int], int], Iterator[HessblocksForCausalLM]]
@@ -82,7 +82,7 @@ def by_activation(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[Hess
     """Remove the units that contribute least on the text, equally many per layer; one pass."""
     depth = ground.original.config.depth
     for count in sizes:
-        change = Change(units=ceil(_units(ground, count) / depth))
+        change = LayerChange(units=ceil(_units(ground, count) / depth))
         yield one_pass(ground.original, ground.text, dict.fromkeys(range(depth), change))
 
 
