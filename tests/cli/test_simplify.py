@@ -64,7 +64,7 @@ def test_the_page_opens_with_the_answer_and_has_no_blank_picture(place: Path) ->
     found = json.loads((place / "out" / "summary.json").read_text())
     first = page.partition('<p class="headline">')[2].partition("</p>")[0]
     assert first.startswith(f"{found['saved']:.1%} fewer parameters cost")
-    assert "Measured on text that nothing was chosen by" in first
+    assert "tokens that nothing was chosen by" in first
     assert "foretold" in page
     assert "Before and after" in page
     assert (place / "out" / "figures" / "removals.png").stat().st_size > 5000

@@ -71,7 +71,7 @@ def test_where_nothing_goes_one_pass_changes_nothing(name: str) -> None:
     assert torch.allclose(made(text).logits, model(text).logits, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", everyday(CONFIGS, "llama", "gpt_neox"))
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
 def test_one_pass_corrects_what_the_layers_before_did(name: str) -> None:
     """The stream after each layer is nearer to the original's than with refits of its own."""
     model, text = model_of(name), Pass(model_of(name), ids(60))
@@ -86,7 +86,7 @@ def test_one_pass_corrects_what_the_layers_before_did(name: str) -> None:
         float(((Pass(one, text.tokens).states[-1] - wanted).square() * weight).mean())
         for one in (whole, single)
     ]
-    assert errors[0] < 0.9 * errors[1]
+    assert errors[0] < 0.97 * errors[1]
 
 
 def test_a_refit_is_not_ruled_by_one_token() -> None:
@@ -163,7 +163,7 @@ def test_text_that_tells_no_candidates_apart_is_refused() -> None:
 def simplified() -> tuple[Any, Any]:
     model = model_of("gpt2").float()
     return model, one_pass(
-        model, Pass(model, ids(20)), {1: LayerChange(units=12), 2: LayerChange(groups=2)}
+        model, Pass(model, ids(20)), {1: LayerChange(units=84), 2: LayerChange(groups=5, units=84)}
     )
 
 

@@ -196,7 +196,9 @@ class _Pair:
         heads = block.heads // groups * len(left)
         groups = len(left)
         self.block = block.replace(
-            heads=heads, key_value_heads=None if heads == groups else groups, head_width=width
+            heads=heads,
+            key_value_heads=None if heads == groups else groups,
+            head_width=None if width * heads == block.width else width,
         )
 
     def refit_mlp(self, gone: int) -> None:
