@@ -22,7 +22,7 @@ def test_sinks_keep_what_they_have_and_rule_no_constant() -> None:
     assert runs.sinks(x)[:, 0].all()
     assert not runs.sinks(x)[:, 1:].any()
     skip = runs.FoldedSkip(x)
-    assert 0.5 < float(skip.alpha) < 2
+    assert 0.5 < skip.alpha.item() < 2
     branch = torch.ones_like(x)
     found = skip(branch, x) - branch
     assert torch.equal(found[:, 0] + 1, x[:, 0] + 1)

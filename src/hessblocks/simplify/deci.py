@@ -62,6 +62,14 @@ def to_gguf(
         ArgumentError: a layer is none of Llama's, another number of tokens in `vocabulary`, an
             unknown type, or the package gguf is not installed.
         RunError: `vocabulary` cannot be read, or the file cannot be written.
+
+    Examples:
+        >>> import hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=8, heads=2, vocab_size=9, context=8)
+        >>> hb.to_gguf(model, "new.gguf", "original.gguf")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        hessblocks.errors.ArgumentError: --to gguf: layer 0 is none of Llama's, ...
     """
     check_name("kind", kind, TYPES)
     if not importlib.util.find_spec("gguf"):

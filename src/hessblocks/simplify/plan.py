@@ -17,7 +17,6 @@ from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM
 from hessblocks.simplify.change import LayerChange
 from hessblocks.simplify.kinds import unit_step
-from hessblocks.storage import Row
 
 MOST = 0.75
 """Largest share of a layer's units that goes, beyond which the modelled cost is a guess."""
@@ -77,7 +76,9 @@ def even_plan(model: HessblocksForCausalLM, save: float) -> Plan:
     return Plan(changes=dict.fromkeys(range(len(mlps)), change), forecast=None)
 
 
-def priced_plan(model: HessblocksForCausalLM, rows: Iterable[Row], save: float) -> Plan:
+def priced_plan(
+    model: HessblocksForCausalLM, rows: Iterable[Mapping[str, Any]], save: float
+) -> Plan:
     """Plan the removals with the lowest modelled prices.
 
     Args:
@@ -119,7 +120,9 @@ def priced_plan(model: HessblocksForCausalLM, rows: Iterable[Row], save: float) 
 class _Layer:
     """Modelled cost and saved parameters of a layer's changes."""
 
-    def __init__(self, model: HessblocksForCausalLM, number: int, rows: Iterable[Row]) -> None:
+    def __init__(
+        self, model: HessblocksForCausalLM, number: int, rows: Iterable[Mapping[str, Any]]
+    ) -> None:
         own = {row["kind"]: row for row in rows if row["layer"] == number}
         self._costs = {kind: max(row["kl"], 0.0) for kind, row in own.items()}
         self._saved = {kind: row["parameters"] for kind, row in own.items()}
