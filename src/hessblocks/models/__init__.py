@@ -4,7 +4,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hessblocks.models.build import TASKS, build
-from hessblocks.models.card import write_card
+from hessblocks.models.card import write_card, write_family_card
 from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks

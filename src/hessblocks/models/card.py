@@ -45,6 +45,24 @@ def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]
         write_text(place, text + _mark(text))
 
 
+def write_family_card(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
+    """Write the card of a model of transformers that was made from another.
+
+    Args:
+        folder: folder with the saved model.
+        kind: its `model_type`.
+        facts: what is known of it, by topic.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    data = ModelCardData(pipeline_tag="text-generation", tags=[kind, "hessblocks"])
+    rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
+    text = f"---\n{data.to_yaml().strip()}\n---\n\n# A {kind} with fewer parameters\n\n"
+    text += f"It opens in transformers as any {kind}.\n\n| | |\n| --- | --- |\n{rows}\n"
+    write_text(folder / CARD, text + _mark(text))
+
+
 def _mark(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return (
