@@ -9,6 +9,7 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.fold import fold
+from hessblocks.models.gguf import stored_within, stored_words
 from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (
     HessblocksForCausalLM,
@@ -42,5 +43,7 @@ __all__ = [
     "fold",
     "from_pretrained_blocks",
     "load",
+    "stored_within",
+    "stored_words",
     "to_family",
 ]

@@ -28,7 +28,15 @@ from hessblocks import storage
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
-from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, without_bars
+from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.gguf import (
+    check_gguf,
+    complete_config,
+    drop_quantization_config,
+    is_gguf,
+    stored_types,
+    without_bars,
+)
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet
 
@@ -50,6 +58,8 @@ class Saved:
     """Its configuration."""
     gguf: str | None = None
     """GGUF file in `place` with model and tokeniser; None for other formats."""
+    reader: Any = None
+    """Reader of the GGUF file."""
 
     @classmethod
     def at(cls, source: str) -> Self:
@@ -78,7 +88,7 @@ class Saved:
 
     @classmethod
     def _in_file(cls, source: str, path: Path) -> Self:
-        check_gguf(path)
+        reader = check_gguf(path)
         place = str(path.parent)
         with quiet():
             try:
@@ -87,7 +97,8 @@ class Saved:
                 raise RunError(
                     f"MODEL: {source} cannot be loaded ({_first_line(error)})."
                 ) from error
-        return cls(source=source, place=place, config=config, gguf=path.name)
+        complete_config(path, reader, config)
+        return cls(source=source, place=place, config=config, gguf=path.name, reader=reader)
 
     @property
     def name(self) -> str:
@@ -122,10 +133,13 @@ class Saved:
             RunError: damaged files, or weights that are not finite.
         """
         more |= self._file
+        types: dict[str, str] = {}
         if self.gguf:
             more["config"] = self.config  # reading it again would take seconds
         with quiet(), without_bars() if self.gguf else nullcontext():
             try:
+                if self.gguf:
+                    types = stored_types(Path(self.source), self.reader, self.config, auto)
                 model, found = auto.from_pretrained(
                     self.place,
                     **_LOCAL,
@@ -153,7 +167,12 @@ class Saved:
                     f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
                     "be done with it."
                 )
+        if not self.gguf:
+            _check_floats(self.source, self.place, model, found["unexpected_keys"])
         drop_quantization_config(model)
+        model.config.return_dict = True
+        if types:
+            model.config.stored_types = types
         return model, found
 
     @property
@@ -245,6 +264,12 @@ def _config(source: str, place: str) -> Any:
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)
+    if getattr(config, "auto_map", None) and config.model_type != HessblocksConfig.model_type:
+        warnings.warn(
+            f"MODEL: {source} names code of its own (auto_map), which is not executed; the model "
+            f"is transformers' {config.model_type}",
+            stacklevel=5,
+        )
     _check_alone(source, place)
     return config
 
@@ -269,6 +294,20 @@ def _check_alone(source: str, place: str) -> None:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().split("\n")]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")[:200]
+
+
+def _check_floats(source: str, place: str, model: nn.Module, unused: Any) -> None:
+    """Refuse weights of integers or 8-bit floats, whose scales the model would not apply."""
+    if getattr(model, "hf_quantizer", None):
+        return
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    for name, kind in storage.tensor_types(_folder_of(place)).items():
+        used = name not in unused and name.rpartition(".")[2] not in buffers
+        if used and kind not in ("F64", "F32", "F16", "BF16"):
+            raise RunError(
+                f"MODEL: {source}: {name} is stored as {kind}, expected floats of 16 bits or more: "
+                "its quantisation is not known; give the weights before they were quantised."
+            )
 
 
 def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:
