@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -155,15 +156,23 @@ def _bill(
 ) -> Bill:
     """Read the samples of an earlier call, or draw and store them."""
     path = folder / "draws.safetensors"
-    if path.exists():
-        kept = storage.read_tensors(path, of)
+    if path.exists() and "secants" in (kept := storage.read_tensors(path, of)):
         sizes = tuple(kept.pop("relative_sizes").tolist())
-        return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
+        secants = json.loads(bytes(kept.pop("secants").tolist()))
+        return Bill(
+            problem=problem,
+            changes=changes,
+            draws=Draws(**kept),
+            relative_sizes=sizes,
+            secants=secants,
+        )
     progress.note(_cost(problem, changes, settings))
     with progress.stage("forecasts"):
         bill = price(problem, changes, settings.samples, settings.seed)
     tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
+    words = json.dumps(dict(bill.secants)).encode()
+    tensors["secants"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
     storage.write_tensors(path, tensors, of)
     return bill
 
