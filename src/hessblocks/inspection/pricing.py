@@ -19,8 +19,8 @@ from hessblocks.curvature import Problem
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
-from hessblocks.inspection.subject import Subject
-from hessblocks.models import fingerprint, load_saved
+from hessblocks.inspection.subject import Subject, other_function
+from hessblocks.models import fingerprint, load_saved, stored_within, stored_words
 from hessblocks.progress import Progress
 from hessblocks.settings import PricingSettings, make
 from hessblocks.training import claimed, resolve_device
@@ -77,10 +77,14 @@ def measure_price(
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
-        text, other = _batches(subject, saved.tokenizer(), texts, settings)
-        another = _other(settings.merge) if settings.merge else None
-        edits = {edit.how: edit for edit in _edits(settings, subject, another)}
+        tokenizer = saved.tokenizer(needed=True)
+        text, other = _batches(subject, tokenizer, texts, settings)
+        another = _other(settings.merge, subject, tokenizer) if settings.merge else None
+        edits = {edit.how: edit for edit in _edits(settings, another)}
         changes = change_each(model, *edits.values())
+    told = _told(settings, model.config)
+    for words in told:
+        progress.note(words)
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
@@ -97,7 +101,7 @@ def measure_price(
     with claimed(folder, config, free=["allocate"]):
         bill = _bill(problem, changes, settings, folder, storage.identity_of(drawn), progress)
         bill.save(folder / "bill.csv")
-        found = {"command": "price", "model": subject.name, "changes": len(bill)}
+        found = {"command": "price", "model": subject.name, "changes": len(bill), "told": told}
         found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
         storage.write_json(folder / "summary.json", found)
         if finish:
@@ -110,8 +114,6 @@ def _batches(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Draw windows for the forecasts, and other windows for the check."""
     name, context = subject.name, subject.context
-    if tokenizer is None:
-        raise ArgumentError(f"MODEL: {name} has no tokenizer beside it; save it into the folder.")
     if context is not None and settings.tokens > context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
@@ -124,25 +126,48 @@ def _batches(
     return {"input_ids": found[:count]}, found[count:]
 
 
-def _other(source: str) -> nn.Module:
-    """Load the model to merge with."""
+def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
+    """Load the model to merge with: of the same shapes, function and vocabulary."""
     try:
-        return load_saved(source, "causal-lm")[0]
+        other, saved = load_saved(source, "causal-lm")
+        vocabularies = tokenizer, saved.tokenizer()
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
+    model: Any = subject.model
+    shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (model, other)]
+    if shapes[0] != shapes[1]:
+        raise ArgumentError(
+            f"--merge: {source} has other parameters than {subject.name}; give a model of the same "
+            "architecture and sizes."
+        )
+    if differing := other_function(model.config, other.config, vocabularies):
+        raise ArgumentError(
+            f"--merge: {source} is another function than {subject.name}, by its "
+            f"{', '.join(differing[:5])}; a mean of their weights is neither. Give a model that "
+            "was trained from the same one."
+        )
+    return other
 
 
-def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
+def _edits(settings: PricingSettings, other: nn.Module | None) -> list[Edit]:
     found = [rounded(bits=bits) for bits in settings.round]
     found += [pruned(share=share) for share in settings.prune]
-    if other is not None:
-        shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
-        if shapes[0] != shapes[1]:
-            raise ArgumentError(
-                f"--merge: {settings.merge} has other parameters than {subject.name}; give a model "
-                "of the same architecture and sizes."
+    return found if other is None else [*found, merged(other)]
+
+
+def _told(settings: PricingSettings, config: Any) -> list[str]:
+    """Say what the numbers are of: stored bits, edits that are not below them, what is merged."""
+    found = (
+        [f"{words}; their rounding is in every number"] if (words := stored_words(config)) else []
+    )
+    for bits in settings.round:
+        if count := stored_within(config, bits):
+            found.append(
+                f"--round {bits}: {count} matrices were stored in {bits} bits or fewer, so that "
+                "this forecasts a second rounding, not what the model would lose"
             )
-        found.append(merged(other))
+    if settings.merge:
+        found.append("merging averages the matrices alone; embeddings, norms and biases stay")
     return found
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,15 @@ from hessblocks.models import context_of, fingerprint, load_saved
 
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
-    "output_attentions", "output_hidden_states", "return_dict",
+    "output_attentions", "output_hidden_states", "return_dict", "stored_types",
 }  # fmt: skip
 """Entries of a configuration that do not affect the model's results."""
+NOT_OF_THE_FUNCTION = WITHOUT_EFFECT | {
+    "stored_types", "initializer_range", "embedding_std", "max_position_embeddings", "preset",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "auto_map",
+    "pretraining_tp", "task_specific_params", "id2label", "label2id", "family",
+}  # fmt: skip
+"""Entries that models of one function may differ in."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory address in the default `repr` of an object, which differs between processes."""
 
@@ -58,6 +66,40 @@ class Subject:
     def digests(self) -> dict[str, str]:
         """Return digests of weights and configuration; models with equal digests are equal."""
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
+
+
+def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[str]:
+    """List what makes two models of equal shapes different functions of a text.
+
+    Args:
+        first: configuration of a model.
+        second: configuration of the other.
+        tokenizers: their tokenisers; None for one that has none.
+
+    Returns:
+        Names of entries of the configurations, and `vocabulary`.
+    """
+    left, right = (dict(_entries(config.to_dict(), "")) for config in (first, second))
+    names = [name for name in {**left, **right} if not _alike(left.get(name), right.get(name))]
+    words = [tokenizer.get_vocab() for tokenizer in tokenizers if tokenizer is not None]
+    return names + ["vocabulary"] * (len(words) == len(tokenizers) and words[0] != words[1])
+
+
+def _entries(values: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each entry of a configuration that the function depends on."""
+    if not isinstance(values, dict):
+        yield name, values
+        return
+    for key, value in values.items():
+        if key not in NOT_OF_THE_FUNCTION and "dropout" not in key:
+            yield from _entries(value, f"{name}.{key}".lstrip("."))
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Compare two entries; GGUF has numbers in float32."""
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-6)
+    return bool(left == right)
 
 
 def saved_model(source: str, task: str) -> Subject:

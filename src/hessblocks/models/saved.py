@@ -179,17 +179,40 @@ class Saved:
     def _file(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
-    def tokenizer(self) -> Any:
-        """Load the model's tokeniser; None if transformers can read none."""
+    def tokenizer(self, *, needed: bool = False) -> Any:
+        """Load the model's tokeniser.
+
+        Args:
+            needed: whether to refuse a model without one.
+
+        Returns:
+            The tokeniser; None if there is none, or with a warning if it cannot be read.
+
+        Raises:
+            ArgumentError: it is needed, and there is none.
+            RunError: it is needed and cannot be read; the message has the reason.
+        """
         folder = Path(self.place)
-        own = self.gguf or any((folder / name).is_file() for name in _TOKENIZERS)
+        own = any((folder / name).is_file() for name in _TOKENIZERS)
+        if self.reader:
+            own = "tokenizer.ggml.model" in self.reader.fields
         if folder.is_dir() and not own:
+            if needed:
+                raise ArgumentError(
+                    f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
+                )
             return None
         with quiet():
             try:
                 return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
-            except Exception:  # files from elsewhere may cause any kind of error
-                return None
+            except Exception as error:  # files from elsewhere may cause any kind of error
+                reason = (
+                    f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
+                )
+                if needed:
+                    raise RunError(f"{reason}; save it again.") from error
+        warnings.warn(reason, stacklevel=3)
+        return None
 
 
 def context_of(model: nn.Module) -> int | None:

@@ -83,7 +83,8 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []))
+    told = [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
+    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []), *told)
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -160,9 +161,10 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     Returns:
         Sentences.
     """
-    alone = f"One at a time: {found['said']}."
+    alone = [f"One at a time: {found['said']}."]
+    alone += [f"Of the model, {found['stored']}."] if found.get("stored") else []
     if "steps" not in found:
-        return (alone,)
+        return tuple(alone)
     removed, healed = found["removed"], found["healed"]
     whole, once = found["sum_alone"], found["kl_chosen"]
     side = "high" if whole > once else "low"
@@ -177,7 +179,7 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         f"{found['cache']:.1%} of the cache are gone.",
         f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}"
         + (f": the sum is {abs(whole / once - 1):.0%} too {side}." if once > 0 else "."),
-        alone,
+        *alone,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
@@ -89,7 +90,7 @@ def simplify_model(
         has_blocks = isinstance(model, models.HessblocksForCausalLM)
         original: Any = model if has_blocks else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
-        tokenizer = saved.tokenizer()
+        tokenizer = saved.tokenizer(needed=True)
         windows = text_parts(original, tokenizer, texts, settings)
         fitting, validation, test, healing = windows
         check_removals(original, fitting, validation)
@@ -106,6 +107,8 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
+        if words := models.stored_words(original.config):
+            progress.note(words)
         progress.note(_cost(original, validation, settings, store))
         with progress.stage("removals", total=original.config.depth):
             table = measure_removals(
@@ -265,8 +268,11 @@ def _save(model: Any, folder: Path, tokenizer: Any, summary: Mapping[str, Any]) 
         "removed": "; ".join(f"{s['kind']} of layer {s['layer']}" for s in summary["steps"]),
     }
     with storage.atomic_folder(folder) as temporary, quiet():
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
+        try:
+            model.save_pretrained(temporary)
+            tokenizer.save_pretrained(temporary)
+        except SafetensorError as error:  # safetensors' word for a full disk
+            raise RunError(f"--out: {folder} cannot be written ({error}).") from error
         models.write_card(temporary, model, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
@@ -283,4 +289,5 @@ def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
         "removals": rows,
         "cheapest": ranked[:CHEAPEST],
         "said": str(table),
+        "stored": models.stored_words(model.config),
     }
