@@ -16,7 +16,7 @@ from hessblocks import storage
 from hessblocks.bill import Bill, Change, Draws, Edit, change_each, merged, price, pruned, rounded
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem
-from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject, other_function
@@ -83,6 +83,8 @@ def measure_price(
         edits = {edit.how: edit for edit in _edits(settings, another)}
         changes = change_each(model, *edits.values())
     told = _told(settings, model.config)
+    if not settings.bare and (words := start_words(tokenizer, template_start(tokenizer))):
+        told.append(words)
     for words in told:
         progress.note(words)
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
@@ -119,10 +121,11 @@ def _batches(
             f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
         )
     ids, count = encoded(tokenizer, texts), settings.sequences
+    first = [] if settings.bare else template_start(tokenizer)
     if len(ids) and ids.max() >= subject.vocabulary:
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
     total = 2 * count if settings.check else count
-    found = Windows(ids, settings.tokens).drawn(total, settings.seed, "--sequences")
+    found = Windows(ids, settings.tokens, first).drawn(total, settings.seed, "--sequences")
     return {"input_ids": found[:count]}, found[count:]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import context_of, fingerprint, load_saved
 
 WITHOUT_EFFECT = {
@@ -37,6 +38,8 @@ class Subject:
     """Language model in evaluation mode and float32."""
     tokenizer: Any = None
     """Tokeniser of transformers; None if there is none."""
+    lacks: str = ""
+    """Why its tokeniser cannot be read; empty if it can, or if there is none."""
 
     @property
     def vocabulary(self) -> int:
@@ -118,4 +121,10 @@ def saved_model(source: str, task: str) -> Subject:
             finite.
     """
     model, saved = load_saved(source, task)
-    return Subject(name=saved.name, model=model, tokenizer=saved.tokenizer())
+    try:
+        tokenizer, lacks = saved.tokenizer(needed=True), ""
+    except ArgumentError:
+        tokenizer, lacks = None, ""
+    except RunError as error:
+        tokenizer, lacks = None, str(error)
+    return Subject(name=saved.name, model=model, tokenizer=tokenizer, lacks=lacks)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
@@ -107,8 +107,10 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
-        if words := models.stored_words(original.config):
-            progress.note(words)
+        first = [] if settings.bare else template_start(tokenizer)
+        words = models.stored_words(original.config), start_words(tokenizer, first)
+        for word in filter(None, words):
+            progress.note(word)
         progress.note(_cost(original, validation, settings, store))
         with progress.stage("removals", total=original.config.depth):
             table = measure_removals(
@@ -161,9 +163,10 @@ def text_parts(
     ids = encoded(tokenizer, texts)
     if len(ids) and ids.max() >= model.config.vocab_size:
         raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
+    first = [] if settings.bare else template_start(tokenizer)
     ends = [int(share * len(ids)) for share in SPLITS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]], ids[ends[1] :])
-    training, *held_out = (Windows(part, settings.tokens) for part in parts)
+    training, *held_out = (Windows(part, settings.tokens, first) for part in parts)
     seed, count = settings.seed, settings.sequences
     windows = [
         training.drawn(settings.fitted, seed, "--fitted", "the first four fifths of the text"),
