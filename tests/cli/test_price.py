@@ -345,3 +345,28 @@ def test_a_tokeniser_that_cannot_be_read_gives_its_reason(
     assert "cannot be read (" in sentence(outcome)
     with pytest.warns(UserWarning, match="tokenizer of .* cannot be read"):
         assert hb.load(model)[1] is None
+
+
+def test_another_seed_gives_other_windows_and_other_draws(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = hb.load(place / "model")
+    subject = pricing.Subject(name="m", model=model)
+    texts = documents_of(place / "text.txt")
+    few = {"sequences": 6, "tokens": 8, "samples": 6, "round": (4,)}
+    settings = [PricingSettings(**few, seed=seed) for seed in (0, 1, 0)]
+    windows = [pricing._batches(subject, tokenizer, texts, one)[0]["input_ids"] for one in settings]
+    assert torch.equal(windows[0], windows[2])
+    assert not torch.equal(windows[0], windows[1])
+    seeds = []
+    draw = pricing.price
+    monkeypatch.setattr(pricing, "price", lambda *a: (seeds.append(a[3]), draw(*a))[1])
+    problem = hb.Problem(model, {"input_ids": windows[0]}, loss="causal-lm")
+    changes = hb.change_each(model, hb.rounded(bits=4))
+    bills = []
+    for number, one in enumerate(settings[:2]):
+        folder = place / f"seed {number}"
+        folder.mkdir()
+        bills.append(pricing._bill(problem, changes, one, folder, "x", Progress()))
+    assert seeds == [0, 1]
+    assert not torch.equal(bills[0].draws.along, bills[1].draws.along)

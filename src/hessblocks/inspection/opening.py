@@ -152,6 +152,7 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
             the text has too few windows.
+        RunError: the tokeniser cannot be read.
     """
     if settings.data == RANDOM:
         return _random_batch(subject, settings)
