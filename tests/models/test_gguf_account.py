@@ -364,3 +364,10 @@ def test_an_architecture_that_is_not_tried_here_is_refused(kind, tmp_path, monke
     monkeypatch.setitem(MODELS, kind, ("Llama", {"rope_parameters": BASE}, {}))
     with pytest.raises(hb.HessblocksError):
         hb.load(write(tmp_path / "m.gguf", kind, made(kind)))
+
+
+def test_special_tokens_stay_when_a_model_becomes_blocks():
+    model = made("llama", rms_norm_eps=1e-5)
+    blocks = hb.from_pretrained_blocks(model)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(blocks.config, name) == getattr(model.config, name) is not None
