@@ -34,11 +34,11 @@ from hessblocks.models.gguf import (
     complete_config,
     drop_quantization_config,
     is_gguf,
+    reading,
     stored_types,
-    without_bars,
 )
 from hessblocks.models.pretrained import check_complete
-from hessblocks.quiet import quiet
+from hessblocks.quiet import quiet, without_bars
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
@@ -90,7 +90,7 @@ class Saved:
     def _in_file(cls, source: str, path: Path) -> Self:
         reader = check_gguf(path)
         place = str(path.parent)
-        with quiet():
+        with quiet(), reading(reader):
             try:
                 config = AutoConfig.from_pretrained(place, gguf_file=path.name, **_LOCAL)
             except Exception as error:  # a file from elsewhere may cause any kind of error
@@ -136,7 +136,9 @@ class Saved:
         types: dict[str, str] = {}
         if self.gguf:
             more["config"] = self.config  # reading it again would take seconds
-        with quiet(), without_bars() if self.gguf else nullcontext():
+        quantised = self.gguf or getattr(self.config, "quantization_config", None)
+        bars = without_bars() if quantised else nullcontext()
+        with quiet(), reading(self.reader), bars:
             try:
                 if self.gguf:
                     types = stored_types(Path(self.source), self.reader, self.config, auto)
@@ -202,7 +204,7 @@ class Saved:
                     f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
                 )
             return None
-        with quiet():
+        with quiet(), reading(self.reader):
             try:
                 return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
             except Exception as error:  # files from elsewhere may cause any kind of error

@@ -53,9 +53,9 @@ def check_own_code(model: str, config: Any) -> None:
     """
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
-        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+        if "/" in (kernel := str(getattr(part, f"_{kind}", None))):
             raise ArgumentError(
-                f"{model} asks for code from elsewhere ({kind} {found}), which is never executed; "
+                f"{model} asks for code from elsewhere ({kind} {kernel}), which is never executed; "
                 "take that line out of its config.json."
             )
 
@@ -101,11 +101,11 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
     if isinstance(value, int) and _COUNT.search(name):
         yield name, value
     elif isinstance(value, list):
-        for one in value:
-            yield from _counts(one, name)
+        for entry in value:
+            yield from _counts(entry, name)
     elif isinstance(value, dict):
-        for inner, one in value.items():
-            yield from _counts(one, inner)
+        for inner, entry in value.items():
+            yield from _counts(entry, inner)
 
 
 def tensor_types(folder: Path) -> dict[str, str]:
