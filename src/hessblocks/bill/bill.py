@@ -343,7 +343,7 @@ class Bill(Tabular, Mapping[str, Price]):
         columns = [every.index(name) for name in names]
         draws, only = self.draws, chosen[0] if len(chosen) == 1 else None
         reached = all(
-            self.relative_sizes[column] == 0 or bool(draws.squares[:, column].any())
+            self.relative_sizes[column] == 0 or bool(draws.together(draws.squares, [column]).any())
             for column in columns
         )
         diagonal = draws.by_piece(draws.together(draws.squares, columns)) / 2
