@@ -220,3 +220,11 @@ def test_bad_input_is_refused_in_a_sentence(
     assert re.search(message, sentence(found))
     # what nothing was measured for may be asked for in another way in the same folder
     assert (tmp_path / "out").exists() == ("heads" in more)
+
+
+def test_nats_for_a_percent_are_the_kl_over_the_percents_saved(place: Path) -> None:
+    table = [row for row in rows(place / "out" / "removals.csv") if row["nats_per_percent"]]
+    assert table
+    for row in table:
+        percents = 100 * float(row["share"])
+        assert float(row["nats_per_percent"]) * percents == pytest.approx(float(row["kl"]))

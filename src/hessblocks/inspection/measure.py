@@ -98,6 +98,8 @@ def measure_curvature(
     device = _device(model, device)
     with progress.stage("model and data"):
         subject, tokens = opening.opened(model, settings, batch, settings.loss)
+        for words in opening.told(subject, settings, batch):
+            progress.note(words)
         if settings.loss == "masked-lm" and batch is None:
             tokens = opening.masked(tokens, subject, settings.seed)
         all_groups = curvature.parameter_groups(subject.model, level=settings.level)
@@ -202,6 +204,9 @@ def measure_signal(
         _check_folder(out)
     with progress.stage("models and data"):
         loaded = [opening.opened(source, settings, batch, beside=sources) for source in sources]
+        for subject, _ in loaded:
+            for words in opening.told(subject, settings, batch):
+                progress.note(f"{subject.name}: {words}")
     names = _distinct([subject.name for subject, _ in loaded], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), target in zip(names, loaded, devices, strict=True):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hessblocks import data
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
 from hessblocks.conventions import IGNORED
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
-from hessblocks.models import build, read_blocks
+from hessblocks.models import build, read_blocks, stored_words
 from hessblocks.settings import InspectionSettings, check_place
 from hessblocks.storage import parse_json
 
@@ -94,6 +94,15 @@ def opened(
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
+def told(subject: Subject, settings: InspectionSettings, batch: TokenBatch | None) -> list[str]:
+    """Say in how many bits a model was stored, and what its tokeniser puts before each window."""
+    words = [stored_words(getattr(subject.model, "config", None))]
+    of_text = batch is None and settings.data != RANDOM and not settings.bare
+    if of_text and (tokenizer := subject.tokenizer) is not None:
+        words.append(data.start_words(tokenizer, data.template_start(tokenizer)))
+    return list(filter(None, words))
+
+
 def _fresh(
     name: str, settings: InspectionSettings, batch: TokenBatch | None
 ) -> tuple[Subject, Tokens]:
@@ -145,9 +154,12 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
             the text has too few windows.
+        RunError: the tokeniser cannot be read.
     """
     if settings.data == RANDOM:
         return _random_batch(subject, settings)
+    if subject.lacks:
+        raise RunError(subject.lacks)
     if subject.tokenizer is None:
         raise ArgumentError(
             f"MODEL: {subject.name} has no tokenizer beside it, so that text cannot become its "
@@ -162,7 +174,8 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
             "or ask for random tokens with --data random."
         )
-    return _drawn(ids, name, settings)
+    first = [] if settings.bare else data.template_start(subject.tokenizer)
+    return _drawn(ids, name, settings, first)
 
 
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
@@ -208,13 +221,19 @@ def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
     return {"input_ids": ids.masked_fill(hidden, mask), "labels": ids.masked_fill(~hidden, IGNORED)}
 
 
-def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> Tokens:
+def _drawn(
+    ids: np.ndarray[Any, Any],
+    name: str,
+    settings: InspectionSettings,
+    first: Sequence[int] = (),
+) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 
     Args:
         ids: token ids of the text.
         name: name of the text, for the error.
         settings: number and length of the windows, and the seed.
+        first: tokens that each window begins with.
 
     Returns:
         {"input_ids": (sequences, tokens)}.
@@ -222,7 +241,7 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
     Raises:
         ArgumentError: the text has too few windows.
     """
-    windows = data.Windows(ids, settings.tokens)
+    windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 

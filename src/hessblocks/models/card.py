@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hessblocks._version import __version__
 from hessblocks.blocks import BlockPart
 from hessblocks.escape import printable
+from hessblocks.models.gguf import stored_words
 from hessblocks.storage import CARD, write_text
 
 HEADS = {
@@ -102,6 +103,7 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         where="" if len(sizes) == 1 else ", first layer",
         parameters=f"{model.num_parameters():,}",
         training=training,
+        stored=stored_words(config),
         auto=f"AutoModel{ending.removeprefix('Model')}",
         parts=_own_parts(config.block),
         tokenizer=(folder / "tokenizer.json").is_file(),

@@ -83,7 +83,8 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []))
+    told = [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
+    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []), *told)
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -164,6 +165,7 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         Sentences.
     """
     alone = [f"One at a time: {found['said']}."] if found["removals"] else []
+    alone += [f"Of the model, {found['stored']}."] if found.get("stored") else []
     if "layers" not in found:
         return tuple(alone)
     before, after = found["before"], found["after"]

@@ -37,6 +37,8 @@ class PricingSettings:
     """Windows of text for the forecasts, and the same number for the check."""
     tokens: Annotated[int, at_least(2)] = 96
     """Tokens per window, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     seed: Seed = 0
     """Random seed of the windows and of the samples."""
 
@@ -93,6 +95,8 @@ class QuantisingSettings:
     """Windows of text for the forecasts."""
     tokens: Annotated[int, at_least(2)] = 96
     """Tokens per window, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     seed: Seed = 0
     """Random seed of the windows and of the samples."""
 
@@ -144,6 +148,8 @@ class SimplifySettings:
     """Tokens per window, 2 or more."""
     also: str | None = None
     """Another file or folder of text, by which nothing is chosen, to test the result on too."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     steps: Annotated[int, at_least(0)] = 100
     """Optimiser updates of the healing; 0: no healing."""
     towards: Annotated[str, OneOf(("logits", "text"))] = "logits"

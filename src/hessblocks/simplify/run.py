@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
@@ -108,14 +109,16 @@ def simplify_model(
         has_blocks = isinstance(model, models.HessblocksForCausalLM)
         original: Any = model if has_blocks else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
-        tokenizer = saved.tokenizer()
+        tokenizer = saved.tokenizer(needed=True)
         windows = text_parts(original, tokenizer, texts, settings)
         fitting, validation, test, healing = windows
         check_removals(original, fitting, validation)
         tests = {"the last tenth of the text": test}
         if other is not None:
             ids = _encoded(original, tokenizer, other)
-            tests[Path(str(settings.also)).name] = _tested(original, ids, settings).to(test.device)
+            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
+                test.device
+            )
         if settings.to == "gguf":
             if not source.lower().endswith(".gguf"):
                 raise ArgumentError(
@@ -136,6 +139,10 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
+        first = [] if settings.bare else template_start(tokenizer)
+        words = models.stored_words(original.config), start_words(tokenizer, first)
+        for word in filter(None, words):
+            progress.note(word)
         progress.note(_cost(original, fitting, validation, settings, store))
         table = Removals(rows=())
         if not even:
@@ -203,14 +210,15 @@ def text_parts(
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
     ids = _encoded(model, tokenizer, texts)
+    first = [] if settings.bare else template_start(tokenizer)
     ends = [int(share * len(ids)) for share in SPLITS]
     parts = (ids[: ends[0]], ids[ends[0] : ends[1]])
-    training, validation = (Windows(part, settings.tokens) for part in parts)
+    training, validation = (Windows(part, settings.tokens, first) for part in parts)
     seed = settings.seed
     windows = [
         training.drawn(settings.fitted, seed, "--fitted", "the first four fifths of the text"),
         validation.drawn(settings.sequences, seed, "--sequences", "a tenth of the text"),
-        _tested(model, ids[ends[1] :], settings),
+        _tested(model, tokenizer, ids[ends[1] :], settings),
         training.drawn(len(training), seed),
     ]
     return tuple(tokens.to(model.device) for tokens in windows)
@@ -223,11 +231,14 @@ def _encoded(model: Any, tokenizer: Any, texts: Sequence[Any]) -> Any:
     return ids
 
 
-def _tested(model: Any, ids: Any, settings: SimplifySettings) -> Int[Tensor, "_ tokens"]:
+def _tested(
+    model: Any, tokenizer: Any, ids: Any, settings: SimplifySettings
+) -> Int[Tensor, "_ tokens"]:
     """Draw windows for the test: long ones, but at least as many as an error needs."""
     limit = models.context_of(model) or LONGEST
     length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
-    windows = Windows(ids, length)
+    first = [] if settings.bare else template_start(tokenizer)
+    windows = Windows(ids, length, first)
     count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
     return windows.drawn(count, settings.seed, "--data", "the text of the test")
 
@@ -378,4 +389,5 @@ def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
         "removals": rows,
         "cheapest": ranked[:CHEAPEST],
         "said": str(table),
+        "stored": models.stored_words(model.config),
     }

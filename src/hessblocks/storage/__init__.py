@@ -68,7 +68,12 @@ from hessblocks.storage.manifest import (
     sha256,
     write_manifest,
 )
-from hessblocks.storage.model_folder import check_model_folder, check_own_code, weight_files
+from hessblocks.storage.model_folder import (
+    check_model_folder,
+    check_own_code,
+    tensor_types,
+    weight_files,
+)
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (
     NORM,
