@@ -403,13 +403,14 @@ class _Rounding(Ledger):
                 delta = some[0].grid.new(tensor) - tensor
                 if not delta.isfinite().all():
                     raise RunError(f"price: {tap!r} is not finite; look at weights and batches")
-                products = [0 if (g := held[tap]) is None else g * delta for held in self._held]
+                found = [held[tap] for held in self._held]
+                products = [_squares(delta * (0 if g is None else g)) for g in found]
+                before, moved = _squares(tensor), _squares(delta)
                 for change in some:
                     column, head = self._column[change.name], change.head
-                    for row, product in enumerate(products):
-                        squares[row, column] = _square(product, head)
-                    self._norms[0, column] += _square(delta, head)
-                    self._norms[1, column] += _square(tensor, head)
+                    own = slice(None) if head is None else slice(head, head + 1)
+                    squares[:, column] = torch.stack([p[own].sum() for p in products])
+                    self._norms[:, column] += torch.stack([moved[own].sum(), before[own].sum()])
         if self._held:
             self.squared.append(squares)
         self._held = []
@@ -428,9 +429,7 @@ class _Rounding(Ledger):
         return tuple((self._norms[0] / self._norms[1]).sqrt().tolist())
 
 
-def _square(x: Tensor | int, head: int | None) -> float:
-    """Sum squares of all heads, or of one."""
-    if isinstance(x, int):
-        return 0.0
-    some = x if head is None else x[:, head]
-    return float(some.square().sum(dtype=torch.float64))
+def _squares(x: Tensor) -> Float[Tensor, " G"]:
+    """Sum squares of each head; of a tensor without heads, of all its entries."""
+    rows = x.transpose(0, 1).flatten(1) if x.ndim == 4 else x.flatten()[None]
+    return rows.square().sum(1, dtype=torch.float64).cpu()
