@@ -24,16 +24,18 @@ import hessblocks as hb
 from hessblocks.data import Windows, encoded
 from hessblocks_studies.data import SMOLLM2, load_packaged
 
-RUNS = (("prose", 96, 16, 10), ("code", 96, 16, 10), ("prose", 512, 8, 4))
+RUNS = (("prose", 96, 16, 24), ("code", 96, 16, 24), ("prose", 512, 8, 6))
 """Text, tokens of a window, windows of the forecasts, windows of the KL."""
 SAMPLES, SEED = 2, 5
+SINGLES = 10
+"""Windows of the KL of single layers, heads and inputs."""
 BITS = (2, 3, 4)
 RECIPES = {
     "uniform per token": ("keys, 3 bits per token", "values, 3 bits per token"),
     "recipe": ("keys, 3 bits per channel", "values, 3 bits per token"),
     "recipe, first token exact": (
-        *("keys, 3 bits per channel, first token exact",),
-        *("values, 3 bits per token, first token exact",),
+        "keys, 3 bits per channel, first token exact",
+        "values, 3 bits per token, first token exact",
     ),
     "keys 4, values 2": ("keys, 4 bits per channel", "values, 2 bits per token"),
     "keys 2, values 4": ("keys, 2 bits per channel", "values, 4 bits per token"),
@@ -49,7 +51,9 @@ def main() -> dict[str, Any]:
         ids = encoded(tokenizer, [texts()[text]])
         windows = Windows(ids, tokens).drawn(fitted + measured, SEED)
         name = f"{text}, {tokens} tokens"
-        found[name] = run(model, windows[:fitted], windows[fitted:], singles=name == "prose, 96 tokens")
+        found[name] = run(
+            model, windows[:fitted], windows[fitted:], singles=name == "prose, 96 tokens"
+        )
         print(name, json.dumps(summary(found[name]["rows"])), flush=True)
     rows = [row for own in found.values() if isinstance(own, dict) for row in own["rows"]]
     return found | {"summary": summary(rows)}
@@ -65,13 +69,13 @@ def texts() -> dict[str, str]:
     return {"prose": prose, "code": "".join(map(inspect.getsource, (argparse, tarfile, typing)))}
 
 
-def grids(model: Any, *, heads: bool) -> dict[str, hb.Change]:
+def grids(model: Any) -> dict[str, hb.Change]:
     """All grids of keys and values."""
     found: dict[str, hb.Change] = {}
     for per in ("token", "channel"):
         for exact in (0, 1):
             found |= hb.cache_changes(
-                model, keys=BITS, values=BITS, per=per, exact=exact, heads=heads
+                model, keys=BITS, values=BITS, per=per, exact=exact, heads=True
             )
     return found
 
@@ -79,7 +83,7 @@ def grids(model: Any, *, heads: bool) -> dict[str, hb.Change]:
 def run(model: Any, fitted: Tensor, other: Tensor, *, singles: bool) -> dict[str, Any]:
     """Price all settings on some windows, and measure whole-model and single ones on others."""
     start = time.process_time()
-    changes = grids(model, heads=singles)
+    changes = grids(model)
     problem = hb.Problem(model, {"input_ids": fitted})
     samples = SAMPLES * len(fitted)
     bill = hb.price(problem, changes, samples=samples, seed=SEED)
@@ -99,7 +103,7 @@ def run(model: Any, fitted: Tensor, other: Tensor, *, singles: bool) -> dict[str
     costs = {how: bill.sum(names).forecast.value for how, names in sets.items()}
     heads = {name: bill[name].forecast.value for name in sets["keys, 3 bits per channel"]}
     if singles:
-        rows += singles_of(model, problem, bill, other, samples)
+        rows += singles_of(model, problem, bill, other[:SINGLES], samples)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return {
         "settings": len(changes),
@@ -127,7 +131,7 @@ def singles_of(
     rows = measured(bill, layers, "one layer", other)
     heads = {
         name: (name,)
-        for layer in (8, 20, 29)
+        for layer in (20, 29)
         for kind in ("keys", "values")
         for name in names
         if f"layers.{layer}.self_attn {kind} head" in name and name.endswith("2 bits per token")

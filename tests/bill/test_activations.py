@@ -1,4 +1,4 @@
-"""Prices of rounded keys, values and inputs: dense algebra, the closed form, a cache that rounds."""
+"""Prices of rounded keys, values and inputs: dense algebra, closed form, a cache that rounds."""
 
 from collections.abc import Callable
 from typing import Any

@@ -9,9 +9,9 @@ changes.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hessblocks.bill.changes import Change
 from hessblocks.bill.draws import Draws, Ledger, collect
 from hessblocks.bill.prices import Price
-from hessblocks.bill.tapping import TENSORS, attention_tensors, tapped
+from hessblocks.bill.tapping import attention_tensors, tapped
 from hessblocks.curvature import Gradients, Problem, SampledPass, plain_model
 from hessblocks.errors import ArgumentError, RunError, unknown_name
 from hessblocks.linalg import working_dtype
@@ -30,7 +30,7 @@ from hessblocks.tensor_formats import Format, formats
 BLOCK = 32
 """Tokens that share a scale of a channel, as in KIVI (2402.02750); the last, incomplete block of a
 context stays exact."""
-MOST_NATS = 3.0
+MOST_NATS = 0.3
 """Largest trusted forecast, in nats per token (docs/cache.md has the measurements)."""
 Kind = int | str | Format
 """Number of bits, or a storage format."""
@@ -418,7 +418,9 @@ class _Rounding(Ledger):
     def draws(self) -> Draws:
         """Return the products."""
         self._settle()
-        unmet = next((c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None)
+        unmet = next(
+            (c.tap for c, norm in zip(self._changes, self._norms[1], strict=True) if not norm), None
+        )
         if unmet is not None:
             raise ArgumentError(f"changes: {unmet!r} was zero or not computed in any pass")
         self.pairs = [torch.zeros(0, len(self._changes), dtype=torch.float64)]

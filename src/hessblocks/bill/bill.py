@@ -270,10 +270,7 @@ class Bill(Tabular, Mapping[str, Price]):
         return self.chosen([price.name for price in found])
 
     def untouched(self, prices: Iterable[Price]) -> int:
-        """Count the bytes of the parameters that none of the changes edits, at 4 an entry.
-
-        They are none of a cache's bytes a token.
-        """
+        """Count the bytes of unedited parameters, at 4 an entry; 0 if activations are rounded."""
         if activations_of(self.changes.values()):
             return 0
         edited = {name for price in prices for name in self.changes[price.name].new}

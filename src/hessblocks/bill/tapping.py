@@ -112,7 +112,9 @@ def attention_tensors(model: nn.Module) -> dict[str, tuple[int, int]]:
         try:
             model(input_ids=tokens, use_cache=False)
         except (TypeError, ValueError) as error:
-            raise ArgumentError(f"model: {kind} cannot be called with token ids: {error}") from error
+            raise ArgumentError(
+                f"model: {kind} cannot be called with token ids: {error}"
+            ) from error
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", 1)
     if not found:
         raise ArgumentError(
