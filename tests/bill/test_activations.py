@@ -42,6 +42,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 GPT2: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_layer": 2, "n_positions": 48}
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SMALL),
     "a window": lambda: MistralConfig(**SMALL, sliding_window=3),
@@ -54,7 +55,8 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
 def built(family: str = "llama") -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family]())
-    return model.double().eval()
+    model.double().eval()
+    return model
 
 
 def text(rows: int = 6, tokens: int = 7, seed: int = 1) -> dict[str, Tensor]:
@@ -80,7 +82,8 @@ def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> f
 
             ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
             try:
-                return model(row[None], use_cache=False).logits[0, :-1]
+                found: Tensor = model(row[None], use_cache=False).logits[0, :-1]
+                return found
             finally:
                 ALL_ATTENTION_FUNCTIONS["sdpa"] = eager
 
@@ -98,7 +101,7 @@ def dense_price(model: nn.Module, tokens: Tensor, change: ActivationChange) -> f
 
 def test_over_40_seeds_prices_are_unbiased_and_their_bars_hold() -> None:
     model, data = built(), text(rows=24)
-    changes = hb.cache_changes(model, keys=3, values=2, queries=3, heads=True)
+    changes: Any = hb.cache_changes(model, keys=3, values=2, queries=3, heads=True)
     problem = hb.Problem(model, data)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in changes}
     for seed in range(40):
@@ -135,11 +138,11 @@ class OneAttention(PreTrainedModel):
 
 def test_for_one_attention_the_price_is_that_of_the_closed_form() -> None:
     torch.manual_seed(3)
-    model = OneAttention(PretrainedConfig(num_hidden_layers=1), tokens=5, width=4)
+    model = OneAttention(PretrainedConfig(**ONE), tokens=5, width=4)
     ids = torch.stack([torch.randperm(5) for _ in range(4)])
     target = torch.randn(4, 5, 4, dtype=torch.float64)
     problem = hb.Problem(model, [({"input_ids": ids}, target)], "regression")
-    changes = hb.cache_changes(model, keys=2, values=2, queries=2)
+    changes: Any = hb.cache_changes(model, keys=2, values=2, queries=2)
     x = nn.functional.one_hot(ids, 5).double()
     h = hb.attention_hessian(x, *(w.detach() for w in model.parameters()), target=target)
     bill = hb.price(problem, changes, samples=4000)
@@ -236,7 +239,7 @@ def test_a_format_rounds_along_a_head() -> None:
 
 
 def test_a_head_that_hardly_matters_is_cheap_and_has_a_bar() -> None:
-    model = built("gpt2")
+    model: Any = built("gpt2")
     model.transformer.h[1].attn.c_proj.weight.data[:4] *= 1e-6
     changes = hb.cache_changes(model, values=3, heads=True)
     bill = hb.price(hb.Problem(model, text()), changes)
@@ -285,7 +288,7 @@ class Shared(PreTrainedModel):
 
 def test_a_cache_that_layers_share_is_one_place_and_rounded_for_both() -> None:
     torch.manual_seed(0)
-    model = Shared(PretrainedConfig(num_hidden_layers=2)).double()
+    model = Shared(PretrainedConfig(**{**ONE, "num_hidden_layers": 2})).double()
     assert list(attention_tensors(model)) == [
         *("first queries", "first keys", "first values", "second queries")
     ]
@@ -317,6 +320,7 @@ def test_sums_and_allocations() -> None:
     assert whole.forecast.value == pytest.approx(sum(bill[n].forecast.value for n in four))
     assert (whole.bits, whole.size) == (4.0, 16)
     chosen = bill.allocate(bits=3.0)
+    assert chosen.total.bits is not None
     assert chosen.bits == chosen.total.bits <= 3.0
     assert chosen.bytes == 6
     with pytest.raises(ArgumentError, match="touch no entry in common"):

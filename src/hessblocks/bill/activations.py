@@ -12,6 +12,7 @@ import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -100,6 +101,10 @@ def _between_ends(x: Tensor, bits: int, axis: int) -> Tensor:
     return torch.where(step > 0, ((x - low) / step).round() * step + low, x)
 
 
+def _per_token(x: Tensor, bits: int) -> Tensor:
+    return _between_ends(x, bits, -1)
+
+
 def _per_channel(x: Tensor, bits: int) -> Tensor:
     whole = x.shape[-2] // BLOCK * BLOCK
     blocks = x[..., :whole, :].unflatten(-2, (-1, BLOCK))
@@ -114,7 +119,7 @@ def _symmetric(x: Tensor, bits: int) -> Tensor:
 
 def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[Grid]:
     """Make the grid of each number of bits or format."""
-    rounding = {"token": lambda x, b: _between_ends(x, b, -1), "channel": _per_channel}
+    rounding = {"token": _per_token, "channel": _per_channel}
     one = kinds if isinstance(kinds, Iterable) and not isinstance(kinds, str) else (kinds,)
     tail = {0: "", 1: ", first token exact"}.get(exact, f", first {exact} tokens exact")
     for kind in one:
@@ -125,7 +130,7 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
             how = f"{kind} bits" if per == "inputs" else f"{kind} bits per {per}"
             levels = rounding.get(per, _symmetric)
             by_place = per == "channel" or exact > 0
-            yield Grid(how + tail, kind, lambda x, b=kind, f=levels: f(x, b), exact, by_place)
+            yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place)
             continue
         known = formats()
         own = known.get(kind) if isinstance(kind, str) else kind
