@@ -341,7 +341,7 @@ def test_what_cannot_be_priced_is_refused() -> None:
     with pytest.raises(ArgumentError, match="activations alone or weights alone"):
         hb.price(problem, {**weights, **cache})
     with pytest.raises(ArgumentError, match="only the diagonal"):
-        hb.price(problem, cache, full=True)
+        hb.price(problem, cache, form="mixture")
     torch.manual_seed(0)
     bloom = AutoModelForCausalLM.from_config(
         BloomConfig(vocab_size=11, hidden_size=8, n_layer=1, n_head=2)
