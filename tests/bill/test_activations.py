@@ -258,6 +258,7 @@ def test_padding_costs_nothing_and_grids_that_go_by_place_are_refused() -> None:
     bill = hb.price(hb.Problem(model, padded), changes)
     alone, both = (bill.check([tuple(changes)], given).measured[0] for given in (data, padded))
     assert alone.value == pytest.approx(both.value, rel=1e-6)
+    data, padded = text(4, 33), {n: torch.cat([t] * 4, 1) for n, t in padded.items()}
     for more in ({"per": "channel"}, {"exact": 1}):
         with pytest.raises(ArgumentError, match="has padding or positions of its own"):
             hb.price(hb.Problem(model, padded), hb.cache_changes(model, keys=2, **more))
@@ -365,6 +366,15 @@ def test_what_cannot_be_priced_is_refused() -> None:
             hb.cache_changes(model, **given)
     with pytest.raises(ArgumentError, match=r"down_prj"):
         hb.activation_changes(model, "*.down_prj")
+
+
+def test_text_of_less_than_a_block_is_refused() -> None:
+    model, changes = built(), hb.cache_changes(built(), keys=2, per="channel")
+    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 31"):
+        hb.price(hb.Problem(model, text(4, 31)), changes)
+    bill = hb.price(hb.Problem(model, text(4, 32)), changes)
+    with pytest.raises(ArgumentError, match="nothing in fewer than 32 tokens, and a batch has 7"):
+        bill.check(2, text())
 
 
 def test_a_module_that_runs_twice_or_never_is_refused() -> None:

@@ -51,6 +51,8 @@ class Grid:
     """Number of first tokens that stay exact."""
     by_place: bool = False
     """Whether the result depends on where a sequence begins: blocks of tokens, first tokens."""
+    fewest: int = 1
+    """Tokens of a sequence without which nothing is rounded."""
 
     def new(self, old: Float[Tensor, "... S K"]) -> Float[Tensor, "... S K"]:
         """Round a tensor, in its own dtype."""
@@ -130,7 +132,8 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
             how = f"{kind} bits" if per == "inputs" else f"{kind} bits per {per}"
             levels = rounding.get(per, _symmetric)
             by_place = per == "channel" or exact > 0
-            yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place)
+            fewest = BLOCK if per == "channel" else exact + 1
+            yield Grid(how + tail, kind, partial(levels, bits=kind), exact, by_place, fewest)
             continue
         known = formats()
         own = known.get(kind) if isinstance(kind, str) else kind
@@ -139,7 +142,7 @@ def _grids(name: str, kinds: Any, per: str, exact: int, width: int) -> Iterator[
         if not own.fits((1, width)):
             raise ArgumentError(f"{name}: {own.name} does not fit rows of {width} entries")
         bits = 8 * own.bytes((1, width)) / width
-        yield Grid(own.name + tail, bits, own.rounded, exact, exact > 0)
+        yield Grid(own.name + tail, bits, own.rounded, exact, exact > 0, exact + 1)
 
 
 def _change(
@@ -305,13 +308,19 @@ def check_places(problem: Problem, changes: Iterable[ActivationChange]) -> None:
     """Check that tokens begin where grids that go by their place expect it.
 
     Raises:
-        ArgumentError: a grid has blocks of tokens or exact first tokens, and a batch has padding or
-            positions of its own.
+        ArgumentError: a grid has blocks of tokens or exact first tokens, and a batch has padding,
+            positions of its own or too few tokens.
     """
-    name = next((change.name for change in changes if change.grid.by_place), None)
-    if name is None:
+    own = max((c for c in changes if c.grid.by_place), key=lambda c: c.grid.fewest, default=None)
+    if own is None:
         return
+    name, fewest = own.name, own.grid.fewest
     for batch in problem.batches:
+        if batch.inputs.ndim > 1 and batch.inputs.shape[1] < fewest:
+            raise ArgumentError(
+                f"batches: {name!r} rounds nothing in fewer than {fewest} tokens, and a batch has "
+                f"{batch.inputs.shape[1]}; give longer windows"
+            )
         mask = batch.keywords.get("attention_mask")
         padded = isinstance(mask, Tensor) and (mask.ndim != 2 or not mask.bool().all())
         if padded or batch.keywords.get("position_ids") is not None:
