@@ -370,6 +370,6 @@ def test_a_cache_is_priced_head_by_head_with_a_recipe(
     assert "nothing in fewer than 32 tokens" in sentence(shell(*given, "--cache", "4"))
     both = shell(*given, "--cache", "4", "--round", "3")
     assert "activations and weights are priced apart" in sentence(both)
-    outcome = shell(*given, "--activations", "4,8", "--check", "0")
+    outcome = shell(*given[:-1], tmp_path / "inputs", "--activations", "4,8", "--check", "0")
     assert outcome.status == 0, outcome.errors
-    assert len(rows(tmp_path / "no" / "bill.csv")) == 2 * 7 * 2
+    assert len(rows(tmp_path / "inputs" / "bill.csv")) == 2 * 7 * 2
