@@ -88,7 +88,7 @@ PLANTED: dict[str, tuple[str, Callable[[str], str], str]] = {
     "an interval across 0": (
         "docs/results/trial.json",
         lambda text: text.replace("[+0.068, +0.142]", "[-0.068, +0.142]"),
-        "readme.behind: 'narrow: sas about matches pre-ln, zero queries at equal steps' of trial is",
+        "readme.behind: 'narrow: sas about matches pre-ln, zero queries at equal steps' of trial",
     ),
 }
 
