@@ -125,6 +125,9 @@ class Runs:
         """List conditions, with their values, in which runs of one seed differ; empty if none.
 
         The spacing of the rates, in decades, counts if both variants have several.
+
+        Returns:
+            Each condition with its values, as text.
         """
         found: dict[str, set[Scalar]] = {}
         for seed in {*self.losses.get(one, {})} & {*self.losses.get(other, {})}:
