@@ -109,10 +109,14 @@ def main(runs: Path, target: Path = DOCS) -> None:
 
 
 def undecided(folder: Path) -> str:
-    """Count the undecided facts of the living studies, and name the studies that have most."""
+    """Count undecided facts of living studies, all those of superseded ones; name the worst."""
     told = {name: read_object(folder / f"{name}.json")["checks"] for name in there(folder)}
     living = {name: checks for name, checks in told.items() if name not in FINISHED}
-    counts = {name: sum(c["holds"] is None for c in checks) for name, checks in living.items()}
+    old = {name for name in living if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
+    counts = {
+        name: len(checks) if name in old else sum(check["holds"] is None for check in checks)
+        for name, checks in living.items()
+    }
     facts, most = sum(map(len, living.values())), sorted(counts, key=lambda name: -counts[name])
     share = sum(counts.values()) / max(facts, 1)
     named = ", ".join(f"{name} {counts[name]} of {len(living[name])}" for name in most[:5])
