@@ -45,7 +45,11 @@ TASKS = {
     ),
     "Price a change": (
         "docs/price.md",
-        "price Bill change_each Change rounded pruned merged removed",
+        "price Bill change_each Change in_format rounded pruned merged removed",
+    ),
+    "Quantise a model": (
+        "docs/quantise.md",
+        "quantise Format formats inspection.measure_quantise export.write_gguf export.write_folder",
     ),
     "Simplify a pretrained model": (
         "docs/simplify.md",

@@ -8,6 +8,7 @@ from . import (
     data as data,
     drawing as drawing,
     errors as errors,
+    export as export,
     figures as figures,
     inspection as inspection,
     linalg as linalg,
@@ -18,6 +19,7 @@ from . import (
     simplify as simplify,
     statistics as statistics,
     storage as storage,
+    tensor_formats as tensor_formats,
     theory as theory,
     training as training,
 )
@@ -26,9 +28,11 @@ from .bill import (
     Bill as Bill,
     Change as Change,
     change_each as change_each,
+    in_format as in_format,
     merged as merged,
     price as price,
     pruned as pruned,
+    quantise as quantise,
     removed as removed,
     rounded as rounded,
 )
@@ -82,6 +86,7 @@ from .models import (
     load as load,
     to_family as to_family,
 )
+from .tensor_formats import Format as Format, formats as formats
 from .training import (
     CurvatureCallback as CurvatureCallback,
     GainCallback as GainCallback,

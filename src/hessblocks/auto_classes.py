@@ -46,7 +46,7 @@ def _configuration() -> Any:
     return importlib.import_module("hessblocks.models").HessblocksConfig
 
 
-class _Watch(MetaPathFinder):
+class _ImportHook(MetaPathFinder):
     """Import hook that calls a function after a module is imported for the first time."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
@@ -91,4 +91,4 @@ def announce() -> None:
         if name in sys.modules:
             then(sys.modules[name])
         else:
-            sys.meta_path.insert(0, _Watch(name, then))
+            sys.meta_path.insert(0, _ImportHook(name, then))

@@ -1,7 +1,8 @@
 """Silence Hugging Face libraries and keep them offline; their errors are still shown."""
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 from huggingface_hub import constants
 from transformers.utils import logging
@@ -25,3 +26,10 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide progress bars that know no settings: of GGUF files, and of compressed-tensors."""
+    with redirect_stderr(io.StringIO()):
+        yield

@@ -1,4 +1,4 @@
-"""Read dataclasses from JSON values or CSV text with cattrs, strictly: a bool is no number.
+"""Read dataclasses from JSON values or CSV text with cattrs, strictly: a bool is not a number.
 
 `JSON` reads values of a file that holds all fields, `LINES` JSON lines with null for NaN, `TEXT`
 cells of CSV. Nothing in a file is executed.

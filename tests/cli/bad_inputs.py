@@ -149,7 +149,7 @@ CASES: dict[str, Bad] = {
     "a table in a file of options": Bad(
         train("--config", "o.toml"),
         2,
-        "--config: o.toml has 'train', which is no option",
+        "--config: o.toml has 'train', which is not an option",
         lambda p: (p / "o.toml").write_text("[train]\nsteps = 2"),
     ),
     "unknown option": Bad(train("--stepz", "3"), 2, "Unknown option: --stepz"),
@@ -180,7 +180,7 @@ CASES: dict[str, Bad] = {
         train("--schedule", "const"), 2, 'Invalid value "const" for --schedule'
     ),
     # data
-    "data missing": Bad(train("--data", "/nope/x"), 2, "--data: /nope/x is no file or folder"),
+    "data missing": Bad(train("--data", "/nope/x"), 2, "--data: /nope/x is not a file or folder"),
     "data empty file": Bad(
         train("--data", "empty.txt"),
         2,
@@ -375,7 +375,7 @@ CASES: dict[str, Bad] = {
         lambda p: gpt2(p / "m"),
     ),
     "a text that is not there, for a model": Bad(
-        curvature("m", "--data", "nowhere.txt"), 2, "--data: nowhere.txt is no file or folder"
+        curvature("m", "--data", "nowhere.txt"), 2, "--data: nowhere.txt is not a file or folder"
     ),
     "one probe": Bad(
         ("curvature", "m", *LOOK, "--probes", "1"),

@@ -32,7 +32,7 @@ from tests.training.helpers import files, in_process_of_its_own, numbers
         (["--curvature-tokens", "17"], "--curvature-tokens: 17 are longer than the context of 16"),
         (["--curvature-sequences", "99999"], "--curvature-sequences: 99999 windows"),
         (["--context", "100000"], "--data: the train split of code"),
-        (["--data", "/nowhere"], "--data: /nowhere is no file or folder; give one that exists"),
+        (["--data", "/nowhere"], "--data: /nowhere is not a file or folder; give one that exists"),
         (["--data", "/proc/self/mem"], "--data: /proc/self/mem cannot be read"),
     ],
     ids=str,

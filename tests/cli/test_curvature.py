@@ -423,7 +423,7 @@ def test_a_sampled_run_takes_no_second_derivative(
         ),
         (["preset:sas", "--heads", "3"], 2, "3 heads do not divide the width 8"),
         (["preset:sas", "--sequences", "99999"], 2, "--sequences: 99999 windows of 6 tokens"),
-        (["preset:sas", "--data", "/nowhere"], 2, "--data: /nowhere is no file or folder"),
+        (["preset:sas", "--data", "/nowhere"], 2, "--data: /nowhere is not a file or folder"),
         (
             ["preset:sas", "--memory-limit", "-1"],
             2,

@@ -50,7 +50,7 @@ def test_a_table_in_a_file_is_refused(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "o.toml").write_text("[presets]\ndepth = 2")
     outcome = shell("presets", "--config", tmp_path / "o.toml")
     assert outcome.status == 2
-    assert "o.toml has 'presets', which is no option" in outcome.errors
+    assert "o.toml has 'presets', which is not an option" in outcome.errors
 
 
 @pytest.mark.parametrize(

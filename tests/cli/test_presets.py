@@ -12,7 +12,6 @@ from hessblocks.blocks.shaped import CHUNK
 from hessblocks.cli.commands.presets import block_sizes
 from hessblocks.settings.run_settings import PresetSizes
 from tests.cli.helpers import Shell
-from tests.cli.test_start import answer
 
 SMALL = {"depth": 3, "width": 32, "heads": 4, "mlp_width": None, "vocab_size": 50, "context": 8}
 """A context of 8 is one chunk of the running mean."""
@@ -108,9 +107,3 @@ def test_the_table_lists_every_preset(shell: Shell, tmp_path: Path) -> None:
     assert "1,311,872" in outcome.output
     written = json.loads((tmp_path / "new" / "presets.json").read_text())
     assert list(written["presets"]) == sorted(hb.PRESETS)
-
-
-@pytest.mark.slow  # a process that counts all presets
-def test_sizes_are_counted_without_models_and_without_values() -> None:
-    told, *_ = answer("presets", "--json")
-    assert not {"transformers", "sympy"} & set(told["loaded"])  # type: ignore[call-overload]

@@ -95,9 +95,7 @@ def test_every_number_is_that_of_the_library(place: Path) -> None:
     allocation, other = bill.allocate(bits=3.5), {"input_ids": drawn[6:]}
     shared = rows(place / "out" / "allocation.csv")
     assert [float(row["bits"]) for row in shared] == [price.bits for price in allocation.choices]
-    lines = (place / "out" / "tensor-types.txt").read_text().splitlines()
-    assert lines == allocation.tensor_types()
-    assert len(lines) == 14
+    assert len(shared) == 15  # and the head
     checked = rows(place / "out" / "check.csv")
     assert [float(row["measured"]) for row in checked] == pytest.approx(
         [number.value for number in bill.check(3, other).measured], rel=1e-9
@@ -225,7 +223,7 @@ def test_a_page_of_a_damaged_summary_says_what_is_missing(
         ([], "--round: there is nothing to price"),
         (["--prune", "0.1", "--allocate", "3"], "--allocate: 3 bits .* the fewest are missing"),
         (["--round", "4", "--allocate", "3"], "--allocate: 3 bits .* the fewest are 4"),
-        (["--round", "4", "--data", "no.txt"], "--data: no.txt is no file or folder"),
+        (["--round", "4", "--data", "no.txt"], "--data: no.txt is not a file or folder"),
         (["--round", "4", "--sequences", "30"], "--sequences: 60 windows of 8 tokens"),
         (["--round", "4", "--tokens", "17"], "--tokens: 17 are longer than the context of 16"),
         (["--merge", "no/such/model"], "--merge: no/such/model is no folder"),
@@ -266,7 +264,7 @@ def test_shares_close_together_are_priced_apart_and_a_check_costs_no_more_than_t
     found: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
 
-        def stop(_: object, changes: dict[str, object], *more: object) -> None:
+        def stop(_: object, changes: dict[str, object], *more: object, form: object) -> None:
             found.extend(changes)
             raise ArgumentError("enough")
 
@@ -290,4 +288,55 @@ def test_an_allocation_is_compared_with_uniform_bits_of_its_budget(
         numbers[:, 1] *= 1e4
     settings = PricingSettings(round=(3, 4), allocate=4.0, check=0)
     found = pricing._summary(replace(bill), None, settings, tmp_path, Progress())
-    assert 3 < found["bits"] < found["uniform"] == found["asked"] == 4
+    assert 3 < found["bits"] < found["asked"] == 4
+    assert found["uniform"] == "4 bits"
+
+
+def test_formats_are_priced_with_embedding_and_head(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    model = llama(tmp_path / "model", width=64)
+    given = ["price", model, "--data", place / "text.txt", *FEW, "--out", tmp_path / "out"]
+    outcome = shell(*given, "--formats", "mlx:2,mlx:4,bf16", "--allocate", "6", "--check", "2")
+    assert outcome.status == 0, outcome.errors
+    found = rows(tmp_path / "out" / "bill.csv")
+    tables = {row["how"]: float(row["bits"]) for row in found if "embed" in row["place"]}
+    assert tables == {"mlx:2": 2.5, "mlx:4": 4.5, "bf16": 16.0}  # scales counted
+    assert not found[0].get("full")
+    allocation = rows(tmp_path / "out" / "allocation.csv")
+    bits = sum(float(row["bytes"]) for row in allocation) * 8
+    assert bits <= 6 * sum(float(row["size"]) for row in allocation)
+    assert "all matrices at mlx:4 would cost" in " ".join(outcome.output.split())
+    assert "takes rounding errors for independent" in (tmp_path / "out" / "report.html").read_text()
+
+    unknown = shell(*given[:-1], tmp_path / "other", "--formats", "mlx:9")
+    assert re.search(r"'mlx:9'.*mlx:8", sentence(unknown))
+
+
+def test_a_quantised_copy_is_billed_against_its_original(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    model, copy = LlamaForCausalLM.from_pretrained(place / "model"), tmp_path / "copy"
+    name = "model.layers.1.mlp.up_proj.weight"
+    with torch.no_grad():
+        model.get_parameter(name).mul_(4).round_().div_(4)
+        model.get_input_embeddings().weight.mul_(16).round_().div_(16)
+    model.save_pretrained(copy)
+    given = ["price", place / "model", "--data", place / "text.txt", *FEW, "--check", "2"]
+    outcome = shell(*given, "--against", copy, "--out", tmp_path / "out")
+    assert outcome.status == 0, outcome.errors
+    found = {row["place"]: row for row in rows(tmp_path / "out" / "bill.csv")}
+    assert set(found) == {name, "model.embed_tokens.weight"}
+    assert "second moments of the inputs" in (tmp_path / "out" / "report.html").read_text()
+    (together,) = rows(tmp_path / "out" / "together.csv")
+    assert 0.3 < float(together["forecast"]) / float(together["measured"]) < 3
+
+    for more, said in (
+        (["--against", place / "model"], "has the weights of model itself"),
+        (["--against", copy, "--round", "4"], "is priced alone"),
+        (["--against", llama(tmp_path / "wide", width=24)], "has weights of other sizes"),
+        (["--against", tmp_path / "none"], r"--against: \S+ is no"),
+    ):
+        outcome = shell(*given, *more, "--out", tmp_path / "other")
+        assert outcome.status == 2
+        assert re.search(said, sentence(outcome)), outcome.errors

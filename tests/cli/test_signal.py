@@ -150,7 +150,7 @@ def test_a_second_run_replaces_the_first_but_nothing_else(shell: Shell, tmp_path
         (["preset:sas", "--depth", "0"], "--depth: expected a whole number of at least 1, got 0"),
         (
             ["preset:sas", "--vocab-size", "260", "--data", "/nowhere"],
-            "--data: /nowhere is no file or folder",
+            "--data: /nowhere is not a file or folder",
         ),
         (["preset:sas", "--device", "tpu"], "--device: expected auto, cpu or cuda"),
     ],

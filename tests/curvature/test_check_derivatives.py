@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import hessblocks as hb
 from hessblocks.curvature import merge
-from hessblocks.curvature.witness import Comparison, compare_at_steps
+from hessblocks.curvature.witness import Agreement, compare_at_steps
 from hessblocks.errors import ArgumentError
 from tests.curvature.cases import CASES
 from tests.curvature.test_hidden_derivatives import (
@@ -139,8 +139,8 @@ def test_rows_model_and_weights() -> None:
         assert tensor.grad is None
 
 
-def comparison(**keywords: float) -> Comparison:
-    return Comparison(
+def comparison(**keywords: float) -> Agreement:
+    return Agreement(
         **{"found": 1.0, "expected": 1.0, "gap": 0.0, "error": 0.0, "tolerance": 1e-6} | keywords
     )
 
@@ -157,7 +157,7 @@ def comparison(**keywords: float) -> Comparison:
         (comparison(gap=float("nan")), "wrong"),
     ],
 )
-def test_verdicts(one: Comparison, verdict: str) -> None:
+def test_verdicts(one: Agreement, verdict: str) -> None:
     assert one.verdict == verdict
 
 

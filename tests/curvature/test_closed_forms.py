@@ -13,7 +13,7 @@ from torch.func import grad, jacrev, vmap
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hessblocks.curvature.closed.pointwise import Curve, Gelu, Silu, Tanh, TanhGelu
+from hessblocks.curvature.closed.pointwise import ActivationCurve, Gelu, Silu, Tanh, TanhGelu
 from hessblocks.curvature.closed.swap import ClosedForms, swap_activations
 from hessblocks.curvature.closed.watch import Watch
 from hessblocks.curvature.model_state import evaluation_mode
@@ -144,7 +144,7 @@ def test_an_activation_module_is_swapped_inside_and_as_before_outside(module: An
         swap_activations(model, watch)
         found = derivatives(model, [x])
         graph = str(model(x.requires_grad_()).grad_fn)
-    assert "_Forwards" in graph
+    assert "_Pointwise" in graph
     assert "forward" not in vars(model[0])
     for one, other in zip(found, expected, strict=True):
         assert (one - other).abs().max() < 1e-10 * max(1, other.abs().max())
@@ -175,7 +175,9 @@ def test_a_third_derivative_is_refused() -> None:
     [(TanhGelu(), tanh_gelu), (Gelu(), F.gelu), (Silu(), F.silu), (Tanh(), torch.tanh)],
     ids=["tanh-gelu", "gelu", "silu", "tanh"],
 )
-def test_activations_can_be_transformed(curve: Curve, function: Callable[[Tensor], Tensor]) -> None:
+def test_activations_can_be_transformed(
+    curve: ActivationCurve, function: Callable[[Tensor], Tensor]
+) -> None:
     """torch.func's Jacobians and Hessians of a batch; a third derivative would come out as zero, so
     it is refused."""
     x = torch.randn(3, 4, dtype=torch.float64)
@@ -205,8 +207,8 @@ def test_activations_of_modules_are_swapped_and_put_back(module: nn.Module) -> N
     with evaluation_mode(module):
         swap_activations(module, Watch())
         found = module(x)
-        assert "_Forwards" in str(found.grad_fn)
-    assert "_Forwards" not in str(module(x).grad_fn)
+        assert "_Pointwise" in str(found.grad_fn)
+    assert "_Pointwise" not in str(module(x).grad_fn)
     assert torch.allclose(found, expected, rtol=1e-13)
 
 

@@ -315,7 +315,8 @@ class Open(nn.Module):
 )
 def test_an_entry_that_a_model_may_ignore_is_named_once(name: str, message: str) -> None:
     problem = hb.Problem(Open().double(), {"input_ids": IDS, name: IDS})
-    with pytest.warns(UserWarning, match=f"batches: '{name}' is no input.*{message}") as said:
+    expected = f"batches: '{name}' is not an argument.*{message}"
+    with pytest.warns(UserWarning, match=expected) as said:
         value = problem.value()
     assert len(said) == 1
     assert problem.value() == value

@@ -195,9 +195,9 @@ def test_several_vectors_share_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     out = hb.second_order_attention(*leaves, is_causal=True)
     first = torch.autograd.grad(out, leaves, torch.ones_like(out), create_graph=True)
     recomputed: list[object] = []
-    weights = tiles.Heads.weights
+    weights = tiles.TiledHeads.weights
     monkeypatch.setattr(
-        tiles.Heads, "weights", lambda *a: [recomputed.append(a[1]), weights(*a)][1]
+        tiles.TiledHeads, "weights", lambda *a: [recomputed.append(a[1]), weights(*a)][1]
     )
     vectors = [torch.randn(5, *one.shape) for one in first]
     torch.vmap(lambda *vs: torch.autograd.grad(first, leaves, vs, retain_graph=True))(*vectors)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import hessblocks as hb
-from hessblocks.curvature.closed import Shared, watching
+from hessblocks.curvature.closed import CountedContext, watching
 from hessblocks.curvature.closed.watch import note_derivative
 from hessblocks.curvature.products.forward import differentiable
 from tests.breadth import everyday
@@ -125,7 +125,7 @@ def test_a_shared_setting_is_made_once() -> None:
         yield
         made.append("out")
 
-    shared = Shared(setting)
+    shared = CountedContext(setting)
     for _ in range(2):
         with shared, shared:
             assert made[-1] == "in"

@@ -195,7 +195,7 @@ def unreadable(path: Path) -> Path:
         (empty_file, "too little text"),
         (empty_folder, "no files"),
         (one_letter, "too little text"),
-        (absent, "no file or folder"),
+        (absent, "is not a file or folder"),
         (unreadable, "cannot be read"),
     ],
 )

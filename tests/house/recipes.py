@@ -146,6 +146,33 @@ assert set(norms) == set(groups)
 """,
 )
 
+FORMAT = Recipe(
+    name="storage format",
+    edits={
+        "src/hessblocks/tensor_formats/floats.py": (
+            (
+                "FLOATS = (\n",
+                """FP16 = Format(
+    "fp16",
+    lambda shape: 2 * math.prod(shape),
+    lambda rows, importance: rows.half(),
+    lambda packed, shape: packed.float(),
+)
+""",
+            ),
+            ("    nvfp4(),\n", "    FP16,\n"),
+        ),
+    },
+    proof="""
+own = hb.formats()["fp16"]
+weight = torch.randn(3, 5)
+assert own.bytes(weight.shape) == 30
+assert torch.equal(own.rounded(weight), weight.half().float())
+changes = hb.change_each(torch.nn.Linear(5, 3), hb.in_format("fp16"))
+assert changes["weight, fp16"].bits == 16
+""",
+)
+
 ESTIMATOR = Recipe(
     name="estimator",
     edits={
@@ -378,4 +405,4 @@ for suffix in ("png", "svg"):
 """,
 )
 
-RECIPES = (STUDY, PRESET, PART, ARCHITECTURE, ESTIMATOR, FIGURE)
+RECIPES = (STUDY, PRESET, PART, ARCHITECTURE, FORMAT, ESTIMATOR, FIGURE)

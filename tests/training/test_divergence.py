@@ -17,9 +17,9 @@ from hessblocks.storage.lines import read_lines
 from hessblocks.storage.tables import read_results
 from hessblocks.training import preparation
 from hessblocks.training.comparison import compare
-from hessblocks.training.divergence import Divergence, located
 from hessblocks.training.preparation import build_model
 from hessblocks.training.run import DivergenceWarning
+from hessblocks.training.trainer import Divergence, located
 from tests.training.helpers import COMPARISON, MODEL, TRAINING
 
 NAME = "model.layers.1.mlp.output"

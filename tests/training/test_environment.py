@@ -6,7 +6,7 @@ import pytest
 
 from hessblocks.cli.app import main
 from hessblocks.errors import ArgumentError
-from hessblocks.training.environment import check_environment
+from hessblocks.training.preparation import check_environment
 from tests.cli.helpers import SIZES
 from tests.data.helpers import write_code
 

@@ -146,7 +146,7 @@ def test_a_dangling_link_makes_no_file_outside(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ArgumentError, match="is no plain file"):
+    with pytest.raises(ArgumentError, match="is not a plain file"):
         load_results(tmp_path)
 
 

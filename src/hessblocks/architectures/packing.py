@@ -28,7 +28,7 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class Span:
     """Indices of one role along the fused axis: `blocks` runs of `length` indices, `step` apart."""
 
     role: str
@@ -54,47 +54,47 @@ class Piece:
             self.length > 0 and self.blocks * self.length % heads == 0 and heads % self.blocks == 0
         )
 
-    def by_head(self, heads: int) -> list[Piece]:
+    def by_head(self, heads: int) -> list[Span]:
         """Split the indices into one piece per head, in the order of the heads."""
         width = self.blocks * self.length // heads
         return [
-            Piece(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
+            Span(role=self.role, offset=offset + start, blocks=1, length=width, step=width)
             for offset in (self.offset + block * self.step for block in range(self.blocks))
             for start in range(0, self.length, width)
         ]
 
 
-Packing = Callable[[int, Heads], list[Piece]]
+Packing = Callable[[int, Heads], list[Span]]
 """Maps the length of the fused axis and the heads to the pieces along this axis."""
 
 
 def one_role(role: str) -> Packing:
     """Return the packing in which the whole axis has one role."""
-    return lambda length, heads: [Piece(role=role, offset=0, blocks=1, length=length, step=length)]
+    return lambda length, heads: [Span(role=role, offset=0, blocks=1, length=length, step=length)]
 
 
-def stacked(length: int, heads: Heads) -> list[Piece]:
+def stacked(length: int, heads: Heads) -> list[Span]:
     """Split [all queries | all keys | all values]; without grouped queries these are thirds."""
     return _repeated(length, heads, blocks=1)
 
 
-def thirds(length: int, heads: Heads) -> list[Piece]:
+def thirds(length: int, heads: Heads) -> list[Span]:
     """Split [all queries | all keys | all values] into thirds, as in `nn.MultiheadAttention`."""
     return _repeated(length, Heads(count=1, groups=1), blocks=1)
 
 
-def interleaved(length: int, heads: Heads) -> list[Piece]:
+def interleaved(length: int, heads: Heads) -> list[Span]:
     """Split [group][its queries, key, value]; without grouped queries a group is one head."""
     return _repeated(length, heads, blocks=heads.groups)
 
 
-def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Piece]:
+def _repeated(length: int, heads: Heads, *, blocks: int) -> list[Span]:
     """Split [block][queries | keys | values]."""
     width = length // (heads.count + 2 * heads.groups)
     query, key = heads.count // blocks * width, heads.groups // blocks * width
     starts = {"query": (0, query), "key": (query, key), "value": (query + key, key)}
     return [
-        Piece(role=role, offset=offset, blocks=blocks, length=size, step=query + 2 * key)
+        Span(role=role, offset=offset, blocks=blocks, length=size, step=query + 2 * key)
         for role, (offset, size) in starts.items()
     ]
 

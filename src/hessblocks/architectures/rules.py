@@ -70,8 +70,8 @@ def rules_of(
     rules = []
     begin = f"{side}.layers.{{layer}}." if side else "layers.{layer}."
     for name, modules in {**groups, "head": groups.get("head", HEAD)}.items():
-        own = r"\w+" if name in _OWN_NAMES else "weight|bias"
-        pattern = rf"({modules})(\.({own}))?"
+        suffix = r"\w+" if name in _OWN_NAMES else "weight|bias"
+        pattern = rf"({modules})(\.({suffix}))?"
         if name in _OUTSIDE:
             rules.append(Rule(pattern=rf"(\w+\.)?{pattern}", name=name, role=_OUTSIDE[name]))
         elif name in _INSIDE:

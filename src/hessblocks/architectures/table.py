@@ -98,13 +98,13 @@ _FUSED = {**_TORCH, "fused": rf"attn\.(c_attn|qkv)|{_TORCH['fused']}"}
 
 
 def _two_sides(
-    layer: str, own: Mapping[str, str], cross: Mapping[str, str], outside: Mapping[str, str]
+    layer: str, shared: Mapping[str, str], cross: Mapping[str, str], outside: Mapping[str, str]
 ) -> list[Rule]:
     """Return the rules of an encoder-decoder; `layer` names the side as {side}."""
-    own = {**own, "head": r"lm_head|qa_outputs|classification_head\.\w+"}
-    decoder = {**own, **{f"cross.{role}": pattern for role, pattern in cross.items()}}
+    shared = {**shared, "head": r"lm_head|qa_outputs|classification_head\.\w+"}
+    decoder = {**shared, **{f"cross.{role}": pattern for role, pattern in cross.items()}}
     return [
-        *rules_of(layer.replace("{side}", "encoder"), own, side="encoder"),
+        *rules_of(layer.replace("{side}", "encoder"), shared, side="encoder"),
         *rules_of(layer.replace("{side}", "decoder"), {**decoder, **outside}, side="decoder"),
     ]
 
@@ -242,19 +242,19 @@ def usual_rules(names: Sequence[str], *, conv1d: bool, registered: bool) -> list
     Returns:
         The rules; none if there are no layers.
     """
-    lists = dict.fromkeys(found.groups() for name in names if (found := _CONTAINER.match(name)))
+    lists = dict.fromkeys(match.groups() for name in names if (match := _CONTAINER.match(name)))
     several = len({path for path, _ in lists}) > 1
     usual = {**NAMES, **(_TORCH if registered else _FUSED)}
     if not any(".experts." in name for name in names):
         del usual["mlp.router"]  # `mlp.gate` may be half of a gated MLP
     return [
         rule
-        for path, own in lists
+        for path, container in lists
         for rule in rules_of(
-            rf"{re.escape(path)}{own}\.(?P<layer>\d+)\.",
+            rf"{re.escape(path)}{container}\.(?P<layer>\d+)\.",
             usual,
             packing=thirds,
             conv1d=conv1d,
-            side=(path.rstrip(".") or own) if several else "",
+            side=(path.rstrip(".") or container) if several else "",
         )
     ]

@@ -1,10 +1,10 @@
 """Forecast the KL divergence of weight changes, check the forecasts, and allocate bits."""
 
-from hessblocks.bill.allocation import Allocation
-from hessblocks.bill.bill import Bill, price
+from hessblocks.bill.allocation import Allocation, allocate
+from hessblocks.bill.bill import Bill, price, quantise
 from hessblocks.bill.changes import Change, change_each
 from hessblocks.bill.draws import Draws
-from hessblocks.bill.edits import Edit, merged, pruned, removed, rounded
+from hessblocks.bill.edits import Edit, in_format, merged, pruned, removed, rounded
 from hessblocks.bill.measured import BillCheck
 from hessblocks.bill.prices import Price
 
@@ -17,9 +17,11 @@ __all__ = [
     "Edit",
     "Price",
     "change_each",
+    "in_format",
     "merged",
     "price",
     "pruned",
+    "quantise",
     "removed",
     "rounded",
 ]

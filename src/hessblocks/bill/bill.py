@@ -15,11 +15,13 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from hessblocks.bill.allocation import Allocation, allocate, tensor_type
-from hessblocks.bill.changes import Change, New, checked_changes
+from hessblocks.bill.allocation import Allocation, allocate
+from hessblocks.bill.changes import Change, New, change_each, checked_changes
+from hessblocks.bill.diagonal import Diagonal
 from hessblocks.bill.draws import Draws, draw
+from hessblocks.bill.edits import in_format
 from hessblocks.bill.measured import BillCheck, measure
 from hessblocks.bill.prices import Price, ratio_estimate, weight_of_full
 from hessblocks.curvature import (
@@ -31,15 +33,18 @@ from hessblocks.curvature import (
     exclusive,
     form_of,
     overlap,
+    plain_model,
 )
 from hessblocks.errors import ArgumentError, check_name, unknown_name
 from hessblocks.linalg import Estimate, keeping
 from hessblocks.storage import Tabular
+from hessblocks.tensor_formats import Format
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FORMS = ("mixture", "diagonal", "moments")
 FEWEST_SAMPLES = 2
 """Fewest samples for a standard error."""
 
@@ -201,6 +206,14 @@ class Bill(Tabular, Mapping[str, Price]):
         self._note_around()  # a pass may have changed state of the model, such as a hook's list
         return found
 
+    def together(self, names: Iterable[str], held_out: Any = None) -> BillCheck:
+        """Measure changes made together, as `check` does, computing each once, not once a pass."""
+        made = {}
+        for name in names:
+            change = self.changes[name]
+            made[name] = replace(change, new=dict(change.made(self.problem.parameters)))
+        return replace(self, changes={**self.changes, **made}).check([(*made,)], held_out)
+
     def _spread(self, count: int) -> list[str]:
         """Choose `count` changes, evenly spaced in the ranking of forecasts; none if below 1."""
         ranked = sorted(self, key=lambda name: self[name].forecast.value)
@@ -211,44 +224,62 @@ class Bill(Tabular, Mapping[str, Price]):
         self,
         *,
         bits: float | None = None,
+        bytes: float | None = None,
         nats: float | None = None,
         costs: Mapping[str, float] | None = None,
     ) -> Allocation:
-        """Choose bits for each place: least cost within mean bits, or least size within a cost.
+        """Choose bits for each place: least cost within a size, or least size within a cost.
 
         Args:
-            bits: largest mean of bits per entry; scales are not counted.
+            bits: largest mean of bits per entry; scales are counted by formats alone.
+            bytes: largest size of all tensors, with those that no change rounds at 4 bytes an
+                entry.
             nats: largest sum of costs, in nats per token.
             costs: name of a rounding change → cost to use instead of its forecast, such as a score
                 of another tool; None: forecasts.
 
         Returns:
-            The choice; see `.to_rows()`, `.save("bits.csv")`, `.plot()`, `.tensor_types()`.
+            The choice; see `.to_rows()`, `.save("bits.csv")`, `.plot()`.
 
         Raises:
-            ArgumentError: both or neither of `bits` and `nats` are given, no change rounds, a cost
-                is missing, or the budget is out of reach.
+            ArgumentError: none or several of `bits`, `bytes` and `nats` are given, no change
+                rounds, a cost is missing, or the budget is out of reach.
 
         Source: Everett (1963): steps along the convex hull of cost against size, the most useful
             first.
         """
         for name, given, kind in (
             ("bits", bits, Real),
+            ("bytes", bytes, Real),
             ("nats", nats, Real),
             ("costs", costs, Mapping),
         ):
             if given is not None and not isinstance(given, kind):
                 expected = "a number" if kind is Real else "numbers by name of change"
                 raise ArgumentError(f"{name}: expected {expected}, got {given!r}")
-        prices = [price for price in self.values() if price.bits is not None]
+        prices = [price for price in self.values() if price.bytes is not None]
         if costs is not None:
             prices = [_at_cost(price, costs) for price in prices]
-        chosen = [self[price.name] for price in allocate(prices, bits=bits, nats=nats)]
-        entries = self.problem.entries
+        rest = self.untouched(prices)
+        budgets = {"bits": bits, "bytes": None if bytes is None else bytes - rest, "nats": nats}
+        found = allocate(prices, **budgets)
+        return self.chosen([price.name for price in found])
+
+    def untouched(self, prices: Iterable[Price]) -> int:
+        """Count the bytes of the parameters that none of the changes edits, at 4 an entry."""
+        edited = {name for price in prices for name in self.changes[price.name].new}
+        parameters = plain_model(self.problem.model).named_parameters()
+        return sum(4 * p.numel() for name, p in parameters if name not in edited)
+
+    def chosen(self, names: Sequence[str]) -> Allocation:
+        """Make an allocation of changes, one for each place."""
+        prices = [self[name] for name in names]
         return Allocation(
-            choices=tuple(chosen),
-            total=self.sum(price.name for price in chosen),
-            lines=tuple(tensor_type(self.changes[price.name], entries) for price in chosen),
+            choices=tuple(prices),
+            total=self.sum(names),
+            changes=tuple(self.changes[name] for name in names),
+            rest=self.untouched(prices),
+            model=self.problem.model,
         )
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -302,32 +333,36 @@ class Bill(Tabular, Mapping[str, Price]):
         every = list(self.changes)
         columns = [every.index(name) for name in names]
         draws, only = self.draws, chosen[0] if len(chosen) == 1 else None
-        along = draws.along[:, columns]
-        full = draws.by_piece(along.sum(1).square()) / 2
-        own = draws.by_piece(along.square().sum(1)) / 2
-        diagonal = draws.by_piece(draws.squares[:, columns].sum(1)) / 2
-        signs = draws.signs(columns)
-        share, random = 1.0, all(change.bits is not None for change in chosen)
-        if random:  # only rounding has random signs, so that the diagonal is a forecast too
-            share = weight_of_full(float(diagonal.sum()), float(full.sum()), signs, len(along))
-        mixed = self._estimate((1 - share) * diagonal + share * full)
-        error = math.hypot(mixed.standard_error, (1 - share) * math.sqrt(signs))
-        sizes = [change.size for change in chosen]
-        bits = [change.bits for change in chosen]
-        total = sum(b * n for b, n in zip(bits, sizes, strict=True) if b is not None)
+        diagonal = draws.by_piece(draws.together(draws.squares, columns)) / 2
+        signs, share, mixed = draws.signs(columns), 0.0, diagonal
+        more: dict[str, Estimate] = {}
+        if draws.scales is None:
+            along = draws.along[:, columns]
+            full = draws.by_piece(along.sum(1).square()) / 2
+            own = draws.by_piece(along.square().sum(1)) / 2
+            share, random = 1.0, all(change.bytes is not None for change in chosen)
+            if random:  # only rounding has random signs, so that the diagonal is a forecast too
+                share = weight_of_full(float(diagonal.sum()), float(full.sum()), signs, len(along))
+            mixed = (1 - share) * diagonal + share * full
+            more = {
+                "full": self._estimate(full),
+                "cross": self._estimate(full - own, square=False),
+                "gradient": self._estimate(draws.slopes[:, columns].sum(1), square=False),
+            }
+        forecast = self._estimate(mixed)
+        error = math.hypot(forecast.standard_error, (1 - share) * math.sqrt(signs))
+        sizes = [change.bytes for change in chosen]
         return Price(
             name=only.name if only else f"{len(chosen)} changes together",
             place=only.place if only else "several",
             how=only.how if only else "together",
-            bits=None if None in bits else total / sum(sizes),
-            size=sum(sizes),
+            bytes=None if None in sizes else sum(filter(None, sizes)),
+            size=sum(change.size for change in chosen),
             relative_size=max(self.relative_sizes[column] for column in columns),
-            forecast=replace(mixed, standard_error=error),
+            forecast=replace(forecast, standard_error=error),
             full_share=share,
             diagonal=self._estimate(diagonal),
-            full=self._estimate(full),
-            cross=self._estimate(full - own, square=False),
-            gradient=self._estimate(draws.slopes[:, columns].sum(1), square=False),
+            **more,
         )
 
     def _estimate(self, values: Float[Tensor, " U"], *, square: bool = True) -> Estimate:
@@ -367,6 +402,8 @@ def price(
     changes: Mapping[str, Change | Mapping[str, New]] | Iterable[Change],
     samples: int = 32,
     seed: int = 0,
+    *,
+    form: str | None = None,
 ) -> Bill:
     """Forecast the KL divergence of weight changes, before they are made.
 
@@ -382,6 +419,11 @@ def price(
             tensors; or the result of `change_each`.
         samples: fewest sampled gradients; if there are more rows, one gradient per row.
         seed: seed of the signs.
+        form: `mixture`, the default, computes the full form too, and weighs it against the diagonal
+            where changes round. `diagonal`, the default if all changes are of formats
+            (`in_format`), keeps the diagonal as a tensor and prices any number of roundings.
+            `moments` prices rounding with error feedback, as GPTQ's, by the second moments of the
+            inputs of linear layers; the text must be other than that which the rounding fitted.
 
     Returns:
         Prices by name, in nats per token for cross-entropies, else in units of the loss; see
@@ -394,7 +436,8 @@ def price(
         RunError: a loss or a gradient is not finite.
 
     Cost: one forward and two backward passes over the data if there are as many rows as samples,
-        and four multiplications per change, entry and sample.
+        and four multiplications per change, entry and sample. By the other forms one backward pass,
+        and two multiplications per change and entry; by moments a product with them for each row.
 
     Source: the second-order expansion of KL: Amari (1998), Natural gradient works efficiently in
         learning, equation 2.
@@ -417,8 +460,69 @@ def price(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed: expected a whole number, got {seed!r}")
     found = checked_changes(problem, changes)
+    if form is None:
+        form = "diagonal" if all(change.format for change in found) else "mixture"
+    check_name("form", form, FORMS)
+    if form != "mixture":
+        problem.check_whole()
+        if form == "diagonal" and any(change.bytes is None for change in found):
+            raise ArgumentError("form: only changes that round can be priced by the diagonal alone")
+        names = dict.fromkeys(name for change in found for name in change.new)
+        moments = form == "moments"
+        diagonal = Diagonal(problem, [*names], samples=samples, seed=seed, moments=moments)
+        own, draws, sizes = diagonal.price(found)
+        named = {change.name: change for change in own}
+        return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
     parameters = problem.whole_parameters
     sizes = tuple(change.relative_size(parameters) for change in found)
     draws = draw(problem, found, samples=samples, seed=seed)
     named = {change.name: change for change in found}
     return Bill(problem=problem, changes=named, draws=draws, relative_sizes=sizes)
+
+
+def quantise(
+    model: nn.Module,
+    data: Any,
+    formats: Iterable[str | Format],
+    *,
+    bytes: float | None = None,
+    bits: float | None = None,
+    nats: float | None = None,
+    samples: int = 32,
+    seed: int = 0,
+) -> Allocation:
+    """Choose a storage format for each weight: least KL within a size, or least size within a KL.
+
+    Embeddings and head are chosen for too. For several budgets call `hb.price` with
+    `hb.change_each(model, *map(hb.in_format, formats))` once, and `bill.allocate` for each.
+
+    Args:
+        model: a model in float32.
+        data: batches of text, or a problem of the model.
+        formats: names in `hb.formats()`, or formats of one's own, of one runtime.
+        bytes: largest size of all tensors, scales counted; what no format fits takes 4 bytes an
+            entry.
+        bits: the same in bits for each weight of the model.
+        nats: largest forecast, in nats per token.
+        samples: sampled gradients, each on other text.
+        seed: seed of their signs.
+
+    Returns:
+        The choice; `.save("model.gguf", source=...)` writes it, `.total` has the forecast.
+
+    Raises:
+        ArgumentError: see `price` and `Bill.allocate`.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> model = hb.build("pre-ln", depth=1, width=64, heads=2, vocab_size=20, context=8)
+        >>> data = {"input_ids": torch.randint(20, (8, 8))}
+        >>> found = hb.quantise(model, data, ["mlx:2", "mlx:4", "mlx:8"], bits=6)
+        >>> found.bits <= 6 and len(found.choices) == 8  # embedding and position table too
+        True
+    """
+    problem = data if isinstance(data, Problem) else Problem(model, data)
+    changes = change_each(model, *map(in_format, formats))
+    if bits is not None:
+        bytes, bits = bits * sum(p.numel() for p in model.parameters()) / 8, None
+    return price(problem, changes, samples, seed).allocate(bytes=bytes, nats=nats)

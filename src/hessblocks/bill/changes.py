@@ -1,14 +1,17 @@
 """Describe changes of weights: new values of parameters, checked before anything is computed."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from hessblocks.bill.edits import Edit
+from hessblocks.bill.edits import Edit, in_format
 from hessblocks.curvature import (
     ParameterGroup,
     ParameterView,
@@ -18,9 +21,11 @@ from hessblocks.curvature import (
     whole,
 )
 from hessblocks.errors import ArgumentError
+from hessblocks.tensor_formats import Format
 
 New = Float[Tensor, "..."] | Edit | Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """New value of a parameter: a tensor, an edit, or a function of the old tensor."""
+Views = tuple[ParameterView, ...]
 ALIKE = 1e-3
 """Largest difference of two checksums of Δ, relative to ‖Δ‖, that counts as round-off."""
 
@@ -34,7 +39,7 @@ class Change:
         >>> changes = hb.change_each(torch.nn.Linear(8, 4), hb.rounded(bits=3))
         >>> change = changes["weight, 3 bits"]
         >>> change.place, change.how, change.bits, change.size
-        ('weight', '3 bits', 3, 32)
+        ('weight', '3 bits', 3.0, 32)
     """
 
     name: str
@@ -43,8 +48,8 @@ class Change:
     """Weight or group that is changed; changes of one place exclude each other."""
     how: str
     """Description of the edit, such as `3 bits`."""
-    bits: int | None
-    """Bits per entry after rounding; None if the change does not round."""
+    bytes: float | None
+    """Bytes after rounding to nearest; None if the change does not round."""
     views: tuple[ParameterView, ...]
     """Entries that may change."""
     new: Mapping[str, New]
@@ -56,6 +61,29 @@ class Change:
     def size(self) -> int:
         """Number of entries that may change."""
         return sum(view.size for view in self.views)
+
+    @property
+    def bits(self) -> float | None:
+        """Bits per entry after rounding; None if the change does not round."""
+        return None if self.bytes is None else 8 * self.bytes / self.size
+
+    @property
+    def edit(self) -> Edit | None:
+        """The one edit of all its weights; None if there is none, or several."""
+        found = {value if isinstance(value, Edit) else None for value in self.new.values()}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def format(self) -> Format | None:
+        """Storage format of all its weights; None if there is none, or several."""
+        return self.edit.format if self.edit else None
+
+    def weighed(self, importance: Mapping[str, Float[Tensor, " width"]]) -> Change:
+        """Let its format weigh errors by the mean squared inputs of its weights."""
+        if self.format is None:
+            return self
+        edit = in_format(self.format, importance=importance)
+        return replace(self, new=dict.fromkeys(self.new, edit))
 
     def made(
         self, parameters: Mapping[str, Float[Tensor, "..."]]
@@ -144,16 +172,16 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
 
     Args:
         where: a model, whose matrices are its trainable parameters with two or more axes, without
-            embeddings and parameters tied to them; or groups by name, from `parameter_groups` or
-            `custom_groups`.
+            embeddings and parameters tied to them, which only formats round; or groups by name,
+            from `parameter_groups` or `custom_groups`.
         edits: edits, such as `rounded(bits=3), rounded(bits=4)`.
 
     Returns:
         Changes by their name `PLACE, EDIT`, such as `layers.0.mlp.in, 3 bits`.
 
     Raises:
-        ArgumentError: there is no edit, two edits have the same description, or there is nothing
-            to change.
+        ArgumentError: there is no edit, two edits have the same description, there is nothing
+            to change, or a format fits no weight.
 
     Examples:
         >>> import hessblocks as hb
@@ -166,12 +194,15 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
         layers.0.mlp.out, 3 bits
         layers.0.mlp.out, 0.1 pruned
     """
-    places: dict[str, tuple[ParameterView, ...]] = {}
+    places: dict[str, Views] = {}
     if isinstance(where, nn.Module):
         places = _matrices(where)
     elif isinstance(where, Mapping) and all(isinstance(g, ParameterGroup) for g in where.values()):
         places = {name: group.views for name, group in where.items()}
-    if not edits or not places or not all(isinstance(edit, Edit) for edit in edits):
+    right = all(isinstance(edit, Edit) for edit in edits)
+    if right and isinstance(where, nn.Module) and any(edit.format for edit in edits):
+        places |= _matrices(where, tables=True)
+    if not edits or not places or not right:
         raise ArgumentError(
             "change_each: expected edits, such as hb.rounded(bits=3), and a model with matrices or "
             f"groups to make them in, got edits {[getattr(edit, 'how', edit) for edit in edits]} "
@@ -182,18 +213,70 @@ def change_each(where: nn.Module | Mapping[str, ParameterGroup], *edits: Edit) -
             f"change_each: expected edits that differ in what they are called, got {len(edits)} "
             f"called {'; '.join(hows)}; call change_each for each of them, and name the changes"
         )
+    tables = _tables(where) if isinstance(where, nn.Module) else set()
+    own = {edit.how: _fitting(edit, places, tables) for edit in edits}
+    if isinstance(where, nn.Module) and any(edit.format for edit in edits):
+        _check_rows(where)
     found = {}
-    for place, views in places.items():
+    for place in dict.fromkeys(place for some in own.values() for place in some):
         for edit in edits:
-            new: dict[str, New] = {view.parameter: edit for view in views}
-            name = f"{place}, {edit.how}"
-            found[name] = Change(
-                name=name, place=place, how=edit.how, bits=edit.bits, views=views, new=new
-            )
+            if views := own[edit.how].get(place):
+                name = f"{place}, {edit.how}"
+                found[name] = _change(name, place, edit, views)
     return found
 
 
-def _matrices(model: nn.Module) -> dict[str, tuple[ParameterView, ...]]:
+def _change(name: str, place: str, edit: Edit | None, views: Views) -> Change:
+    count = edit.bytes if edit else None
+    return Change(
+        name=name,
+        place=place,
+        how=edit.how if edit else "changed",
+        bytes=sum(count(view.shape) for view in views) if count else None,
+        views=views,
+        new=dict.fromkeys((view.parameter for view in views), edit) if edit else {},
+    )
+
+
+def _fitting(edit: Edit, places: Mapping[str, Views], tables: Collection[str]) -> dict[str, Views]:
+    """Select the places that an edit can be made in, and join those that its runtime fuses."""
+    if edit.format is None:
+        return {place: views for place, views in places.items() if place not in tables}
+    found: dict[str, Views] = {}
+    for place, views in places.items():
+        parent, _, name = place.removesuffix(".weight").rpartition(".")
+        fused = next((names for names in edit.format.siblings if name in names), ())
+        joined = [f"{parent}.{own}.weight" for own in fused if f"{parent}.{own}.weight" in places]
+        if all(edit.format.fits(view.shape) for one in joined or [place] for view in places[one]):
+            found[", ".join(joined) or place] = sum((places[one] for one in joined), ()) or views
+    if not found:
+        shapes = sorted({tuple(view.shape) for views in places.values() for view in views})
+        raise ArgumentError(
+            f"change_each: the format {edit.how} fits no weight; their shapes are {shapes}"
+        )
+    return found
+
+
+def _check_rows(model: nn.Module) -> None:
+    """Refuse models whose weights are stored (inputs, outputs)."""
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise ArgumentError(
+            "change_each: this model stores weights transposed (GPT-2), along which no runtime's "
+            "format runs; give hb.rounded instead"
+        )
+
+
+def _matrices(model: nn.Module, *, tables: bool = False) -> dict[str, Views]:
+    without = () if tables else _tables(model)
+    return {
+        name: (whole(name, p),)
+        for name, p in plain_model(model, sharded=True).named_parameters()
+        if p.requires_grad and p.ndim > 1 and name not in without
+    }
+
+
+def _tables(model: nn.Module) -> set[str]:
+    """Names of the embeddings, and of the parameters tied to them."""
     model = plain_model(model, sharded=True)
     tables = {
         id(p)
@@ -201,11 +284,7 @@ def _matrices(model: nn.Module) -> dict[str, tuple[ParameterView, ...]]:
         if isinstance(module, nn.Embedding)
         for p in module.parameters(recurse=False)
     }
-    return {
-        name: (whole(name, p),)
-        for name, p in model.named_parameters()
-        if p.requires_grad and p.ndim > 1 and id(p) not in tables
-    }
+    return {name for name, p in model.named_parameters() if id(p) in tables}
 
 
 def checked_changes(
@@ -256,14 +335,8 @@ def _own(problem: Problem, name: str, new: Any) -> Change:
         _check_parameter(problem, name, parameter)
     edits = {value if isinstance(value, Edit) else None for value in new.values()}
     edit = edits.pop() if len(edits) == 1 else None
-    return Change(
-        name=name,
-        place=", ".join(new),
-        how=edit.how if edit else "changed",
-        bits=edit.bits if edit else None,
-        views=tuple(whole(parameter, parameters[parameter]) for parameter in new),
-        new=new,
-    )
+    views = tuple(whole(parameter, parameters[parameter]) for parameter in new)
+    return replace(_change(name, ", ".join(new), edit, views), new=new)
 
 
 def _check_parameter(problem: Problem, change: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """Multiply sampled gradients with changes; only the products are kept, not the gradients.
 
-Letters: U pieces of the data, D samples, J changes, M pairs of samples, g sampled gradient, Δ
-change, n tokens of a part.
+Letters: U pieces of the data, D samples, J changes, M pairs of samples, P columns of squares, K
+columns of products, N samples or pairs, g sampled gradient, Δ change, n tokens of a part.
 
 Each sample is computed on one piece of the data, of one or several rows. If there are fewer than
 four such pieces, they are cut further by tokens, although tokens of a row are alike. So the spread
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -36,8 +38,6 @@ from hessblocks.curvature import (
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import default_limit, working_dtype
 
-HELD = 4, 8
-"""Fewest and most gradients held at once; each change is computed once for all of them."""
 AT_ONCE = 1 << 14
 """Entries multiplied at a time, few enough for a processor's cache."""
 
@@ -50,23 +50,35 @@ class Draws:
     """Share of the tokens in each piece; the sum is 1."""
     pieces: Int[Tensor, " D"]
     """Index of the piece that each sample is computed on."""
-    along: Float[Tensor, "D J"]
-    """g·Δ; the expectation of its square, summed over pieces, is ΔᵀH_oΔ."""
-    squares: Float[Tensor, "D J"]
-    """Σ g² Δ²; its expectation, summed over pieces, is Σ diag(H_o) Δ²."""
-    pairs: Float[Tensor, "M J"]
+    along: Float[Tensor, "D K"]
+    """g·Δ; the expectation of its square, summed over pieces, is ΔᵀH_oΔ. K is J; 0 for
+    references."""
+    squares: Float[Tensor, "D P"]
+    """Σ g² Δ²; its expectation, summed over pieces, is Σ diag(H_o) Δ². P is J, or the number of
+    references."""
+    pairs: Float[Tensor, "M P"]
     """Σ g g' Δ² of pairs of samples; its square estimates Σ (Δ_i H_ij Δ_j)² over pieces."""
-    slopes: Float[Tensor, "U J"]
+    slopes: Float[Tensor, "U K"]
     """∇L·Δ, with L the share of each piece in the loss."""
+    scales: Float[Tensor, "J P"] | None = None
+    """Diagonal of each change over that of each reference; None if all changes are multiplied."""
 
-    def by_piece(self, values: Float[Tensor, " D"]) -> Float[Tensor, " U"]:
+    def by_piece(self, values: Float[Tensor, "D ..."]) -> Float[Tensor, "U ..."]:
         """Average over the samples of each piece."""
-        sums = torch.zeros_like(self.shares).index_add_(0, self.pieces, values)
-        return sums / self.pieces.bincount(minlength=len(sums))
+        zeros = values.new_zeros(len(self.shares), *values.shape[1:])
+        sums = zeros.index_add_(0, self.pieces, values)
+        counts = self.pieces.bincount(minlength=len(sums))
+        return sums / counts.view(-1, *[1] * (values.ndim - 1))
+
+    def together(self, values: Float[Tensor, "N P"], columns: Sequence[int]) -> Float[Tensor, " N"]:
+        """Sum `squares` or `pairs` over changes."""
+        if self.scales is not None:
+            return values @ self.scales[list(columns)].sum(0)
+        return values[:, columns].sum(1)
 
     def signs(self, columns: Sequence[int]) -> float:
         """Estimate ½ Σ (Δ_i H_ij Δ_j)²: the variance of ½ ΔᵀH_oΔ over random signs of Δ."""
-        pairs = self.pairs[:, columns].sum(1).square()
+        pairs = self.together(self.pairs, columns).square()
         return float(pairs.mean()) * len(self.shares) ** 2 / 2 if len(pairs) else 0.0
 
 
@@ -119,30 +131,96 @@ def draw(problem: Problem, changes: Sequence[Change], *, samples: int, seed: int
             there is a single row.
         RunError: a loss or a gradient is not finite.
     """
-    if not root_is_known(problem):
-        raise ArgumentError(
-            "loss: a callable does not tell its curvature, which is the price; use a loss by name "
-            "or a loss module of torch"
-        )
     names = dict.fromkeys(name for change in changes for name in change.new)
-    parameters = problem.parameters
-    one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
-    rows = sum(problem.batches.rows)
-    fewest, most = HELD
-    plan = plan_passes(problem, names, spare=fewest * one, most_rows=max(1, rows // samples))
-    limit = problem.memory_limit or default_limit(problem.device)
-    more = problem.processes.least(max(0, (limit - plan.peak) // one), problem.device)
-    ledger = _Ledger(problem, changes, most=min(most, fewest + more))
-    each = -(-samples // len(plan.passes))
-    most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
-    for passed in sampled_passes(problem, plan, names):
-        _draw_pass(passed, ledger, each, most, seed)
+    ledger = _Products(problem, changes)
+    collect(problem, [*names], ledger, samples=samples, seed=seed)
     if ledger.held:
         ledger.settle()
     return ledger.draws()
 
 
-def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, most: int, seed: int) -> None:
+class Ledger:
+    """Where samples go, and products with them."""
+
+    slopes = True
+    """Whether the gradient of each piece is computed too."""
+    fewest, most = 4, 8
+    """Fewest and most gradients held at once."""
+
+    def __init__(self) -> None:
+        """Begin without samples."""
+        self.counts: list[float] = []
+        self.owners: list[tuple[int, bool]] = []
+        self.along: list[Tensor] = []
+        self.squared: list[Tensor] = []
+        self.pairs: list[Tensor] = []
+
+    def add(self, piece: int, gradients: Gradients, *, slope: bool, share: float) -> None:
+        """Take a sample, or the gradient of a piece.
+
+        Args:
+            piece: index of the piece.
+            gradients: gradients by parameter name.
+            slope: whether it is the gradient.
+            share: 1 over the number of samples of the piece.
+        """
+        raise NotImplementedError
+
+    def watching(self, problem: Problem) -> AbstractContextManager[Any]:
+        """Surround the passes over the data."""
+        return nullcontext()
+
+    def draws(self) -> Draws:
+        """Return the products.
+
+        Raises:
+            ArgumentError: there is a single row.
+            RunError: a gradient is not finite.
+        """
+        squares = torch.cat(self.squared)
+        along = torch.cat(self.along) if self.along else squares.new_zeros(len(self.owners), 0)
+        if not (along.isfinite().all() and squares.isfinite().all()):
+            raise RunError("price: a gradient is not finite; look at the weights and the batches")
+        if len(self.counts) < 2:
+            raise ArgumentError(
+                "batches: one row tells nothing of the error over data; give several"
+            )
+        pieces, slope = map(torch.tensor, zip(*self.owners, strict=True))
+        counts = torch.tensor(self.counts, dtype=torch.float64)
+        return Draws(
+            shares=counts / counts.sum(),
+            pieces=pieces[~slope],
+            along=along[~slope],
+            squares=squares,
+            pairs=torch.cat(self.pairs),
+            slopes=along[slope] if self.slopes else squares.new_zeros(len(counts), 0),
+        )
+
+
+def collect(
+    problem: Problem, names: Sequence[str], ledger: Ledger, *, samples: int, seed: int
+) -> None:
+    """Draw sampled gradients, each on a piece of the data; see `draw`."""
+    if not root_is_known(problem):
+        raise ArgumentError(
+            "loss: a callable does not tell its curvature, which is the price; use a loss by name "
+            "or a loss module of torch"
+        )
+    parameters = problem.parameters
+    one = sum(parameters[n].numel() * parameters[n].element_size() for n in names)
+    rows = sum(problem.batches.rows)
+    plan = plan_passes(problem, names, spare=ledger.fewest * one, most_rows=max(1, rows // samples))
+    limit = problem.memory_limit or default_limit(problem.device)
+    more = problem.processes.least(max(0, (limit - plan.peak) // one), problem.device)
+    ledger.most = min(ledger.most, ledger.fewest + more)
+    each = -(-samples // len(plan.passes))
+    most = 1 if len(plan.passes) >= FEWEST_PIECES else each  # tokens of a row are alike
+    with ledger.watching(problem):
+        for passed in sampled_passes(problem, plan, names):
+            _draw_pass(passed, ledger, each, most, seed)
+
+
+def _draw_pass(passed: SampledPass, ledger: Ledger, each: int, most: int, seed: int) -> None:
     """Draw the samples of one pass; they use its parts in turn, if there are fewer parts."""
     loss, logits = passed.loss, passed.values
     parts = list(parts_of(loss, logits, most))
@@ -150,29 +228,26 @@ def _draw_pass(passed: SampledPass, ledger: _Ledger, each: int, most: int, seed:
     ledger.counts += [count for _, count in parts]
     several = len(parts) > 1
     masks = [_mask(part, loss, logits) if several else None for part, _ in parts]
-    for piece, mask in enumerate(masks):
-        ledger.add(first + piece, passed.gradient(keep=True, of=mask), slope=True)
+    for piece, mask in enumerate(masks if ledger.slopes else ()):
+        ledger.add(first + piece, passed.gradient(keep=True, of=mask), slope=True, share=1.0)
     for number in range(each if parts else 0):
         piece = number % len(parts)
         found = passed.sample(number, seed, keep=number + 1 < each, of=masks[piece])
-        ledger.add(first + piece, found, slope=False)
+        share = 1 / len(range(piece, each, len(parts)))
+        ledger.add(first + piece, found, slope=False, share=share)
 
 
-class _Ledger:
+class _Products(Ledger):
     """Buffer of gradients; `settle` multiplies them with all changes and keeps the products."""
 
-    def __init__(self, problem: Problem, changes: Sequence[Change], *, most: int) -> None:
-        self.problem, self._changes, self._most = problem, changes, most
-        self.counts: list[float] = []
+    def __init__(self, problem: Problem, changes: Sequence[Change]) -> None:
+        super().__init__()
+        self.problem, self._changes = problem, changes
         self.held: list[tuple[int, bool, Gradients]] = []
-        self._owners: list[tuple[int, bool]] = []
-        self._along: list[Tensor] = []
-        self._squares: list[Tensor] = []
-        self._pairs: list[Tensor] = []
 
-    def add(self, piece: int, gradients: Gradients, *, slope: bool) -> None:
+    def add(self, piece: int, gradients: Gradients, *, slope: bool, share: float) -> None:
         self.held.append((piece, slope, gradients))
-        if len(self.held) == self._most:
+        if len(self.held) == self.most:
             self.settle()
 
     def settle(self) -> None:
@@ -196,31 +271,16 @@ class _Ledger:
                     along[column] += (stacked @ delta[some]).cpu()
                     products = stacked[:samples] * delta[some]
                     grams[column] += (products @ products.T).cpu()
-        self._owners += [(piece, slope) for piece, slope, _ in self.held]
-        self._along.append(along.T)
-        self._squares.append(grams.diagonal(dim1=1, dim2=2).T)
+        self.owners += [(piece, slope) for piece, slope, _ in self.held]
+        self.along.append(along.T)
+        self.squared.append(grams.diagonal(dim1=1, dim2=2).T)
         among = torch.ones(samples, samples, dtype=torch.bool).triu(1)
-        self._pairs.append(grams[:, among].T)
+        self.pairs.append(grams[:, among].T)
         self.held.clear()
 
     def draws(self) -> Draws:
-        tensors = [torch.cat(each) for each in (self._along, self._squares, self._pairs)]
+        tensors = [torch.cat(each) for each in (self.along, self.squared, self.pairs)]
         # one sum for all: each process has multiplied its rows
-        sums = self.problem.sum_over_rows(torch.cat(tensors))
-        along, squares, pairs = sums.split([*map(len, tensors)])
-        if not (along.isfinite().all() and squares.isfinite().all()):
-            raise RunError("price: a gradient is not finite; look at the weights and the batches")
-        if len(self.counts) < 2:
-            raise ArgumentError(
-                "batches: one row tells nothing of the error over data; give several"
-            )
-        pieces, slope = map(torch.tensor, zip(*self._owners, strict=True))
-        counts = torch.tensor(self.counts, dtype=torch.float64)
-        return Draws(
-            shares=counts / counts.sum(),
-            pieces=pieces[~slope],
-            along=along[~slope],
-            squares=squares,
-            pairs=pairs,
-            slopes=along[slope],
-        )
+        sums = self.problem.sum_over_rows(torch.cat(tensors)).split([*map(len, tensors)])
+        self.along, self.squared, self.pairs = ([found] for found in sums)
+        return super().draws()

@@ -1,9 +1,10 @@
-"""Edits that compress a weight: rounding, magnitude pruning, merging, removal.
+"""Edits that compress a weight: rounding, storage formats, magnitude pruning, merging, removal.
 
 Letters: b bits.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -13,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hessblocks.errors import ArgumentError
+from hessblocks.errors import ArgumentError, unknown_name
+from hessblocks.tensor_formats import Format, formats
 
 Cut = Callable[[Float[Tensor, "..."]], Float[Tensor, "..."]]
 """Function from a whole parameter to its edited entries."""
@@ -28,17 +30,19 @@ class Edit:
     """Description of the change, such as `3 bits`."""
     new: Callable[[Float[Tensor, "..."], str, Cut], Float[Tensor, "..."]]
     """Computes the new entries from the old ones, the parameter's name and its `Cut`."""
-    bits: int | None = None
-    """Bits per entry after rounding; None if the edit does not round."""
-    symmetric: bool = False
-    """Whether 0 is one of the levels of rounding."""
+    bytes: Callable[[Sequence[int]], float] | None = None
+    """Bytes of the entries of a shape after rounding; None if the edit does not round."""
+    format: Format | None = None
+    """Storage format; None if no runtime stores the result."""
+    importance: Mapping[str, Float[Tensor, " width"]] | None = None
+    """Parameter name → mean squared input of each column, by which the format weighs errors."""
 
 
 def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
     """Round to nearest among 2^b levels, in blocks of consecutive entries of the last axis.
 
     Args:
-        bits: b, from 1 to 16; the bits of a block's scale are not counted.
+        bits: b, from 1 to 16; the bits of a block's scale are not counted, unlike in `in_format`.
         block: number of entries that share a scale.
         symmetric: whether 0 is a level. If so, levels are the multiples from −2^(b−1) to
             2^(b−1) − 1 of a step that maps the entry of largest magnitude to −2^(b−1), as in
@@ -72,7 +76,41 @@ def rounded(*, bits: int, block: int = 64, symmetric: bool = False) -> Edit:
         return found[..., :width].reshape(old.shape)
 
     how = f"{bits} bits, symmetric" if symmetric else f"{bits} bits"
-    return Edit(how=how, new=new, bits=bits, symmetric=symmetric)
+    return Edit(how=how, new=new, bytes=lambda shape: math.prod(shape) * bits / 8)
+
+
+def in_format(
+    format: str | Format, *, importance: Mapping[str, Float[Tensor, " width"]] | None = None
+) -> Edit:
+    """Round as a storage format of a runtime does, by the runtime's own library.
+
+    Args:
+        format: a name in `hb.formats()`, or a format of one's own.
+        importance: parameter name → mean squared input of each column, by which llama.cpp's types
+            weigh errors; `hb.price` measures it, if it is None.
+
+    Returns:
+        The edit; `change_each` makes it of embeddings too, and of fused weights together.
+
+    Raises:
+        ArgumentError: an unknown name.
+
+    Examples:
+        >>> import torch, hessblocks as hb
+        >>> changes = hb.change_each(torch.nn.Linear(64, 8), hb.in_format("mlx:4"))
+        >>> changes["weight, mlx:4"].bits  # scale and bias of each 64 entries counted
+        4.5
+    """
+    known = formats()
+    chosen = known.get(format) if isinstance(format, str) else format
+    if not isinstance(chosen, Format):
+        raise ArgumentError(unknown_name("format", str(format), known))
+    own = chosen
+
+    def new(old: Tensor, name: str, cut: Cut) -> Tensor:
+        return own.rounded(old, (importance or {}).get(name))
+
+    return Edit(how=own.name, new=new, bytes=own.bytes, format=own, importance=importance)
 
 
 def _symmetric(blocks: Tensor, bits: int) -> Tensor:

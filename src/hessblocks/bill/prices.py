@@ -36,8 +36,8 @@ class Price(Tabular):
     """Weight or group that is changed."""
     how: str
     """Description of the edit, such as `3 bits`."""
-    bits: float | None
-    """Bits per entry after rounding, scales not counted; None if the change does not round."""
+    bytes: float | None
+    """Bytes after rounding, as the edit counts them; None if the change does not round."""
     size: int
     """Number of entries that may change."""
     relative_size: float
@@ -48,12 +48,17 @@ class Price(Tabular):
     """Weight of `full` in the forecast: 1 except for rounding; `diagonal` has the rest."""
     diagonal: Estimate
     """½ Σ diag(H_o) Δ²."""
-    full: Estimate
-    """½ ΔᵀH_oΔ."""
-    cross: Estimate
+    full: Estimate | None = None
+    """½ ΔᵀH_oΔ; None if it was not computed, as `cross` and `gradient`."""
+    cross: Estimate | None = None
     """Part of `full` from pairs of different changes; 0 for a single change."""
-    gradient: Estimate
+    gradient: Estimate | None = None
     """∇L·Δ, the first-order change of the loss."""
+
+    @property
+    def bits(self) -> float | None:
+        """Bits per entry after rounding; None if the change does not round."""
+        return None if self.bytes is None else 8 * self.bytes / self.size
 
     @property
     def outside(self) -> str:
@@ -73,12 +78,14 @@ class Price(Tabular):
         """Build one row: forecast, diagonal, full, cross and gradient, each with its error."""
         about = {
             name: getattr(self, name)
-            for name in ("name", "place", "how", "bits", "size", "relative_size", "full_share")
+            for name in (
+                *("name", "place", "how", "bits", "bytes", "size", "relative_size", "full_share"),
+            )
         }
         numbers: dict[str, float] = {}
         for name in ("forecast", "diagonal", "full", "cross", "gradient"):
-            found: Estimate = getattr(self, name)
-            numbers |= {name: found.value, f"{name}_error": found.standard_error}
+            if found := getattr(self, name):
+                numbers |= {name: found.value, f"{name}_error": found.standard_error}
         return [{**about, **numbers, "outside": self.outside}]
 
     def __str__(self) -> str:

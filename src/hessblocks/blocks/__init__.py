@@ -46,7 +46,6 @@ from hessblocks.blocks.weights import (
 )
 
 __all__ = [
-    "JOIN",
     "MLP",
     "PRESETS",
     "STARTS",
@@ -73,7 +72,6 @@ __all__ = [
     "SinusoidalPosition",
     "UnfitPartsError",
     "Weight",
-    "pattern_names",
     "preset",
     "with_start",
 ]

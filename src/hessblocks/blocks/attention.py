@@ -145,9 +145,9 @@ class SelfAttention(nn.Module):
         Returns:
             Output of the sub-block, before skip and gain.
         """
-        query, key, own = self._project(x, context.rotation, values)
-        key, value = (key, own) if cache is None else cache(key, own)
-        mixed = self._mix(query, key, value, own, context)
+        query, key, new_value = self._project(x, context.rotation, values)
+        key, value = (key, new_value) if cache is None else cache(key, new_value)
+        mixed = self._mix(query, key, value, new_value, context)
         if self.gate is not None:
             mixed = mixed * self._split(self.gate(x).sigmoid(), self.heads)
         projected: Tensor = self.projection(mixed.transpose(1, 2).flatten(2))
@@ -181,25 +181,25 @@ class SelfAttention(nn.Module):
         return query, key, value
 
     def _mix(
-        self, query: Tensor, key: Tensor, value: Tensor, own: Tensor, context: Context
+        self, query: Tensor, key: Tensor, value: Tensor, new_value: Tensor, context: Context
     ) -> Tensor:
-        """Compute A V or (αI + βA − γC) V; `own` are the values of the query tokens only."""
+        """Compute A V or (αI + βA − γC) V; `new_value` are the values of the query tokens only."""
         attended = self._attend(query, key, value, context)
         if self.gains is None:
             return attended
-        gains, own = self.gains.per_head(), self._repeat(own)
+        gains, new_value = self.gains.per_head(), self._repeat(new_value)
         plain = context.aligned and self.window is None and self.sink is None
         if not self.gains.centred:
-            return shape_attention(attended, own, None, gains)
+            return shape_attention(attended, new_value, None, gains)
         if plain and context.causal and value.shape[2] == query.shape[2]:
-            return mix_causally(attended, own, gains, context.counting(own))
+            return mix_causally(attended, new_value, gains, context.counting(new_value))
         if plain and (not context.causal or (query.shape[2] == 1 and context.mask is None)):
             # all queries attend to the same keys, or there is one query, which attends to all
             allowed = None if context.causal else context.allowed
             middle = self._repeat(centre(value, causal=False, allowed=allowed))
         else:  # C depends on the mask, window, bias or sink: compute it as A at zero scores
             middle = self._attend(torch.zeros_like(query), key, value, context)
-        return shape_attention(attended, own, middle, gains)
+        return shape_attention(attended, new_value, middle, gains)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Tensor:
         if self.one_matrix:  # the key is x, split into heads for the cache: join the heads
@@ -208,10 +208,10 @@ class SelfAttention(nn.Module):
         # with a cache, a single new token attends to all keys: no causal mask
         causal = context.causal and query.shape[2] > 1
         mask = context.mask_of(self.window)
-        more: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
+        options: dict[str, Any] = {} if self.softcap is None else {"softcap": self.softcap}
         if self.sink is not None:
-            more["sinks"] = self.sink.scores
-        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal, **more)
+            options["sinks"] = self.sink.scores
+        return kernel(self, query, key, value, mask, scale=self.scale, causal=causal, **options)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:
         return x.view(*x.shape[:-1], heads, -1).transpose(1, 2)

@@ -15,7 +15,7 @@ from hessblocks.blocks.weights import SharedLinear
 
 Vectors = Float[Tensor, "*tokens width"]
 """One vector per token."""
-State = Float[Tensor, "*tokens state"]
+BlockState = Float[Tensor, "*tokens state"]
 """Input or output of a layer: the components of `BlockConfig.carried`, concatenated."""
 
 
@@ -93,22 +93,22 @@ class Block(nn.Module):
         state["x"] = self.after_attention(attended, x, inputs)
         return self._joined(state)
 
-    def _joined(self, state: dict[str, Tensor]) -> State:
+    def _joined(self, state: dict[str, Tensor]) -> BlockState:
         return torch.cat(list(state.values()), dim=-1) if state.keys() > {"x"} else state["x"]
 
-    def widen(self, x: Vectors) -> State:
+    def widen(self, x: Vectors) -> BlockState:
         """Build the first layer's state from embeddings x: x₀ = x, and zeros in place of v₁."""
         parts = {"x": x, "embedding": x, "values": x.new_zeros(())}
         wide = [parts[name].expand(*x.shape[:-1], n) for name, n in self.carried.items()]
         return torch.cat(wide, dim=-1) if wide[1:] else x
 
-    def split(self, state: State) -> dict[str, Float[Tensor, "*tokens _"]]:
+    def split(self, state: BlockState) -> dict[str, Float[Tensor, "*tokens _"]]:
         """Split a layer's state into x, the embedding and the first layer's values."""
         if len(self.carried) == 1:
             return {"x": state}
         return dict(zip(self.carried, state.split(list(self.carried.values()), -1), strict=True))
 
-    def read(self, state: State) -> Vectors:
+    def read(self, state: BlockState) -> Vectors:
         """Compute the sub-blocks' input: x, or gain · x + skip · x₀ with an embedding skip."""
         parts = self.split(state)
         if self.embedding_skip is None:
@@ -129,8 +129,8 @@ class Block(nn.Module):
         """
         summed: Tensor = self.attention_branch(attended, x)
         if self.parallel:
-            own = inputs if self.mlp_norm is None else self.mlp_norm(x)
-            both: Tensor = self.mlp_branch.onto(summed, self.mlp(own))
+            mlp_inputs = inputs if self.mlp_norm is None else self.mlp_norm(x)
+            both: Tensor = self.mlp_branch.onto(summed, self.mlp(mlp_inputs))
             return both
         middle: Tensor = self.attention_norm(summed) if self.post else summed
         return self._after_sum(middle) if self.has_mlp else middle

@@ -132,14 +132,14 @@ def slot_pairs(slots: Slots) -> list[tuple[str, Any]]:
     """
     if isinstance(slots, str) or not isinstance(slots, Iterable | None):
         raise ArgumentError(f"slots: expected several texts or a mapping, got {slots!r}.")
-    given = slots.items() if isinstance(slots, Mapping) else slots or ()
-    pairs: list[Any] = [_pair(one) if isinstance(one, str) else one for one in given]
-    for one in pairs:
-        paired = isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str)
-        if not (paired and all(one[0].split("."))):
+    entries = slots.items() if isinstance(slots, Mapping) else slots or ()
+    pairs: list[Any] = [_pair(pair) if isinstance(pair, str) else pair for pair in entries]
+    for pair in pairs:
+        paired = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        if not (paired and all(pair[0].split("."))):
             raise ArgumentError(
                 "--set: expected SLOT=VALUE, such as position=rotary, with a name on each side of "
-                f"a point, got {one!r}."
+                f"a point, got {pair!r}."
             )
     return pairs
 
@@ -155,41 +155,43 @@ def _with_values(part: Any, tree: Mapping[str, Any], path: str) -> Any:
     """Replace fields of a part and of its nested parts by the values in a tree of paths."""
     if not isinstance(part, BlockPart):
         raise ArgumentError(f"{path}: holds {part!r}, which has no fields; give it a part first.")
-    known = [field.name for field in dataclasses.fields(part)]
+    names = [field.name for field in dataclasses.fields(part)]
     hints, fields = typing.get_type_hints(type(part)), {}
     for name, node in tree.items():
-        check_name(f"field of {path or 'block'}", name, known)
-        place = f"{path}.{name}".lstrip(".")
-        if place in SIZES:
+        check_name(f"field of {path or 'block'}", name, names)
+        slot = f"{path}.{name}".lstrip(".")
+        if slot in SIZES:
             raise ArgumentError(
-                f"{place}: a size that presets depend on; give it by its own name, {place}, not as "
+                f"{slot}: a size that presets depend on; give it by its own name, {slot}, not as "
                 "a slot."
             )
         value = getattr(part, name)
         if _ITSELF in node:
-            value = _value(node[_ITSELF], hints[name], place)
-        inner = {field: one for field, one in node.items() if field != _ITSELF}
-        fields[name] = _with_values(value, inner, place) if inner else value
+            value = _value(node[_ITSELF], hints[name], slot)
+        inner = {field: inner_node for field, inner_node in node.items() if field != _ITSELF}
+        fields[name] = _with_values(value, inner, slot) if inner else value
     return part.replace(**fields)
 
 
-def _value(given: Any, hint: Any, place: str) -> Any:
+def _value(raw: Any, hint: Any, slot: str) -> Any:
     """Convert a value to the type of the field's annotation."""
     united = typing.get_origin(hint) in (types.UnionType, typing.Union)
     choices = typing.get_args(hint) if united else (hint,)
-    wanted = [one for one in choices if one is not types.NoneType]
+    wanted = [kind for kind in choices if kind is not types.NoneType]
     optional = types.NoneType in choices
-    if optional and (given is None or given == "none"):
+    if optional and (raw is None or raw == "none"):
         return None
     kind = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) else object
     if issubclass(kind, BlockPart):
-        return part_of(given, kind, place)
+        return part_of(raw, kind, slot)
     if not set(wanted) <= set(_WORDS):
-        raise ArgumentError(f"{place}: can only be given inside a part, not by path.")
-    value = _read(given) if isinstance(given, str) and kind is not str else given
-    if not any(_fits(value, one) for one in wanted):
-        expected = " or ".join([*(_WORDS[one] for one in wanted), *(["none"] if optional else [])])
-        raise ArgumentError(f"{place}: expected {expected}, got {given!r}.")
+        raise ArgumentError(f"{slot}: can only be given inside a part, not by path.")
+    value = _read(raw) if isinstance(raw, str) and kind is not str else raw
+    if not any(_fits(value, allowed) for allowed in wanted):
+        expected = " or ".join(
+            [*(_WORDS[allowed] for allowed in wanted), *(["none"] if optional else [])]
+        )
+        raise ArgumentError(f"{slot}: expected {expected}, got {raw!r}.")
     return value
 
 
@@ -206,13 +208,13 @@ def _read(word: str) -> Any:
         return word
 
 
-def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
+def part_of(raw: Any, base: type[BlockPart], slot: str) -> BlockPart:
     """Build a part from its JSON values or its kind; return a part unchanged.
 
     Args:
-        given: part, its JSON values or its kind.
+        raw: part, its JSON values or its kind.
         base: base class of the slot's parts.
-        place: path of the slot, for error messages.
+        slot: path of the slot, for error messages.
 
     Returns:
         The part.
@@ -220,15 +222,15 @@ def part_of(given: Any, base: type[BlockPart], place: str) -> BlockPart:
     Raises:
         ArgumentError: an unknown kind, or one without defaults.
     """
-    if isinstance(given, Mapping):
-        return BlockPart.from_dict(dict(given))
-    if isinstance(given, BlockPart):
-        return given
+    if isinstance(raw, Mapping):
+        return BlockPart.from_dict(dict(raw))
+    if isinstance(raw, BlockPart):
+        return raw
     kinds = BlockPart.kinds(base)
     short = {kind.removesuffix(f"-{base.__name__.lower()}"): kind for kind in kinds}
-    word = short.get(str(given), str(given))
-    check_name(place, word, kinds)
+    word = short.get(str(raw), str(raw))
+    check_name(slot, word, kinds)
     try:
         return kinds[word]()
     except TypeError as error:  # only users' parts can lack defaults
-        raise ArgumentError(f"{place}: {word} has no defaults ({error}); give a part.") from error
+        raise ArgumentError(f"{slot}: {word} has no defaults ({error}); give a part.") from error

@@ -32,7 +32,7 @@ def fused_kernel(
     *,
     scale: float,
     causal: bool,
-    **more: Any,
+    **options: Any,
 ) -> Float[Tensor, "B H T V"]:
     """Compute softmax attention by `torch.nn.functional.scaled_dot_product_attention`.
 
@@ -41,8 +41,8 @@ def fused_kernel(
     Returns:
         A V of each head.
     """
-    if more:
-        return matrix_kernel(module, query, key, value, mask, scale=scale, causal=causal, **more)
+    if options:
+        return matrix_kernel(module, query, key, value, mask, scale=scale, causal=causal, **options)
     return F.scaled_dot_product_attention(
         query,
         key,

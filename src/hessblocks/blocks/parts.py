@@ -37,19 +37,19 @@ class BlockPart:
         cls: Any = type(self)
         hints = _hints(cls)
         for field in dataclasses.fields(self):
-            value, place = getattr(self, field.name), f"{self.kind}: {field.name}"
+            value, name = getattr(self, field.name), f"{self.kind}: {field.name}"
             choices, above = field.metadata.get("choices"), field.metadata.get("above")
             if hints[field.name] is bool and type(value) is not bool:
-                raise ArgumentError(f"{place}: expected true or false, got {value!r}")
+                raise ArgumentError(f"{name}: expected true or false, got {value!r}")
             if choices and value not in choices:
-                raise unknown_name(place, str(value), choices)
+                raise unknown_name(name, str(value), choices)
             if above is None or (value is None and field.metadata["optional"]):
                 continue
             words = field.metadata["words"]
             if not (value in words or (_is_finite(value) and value > above)):
                 expected = "a number above 0" if above == 0 else "a finite number"
                 raise ArgumentError(
-                    f"{place}: expected {' or '.join([*words, expected])}, got {value!r}"
+                    f"{name}: expected {' or '.join([*words, expected])}, got {value!r}"
                 )
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class BlockPart:
         kind = str(values.get("kind"))
         check_name("kind of part", kind, BlockPart._by_kind)
         fields = {name: _part(value) for name, value in values.items() if name != "kind"}
-        made = BlockPart._by_kind[kind]
-        _check_fields(made, fields)
-        return made(**fields)
+        part = BlockPart._by_kind[kind]
+        _check_fields(part, fields)
+        return part(**fields)
 
     @staticmethod
     def kinds(base: type[BlockPart]) -> dict[str, type[BlockPart]]:
@@ -85,7 +85,7 @@ class BlockPart:
         Returns:
             Subclasses of `base` by kind, including users' subclasses.
         """
-        return {kind: made for kind, made in BlockPart._by_kind.items() if issubclass(made, base)}
+        return {kind: part for kind, part in BlockPart._by_kind.items() if issubclass(part, base)}
 
     def replace(self: Self, **fields: Any) -> Self:
         """Copy the part and change fields of the copy.
@@ -101,9 +101,9 @@ class BlockPart:
 
 
 def _check_fields(part: type[BlockPart], names: Iterable[str]) -> None:
-    known = [field.name for field in dataclasses.fields(part)]
+    expected = [field.name for field in dataclasses.fields(part)]
     for name in names:
-        check_name(f"field of {part.kind}", name, known)
+        check_name(f"field of {part.kind}", name, expected)
 
 
 def _check_parts(part: BlockPart) -> None:
@@ -116,7 +116,7 @@ def _check_parts(part: BlockPart) -> None:
     for name, (kind, optional) in _slots(cls).items():
         value = getattr(part, name)
         if not isinstance(value, kind) and not (optional and value is None):
-            fitting = sorted(made.__name__ for made in BlockPart.kinds(kind).values())
+            fitting = sorted(fit.__name__ for fit in BlockPart.kinds(kind).values())
             raise ArgumentError(
                 f"{part.kind}: {name}: expected one of hessblocks.blocks' {', '.join(fitting)}, "
                 f"got {value!r}"

@@ -102,9 +102,9 @@ class ALiBiPosition(Position, kind="alibi-position"):
         self, queries: Places, keys: Int[Tensor, "#B S"], heads: int, dtype: torch.dtype
     ) -> Float[Tensor, "#B H T S"] | None:
         """Compute −m |i − j|."""
-        most = 1 << (heads.bit_length() - 1)
-        slopes = [2 ** (-8 * (h + 1) / most) for h in range(most)]
-        slopes += [2 ** (-4 * (2 * h + 1) / most) for h in range(heads - most)]
+        power = 1 << (heads.bit_length() - 1)
+        slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+        slopes += [2 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
         distances = (queries[:, :, None] - keys[:, None, :]).abs()[:, None].to(dtype)
         return -distances.new_tensor(slopes)[:, None, None] * distances
 

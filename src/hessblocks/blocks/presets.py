@@ -54,8 +54,10 @@ def _v_skipinit(block: BlockConfig) -> BlockConfig:
 
 def _sas(block: BlockConfig) -> BlockConfig:
     skipless = _skipless(block)
-    own = Reparametrised(init="identity", trainable_gains=True)
-    attention = skipless.attention.replace(value=Identity(), first_value=own, projection=Identity())
+    reparametrised = Reparametrised(init="identity", trainable_gains=True)
+    attention = skipless.attention.replace(
+        value=Identity(), first_value=reparametrised, projection=Identity()
+    )
     return skipless.replace(attention=attention)
 
 
@@ -148,26 +150,26 @@ def preset(
         >>> hb.preset("sas[mlp.gated=true,mlp_width=512]").mlp_width
         512
     """
-    base, own = parted(name)
+    base, edits = parted(name)
     others = given or {}
     check_name("preset", base, [*PRESETS, *others])
     sizes = {key: fields.pop(key) for key in SIZES if key in fields}
     if base in others:
         _check_width(base, others[base], sizes)
         sizes = {}
-    changed = {path: value for path, value in own if path in SIZES[1:]}
-    sizes |= {path: int(one) if one.isdigit() else one for path, one in changed.items()}
+    changed = {path: value for path, value in edits if path in SIZES[1:]}
+    sizes |= {path: int(text) if text.isdigit() else text for path, text in changed.items()}
     if base in others:
         block = others[base].replace(**sizes, **fields)
     else:
-        place = {"position": fields["position"]} if "position" in fields else {}
+        position = {"position": fields["position"]} if "position" in fields else {}
         _, edit = _PRESETS[base]
-        block = edit(BlockConfig().replace(**sizes, **place)).replace(**fields)
-    rest = [pair for pair in own if pair[0] not in changed]
+        block = edit(BlockConfig().replace(**sizes, **position)).replace(**fields)
+    rest = [pair for pair in edits if pair[0] not in changed]
     try:
         return with_slots(with_start(block, start), [*slot_pairs(slots), *rest])
     except ArgumentError as error:
-        if not own:
+        if not edits:
             raise
         raise ArgumentError(f"{name}: {error}") from error
 
@@ -188,7 +190,7 @@ def parted(name: str) -> tuple[str, list[tuple[str, Any]]]:
     base, bracket, rest = name.partition("[")
     if not bracket:
         return base, []
-    words = (one.partition("=") for one in rest[:-1].split(","))
+    words = (word.partition("=") for word in rest[:-1].split(","))
     pairs = [(path.strip(), value.strip()) for path, _, value in words]
     if not rest.endswith("]") or not all(map(all, pairs)):
         raise ArgumentError(
@@ -231,7 +233,7 @@ def with_start(block: BlockConfig, start: str) -> BlockConfig:
 def _fixed(part: Any) -> Any:
     """Set standard deviations that depend on a width to 0.02, also in nested parts."""
     inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-    changed = {name: _fixed(one) for name, one in inner.items() if isinstance(one, BlockPart)}
+    changed = {name: _fixed(value) for name, value in inner.items() if isinstance(value, BlockPart)}
     if isinstance(part, Dense) and part.std == FAN_IN:
         changed |= {"std": FIXED, "gain": GAIN}
     if isinstance(part, BlockConfig) and isinstance(part.embedding_std, str):

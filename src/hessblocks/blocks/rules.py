@@ -12,7 +12,7 @@ from hessblocks.blocks.norms import NoNorm, Norm
 from hessblocks.blocks.positions import ALiBiPosition, RotaryPosition
 from hessblocks.blocks.weights import FIXED, TIED, Dense, Shared, Weight
 
-Rule = Callable[[BlockFields], Iterator[str]]
+BlockRule = Callable[[BlockFields], Iterator[str]]
 NO_GRADIENT = "exclude each other: neither would ever get a gradient"
 ATTENTION = ("query", "key", "value", "first_value", "projection", "gate")
 """Fields of `Attention` that hold weights."""
@@ -236,7 +236,7 @@ def _silent_without_skip(block: BlockFields) -> Iterator[str]:
     """Refuse zero output without a skip: no signal passes; if parallel, two zero outputs."""
     attention, mlp = ((inside + behind)[:1] for inside, behind in _zeros_of(block).values())
     if block.layout == "parallel":
-        attention = [f"{one}, mlp_branch's {other}" for one in attention for other in mlp]
+        attention = [f"{first}, mlp_branch's {second}" for first in attention for second in mlp]
         mlp = []
     for branch, zeros in (("attention_branch", attention), ("mlp_branch", mlp)):
         if zeros and getattr(block, branch).skip == 0:
@@ -267,13 +267,13 @@ def _factors(block: BlockFields) -> Iterator[tuple[str, Weight, Norm]]:
 
 def _score_zeros(block: BlockFields) -> list[str]:
     """List the reasons why queries and keys are zero at initialisation."""
-    found = []
+    zeros = []
     for name, weight, norm in _factors(block):
         if weight.initial == "zeros":
-            found.append(f"a zero {name}")
+            zeros.append(f"a zero {name}")
         elif getattr(norm, "gain", 1.0) == 0:
-            found.append(f"a {name} norm with gain=0")
-    return found
+            zeros.append(f"a {name} norm with gain=0")
+    return zeros
 
 
 def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
@@ -285,12 +285,12 @@ def _zeros_of(block: BlockFields) -> dict[str, tuple[list[str], list[str]]]:
     values = _zeros(block.attention, ("value", "first_value"))[:1]
     attention = values + _zeros(block.attention, ("projection",)) + _zero_mixing(block)
     inside = {"attention_branch": attention, "mlp_branch": _zeros(block.mlp, ("input", "output"))}
-    found = {}
+    by_branch = {}
     for name, zeros in inside.items():
         branch = getattr(block, name)
         norms = [f"a norm with {field}=0" for field in _zero_fields(branch.norm)]
-        found[name] = (zeros, norms + (["gain=0"] if branch.gain == 0 else []))
-    return found
+        by_branch[name] = (zeros, norms + (["gain=0"] if branch.gain == 0 else []))
+    return by_branch
 
 
 def _zero_fields(norm: Norm) -> list[str]:
@@ -329,7 +329,7 @@ def _named(part: Attention | MLP, names: Iterable[str]) -> Iterator[tuple[str, W
             yield name, weight
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[BlockRule, ...] = (
     _heads,
     _tied,
     _squares,

@@ -145,19 +145,19 @@ def running_mean(values: Float[Tensor, "B H T V"], counting: Counting) -> Float[
 
 def _sums(x_BTD: Tensor, counting: Counting) -> Tensor:
     """Compute running sums over tokens: a matrix product per chunk, `cumsum` over chunks."""
-    kept = x_BTD if counting.allowed is None else x_BTD * counting.allowed
+    allowed = x_BTD if counting.allowed is None else x_BTD * counting.allowed
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
     if torch.compiler.is_exporting():  # chunks would fix the number of tokens up to rounding
-        return kept.cumsum(dim=1, dtype=wide)
-    missing = -kept.shape[1] % CHUNK
-    padded = F.pad(kept, (0, 0, 0, missing)) if missing else kept
+        return allowed.cumsum(dim=1, dtype=wide)
+    missing = -allowed.shape[1] % CHUNK
+    padded = F.pad(allowed, (0, 0, 0, missing)) if missing else allowed
     x_BCND = padded.unflatten(1, (-1, CHUNK))
     # in half precision a long running sum would lose the contributions of late tokens
     totals = x_BCND.sum(dim=2, keepdim=True, dtype=wide)
-    within = counting.lower.to(kept.dtype) @ x_BCND
+    within = counting.lower.to(allowed.dtype) @ x_BCND
     sums_BTD: Tensor = (within + (totals.cumsum(dim=1) - totals)).flatten(1, 2)
     # even a slice of all tokens would allocate zeros in the backward pass
-    return sums_BTD[:, : kept.shape[1]] if missing else sums_BTD
+    return sums_BTD[:, : allowed.shape[1]] if missing else sums_BTD
 
 
 def _flat(x_BHTV: Tensor) -> Tensor:

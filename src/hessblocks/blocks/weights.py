@@ -245,8 +245,8 @@ class SharedLinear(nn.Module):
     @property
     def source(self) -> nn.Linear:
         """Layer that owns the weight."""
-        found: nn.Linear = self._source[0]
-        return found
+        layer: nn.Linear = self._source[0]
+        return layer
 
     def share(self, source: nn.Module | None) -> None:
         """Use the weight of `source`.

@@ -46,7 +46,7 @@ def _options_in(path: str) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, dict):
             raise ArgumentError(
-                f"--config: {path} has {name!r}, which is no option; expected lines like "
+                f"--config: {path} has {name!r}, which is not an option; expected lines like "
                 "batch-size = 16."
             )
     return values
@@ -138,12 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _add_other_commands(asked: str = "") -> None:
+def _add_other_commands(word: str = "") -> None:
     """Add the commands of other distributions, unless the user asked for one of ours."""
-    if asked in OWN:
+    if word in OWN:
         return
-    if lacking := lacking_for(asked):
-        raise ArgumentError(f"{asked}: {lacking}")
+    if lacking := lacking_for(word):
+        raise ArgumentError(f"{word}: {lacking}")
     for name, command in load_all(FURTHER).items():
         if name not in app:
             app.command(command, name=name, group=Group(f"From {STUDIES}", sort_key=len(COMMANDS)))
@@ -159,8 +159,8 @@ def _failed(error: OSError | MemoryError | RuntimeError, words: Sequence[str]) -
     # standard output is closed or its disk is full: the interpreter must not flush it at exit
     if error.filename is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    what, why = error.filename or "standard output", error.strerror or error
-    _complain(f"{what}: {why}; free some space or permit it, and run again.", words)
+    path, reason = error.filename or "standard output", error.strerror or error
+    _complain(f"{path}: {reason}; free some space or permit it, and run again.", words)
     return 1
 
 
@@ -181,8 +181,8 @@ def _named(error: HessblocksError, words: Sequence[str]) -> str:
     field, _, rest = str(error).partition(":")
     if not isinstance(error, ArgumentError) or not words or words[0] not in app:
         return str(error)
-    known = app[words[0]].assemble_argument_collection()
-    is_option = any(option(field) in argument.names for argument in known)
+    arguments = app[words[0]].assemble_argument_collection()
+    is_option = any(option(field) in argument.names for argument in arguments)
     return f"{option(field)}:{rest}" if is_option else str(error)
 
 

@@ -17,11 +17,11 @@ ONE_EVENT = 1.0
 
 
 @contextmanager
-def interruptible(more: str = "") -> Iterator[None]:
+def interruptible(end: str = "") -> Iterator[None]:
     """Keep standard output for results; if interrupted, say that the same command can resume.
 
     Args:
-        more: end of the sentence.
+        end: end of the sentence.
 
     Raises:
         KeyboardInterrupt: the command was interrupted; the message is the sentence.
@@ -30,7 +30,7 @@ def interruptible(more: str = "") -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        sentence = f"interrupted; the same command goes on where it stopped{more}."
+        sentence = f"interrupted; the same command goes on where it stopped{end}."
         raise KeyboardInterrupt(sentence) from None
 
 

@@ -125,35 +125,35 @@ def taking(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command: cyclopts then reads its settings from options."""
     signature = inspect.signature(command, eval_str=True)
     read = [
-        _panel(one, place) if is_dataclass(one.annotation) else one
-        for place, one in enumerate(signature.parameters.values())
+        _panel(parameter, order) if is_dataclass(parameter.annotation) else parameter
+        for order, parameter in enumerate(signature.parameters.values())
     ]
-    command.__annotations__ = {one.name: one.annotation for one in read}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in read}
     command.__signature__ = signature.replace(parameters=read)  # type: ignore[attr-defined]
     return command
 
 
-def _panel(parameter: inspect.Parameter, place: float) -> inspect.Parameter:
+def _panel(parameter: inspect.Parameter, order: float) -> inspect.Parameter:
     record: Any = parameter.annotation
-    described = _described(record, place)
+    described = _described(record, order)
     taken: Any = Annotated[described, Parameter(name="*")]
     return parameter.replace(annotation=taken, default=settings.make(record, {}))
 
 
-def _described(record: Any, place: float) -> Any:
+def _described(record: Any, order: float) -> Any:
     """Make a subclass of a settings class with annotations for cyclopts; it builds the settings."""
     fields = {}
     for name, kind in settings.kinds(record).items():
         if is_dataclass(kind.type):
-            inner = _described(kind.type, place + 0.5)
+            inner = _described(kind.type, order + 0.5)
             fields[name] = Annotated[inner, Parameter(name="*")]
         else:
             # settings turn words into numbers themselves; pydantic, if imported, would refuse them
             shown = tuple[Any, ...] if kind.several else kind.type
-            fields[name] = Annotated[shown, _parameter(record, name, kind, place)]
+            fields[name] = Annotated[shown, _parameter(record, name, kind, order)]
 
-    def from_options(_: type, **given: Any) -> Any:
-        return settings.make(record, given)
+    def from_options(_: type, **values: Any) -> Any:
+        return settings.make(record, values)
 
     def unused(self: Any, **_: Any) -> None:
         """Replace the settings' `__init__`, whose annotations cyclopts cannot resolve here."""
@@ -170,7 +170,7 @@ class _Described(type):
         return isinstance(instance, cls.__mro__[1])
 
 
-def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Parameter:
+def _parameter(record: Any, name: str, kind: settings.Kind, order: float) -> Parameter:
     """Make a field's `Parameter`: name, panel, choices, converter and completion."""
     if kind.mark(settings.NoOption):
         return Parameter(parse=False)
@@ -179,23 +179,23 @@ def _parameter(record: Any, name: str, kind: settings.Kind, place: float) -> Par
     parameter = several(name) if kind.several else Parameter(completer=completer(name))
     if kind.type in (int, int | None):
         parameter = Parameter(converter=whole)
-    elif own := kind.mark(settings.ByOptimiser):
-        parameter = Parameter(show_default=lambda _: own.text)
+    elif default_of := kind.mark(settings.ByOptimiser):
+        parameter = Parameter(show_default=lambda _: default_of.text)
     if default is False or default == ():
         parameter = Parameter.combine(parameter, Parameter(show_default=False))
     return Parameter.combine(
         parameter,
         Parameter(
             name=settings.option(repeated.name if repeated else settings.prefix(record) + name),
-            group=_group(record, name, place),
+            group=_group(record, name, order),
             choices=choices.names if choices else None,
         ),
     )
 
 
-def _group(record: Any, name: str, place: float) -> Group:
+def _group(record: Any, name: str, order: float) -> Group:
     """Make the panel of a field; its title is the first docstring line of the declaring class."""
     bases = record.__mro__[-2::-1]
     number = next(i for i, base in enumerate(bases) if name in inspect.get_annotations(base))
     title = str(bases[number].__doc__).partition("\n")[0].rstrip(".")
-    return Group(title, sort_key=place + number / 10)
+    return Group(title, sort_key=order + number / 10)

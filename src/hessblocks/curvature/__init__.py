@@ -89,7 +89,6 @@ __all__ = [
     "exact_last_block",
     "group_norms",
     "parameter_groups",
-    "registered_attention",
     "second_order_attention",
     "select_groups",
 ]

@@ -22,16 +22,16 @@ class GroupDerivatives:
 
     group: str
     """Name of the group."""
-    first: witness.Comparison
+    first: witness.Agreement
     """⟨g, z⟩ against differences of the loss, where z is zero outside of this group."""
-    second: witness.Comparison
+    second: witness.Agreement
     """This group's rows of H z against differences of the gradient, where z covers all groups."""
 
     @property
     def verdict(self) -> witness.Verdict:
         """Verdict: `wrong` if either is, `right` if both are, else `unclear`."""
         verdicts = self.first.verdict, self.second.verdict
-        return next((one for one in ("wrong", "unclear") if one in verdicts), "right")
+        return next((verdict for verdict in ("wrong", "unclear") if verdict in verdicts), "right")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -47,31 +47,32 @@ class DerivativeCheck(Tabular):
     def verdict(self) -> witness.Verdict:
         """`wrong` if any group is wrong; else `right` if any group is right; else `unclear`."""
         verdicts = [group.verdict for group in self.groups]
-        return next((one for one in ("wrong", "right") if one in verdicts), "unclear")
+        return next((verdict for verdict in ("wrong", "right") if verdict in verdicts), "unclear")
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return tidy rows: group, derivative, found, difference, gap, error and verdict."""
         return [
             {
-                "group": each.group,
+                "group": group.group,
                 "derivative": name,
-                "found": one.found,
-                "difference": one.expected,
-                "gap": one.gap,
-                "error": one.error,
-                "verdict": one.verdict,
+                "found": comparison.found,
+                "difference": comparison.expected,
+                "gap": comparison.gap,
+                "error": comparison.error,
+                "verdict": comparison.verdict,
             }
-            for each in self.groups
-            for name, one in (("<g, z>", each.first), ("H z", each.second))
+            for group in self.groups
+            for name, comparison in (("<g, z>", group.first), ("H z", group.second))
         ]
 
     def __str__(self) -> str:
         """Show the verdict, and a table with derivatives, differences and verdict per group."""
-        width = max(len(each.group) for each in self.groups)
+        width = max(len(group.group) for group in self.groups)
         lines = [
-            f"{each.group:{width}}  <g, z> {each.first.found:10.4g} ({each.first.expected:10.4g})  "
-            f"|H z| {each.second.found:10.4g} ({each.second.expected:10.4g})  {each.verdict}"
-            for each in self.groups
+            f"{group.group:{width}}  "
+            f"<g, z> {group.first.found:10.4g} ({group.first.expected:10.4g})  "
+            f"|H z| {group.second.found:10.4g} ({group.second.expected:10.4g})  {group.verdict}"
+            for group in self.groups
         ]
         count = f"{len(self.groups)} groups (by differences, {self.dtype})"
         return "\n".join([f"derivatives of {count}: {self.verdict}", *lines])
@@ -129,14 +130,14 @@ def check_derivatives(
             {name: _within(group, along) for name, group in groups.items()},
             {name: partial(_entries, group) for name, group in groups.items()},
         )
-    found = [
+    derivatives = [
         GroupDerivatives(group=name, first=compared.first[name], second=compared.second[name])
         for name in groups
     ]
-    return DerivativeCheck(groups=tuple(found), dtype=compared.dtype)
+    return DerivativeCheck(groups=tuple(derivatives), dtype=compared.dtype)
 
 
-def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, " size"]:
+def _entries(group: ParameterGroup, tensors: witness.ByName) -> Float[Tensor, " size"]:
     """Flatten the group's entries to one vector."""
     like = tensors[group.parameters[0]]
     into = like.new_empty(1, group.size)
@@ -144,7 +145,7 @@ def _entries(group: ParameterGroup, tensors: witness.Tensors) -> Float[Tensor, "
     return into[0]
 
 
-def _within(group: ParameterGroup, tensors: witness.Tensors) -> dict[str, Tensor]:
+def _within(group: ParameterGroup, tensors: witness.ByName) -> dict[str, Tensor]:
     """Return the tensors of the group's parameters, with zeros outside of the group."""
     vectors = _entries(group, tensors)[None]
-    return {name: one[0] for name, one in group.scatter(vectors, tensors).items()}
+    return {name: rows[0] for name, rows in group.scatter(vectors, tensors).items()}

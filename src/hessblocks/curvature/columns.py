@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hessblocks.conventions import PARTS, Part
 from hessblocks.curvature.groups import ParameterGroup, merge
-from hessblocks.curvature.products import Block, Hessian, Problem, squared_products
+from hessblocks.curvature.products import Hessian, HessianBlock, Problem, squared_products
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.linalg import (
     FEWEST_PROBES,
@@ -27,7 +27,7 @@ from hessblocks.linalg import (
     norm_from_squares,
 )
 
-Blocks = Iterable[Float[Tensor, "piece entries"]]
+ProbeBlocks = Iterable[Float[Tensor, "piece entries"]]
 Squares = dict[Part, Float[Tensor, "K rows"]]
 
 
@@ -98,38 +98,40 @@ def column_squares(
         seed = int.from_bytes(hashlib.sha256(f"{seed} {column}".encode()).digest()[:7], "big")
     group, rows = groups[column], rows or list(groups)
     wanted = [groups[name] for name in rows]
-    later = [name for one in groups.values() for name in one.parameters]
+    later = [name for member in groups.values() for name in member.parameters]
 
-    block = Block(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
+    block = HessianBlock(rows=merge("rows", wanted), columns=group, parts=parts, later=later)
 
-    def measured(blocks: Blocks) -> Squares:
+    def measured(blocks: ProbeBlocks) -> Squares:
         pieces = [squared_products(problem, vectors, wanted, block) for vectors in blocks]
         return {part: torch.cat([piece[part].cpu() for piece in pieces]) for part in parts}
 
     values = measured(_vectors(problem, group, probes, seed, len(parts)))
     exact = group.size <= probes
-    if not exact and any(bool((found == 0).all(0).any()) for found in values.values()):
+    if not exact and any(bool((sums == 0).all(0).any()) for sums in values.values()):
         _fill_missed(
             values, measured, Probes(Hessian(problem, group), seed=seed, distribution="gaussian")
         )
     squares = {}
-    for part, found in values.items():
-        if not torch.isfinite(found).all():
+    for part, sums in values.items():
+        if not torch.isfinite(sums).all():
             raise RunError(
                 f"curvature: products of {part} with {group.name} are not finite; look at the "
                 "weights, or use float64 parameters"
             )
-        squares[part] = dict(zip(rows, map(tuple, found.T.tolist()), strict=True))
+        squares[part] = dict(zip(rows, map(tuple, sums.T.tolist()), strict=True))
     return ColumnSquares(column=column, exact=exact, squares=squares)
 
 
 def rows_of(names: Sequence[str], column: str, blocks: str) -> list[str]:
     """List a column's row groups: all, those from j on (triangle), or only j (diagonal)."""
-    place = names.index(column)
-    return list({"all": names, "triangle": names[place:], "diagonal": [column]}[blocks])
+    start = names.index(column)
+    return list({"all": names, "triangle": names[start:], "diagonal": [column]}[blocks])
 
 
-def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source: Probes) -> None:
+def _fill_missed(
+    values: Squares, measured: Callable[[ProbeBlocks], Squares], source: Probes
+) -> None:
     """Replace zeros of blocks that all Rademacher probes missed by Gaussian estimates, in place.
 
     A nonzero block may map all sign vectors to 0, but maps a Gaussian vector to 0 with probability
@@ -141,9 +143,7 @@ def _fill_missed(values: Squares, measured: Callable[[Blocks], Squares], source:
     looks = measured([first])
     noise = 100 * torch.finfo(first.dtype).eps
     bound = noise**2 * max(float(look.max()) for look in looks.values())
-    missed = {
-        part: (found == 0).all(0) & (looks[part][0] > bound) for part, found in values.items()
-    }
+    missed = {part: (sums == 0).all(0) & (looks[part][0] > bound) for part, sums in values.items()}
     if any(bool(places.any()) for places in missed.values()):
         count = len(next(iter(values.values())))
         anew = measured(drawn.T for drawn in source.blocks(count, len(first)))
@@ -181,5 +181,7 @@ def _together(problem: Problem, parts: int) -> int:
     if problem.plan.hold:
         return problem.plan.together
     limit = problem.memory_limit or default_limit(problem.device)
-    one = sum(p.numel() * p.element_size() for p in problem.parameters.values()) * (parts + 1)
-    return max(problem.plan.together, limit // (4 * one))
+    bytes_each = sum(p.numel() * p.element_size() for p in problem.parameters.values()) * (
+        parts + 1
+    )
+    return max(problem.plan.together, limit // (4 * bytes_each))

@@ -20,9 +20,9 @@ from hessblocks.errors import ArgumentError, check_name, duration, in_units
 from hessblocks.linalg import FEWEST_SAMPLES
 
 Way = Literal["probes", "sampled"]
-Blocks = Literal["all", "triangle", "diagonal"]
+BlockChoice = Literal["all", "triangle", "diagonal"]
 METHODS = ("auto", "probes", "sampled")
-BLOCKS: tuple[Blocks, ...] = ("all", "triangle", "diagonal")
+BLOCKS: tuple[BlockChoice, ...] = ("all", "triangle", "diagonal")
 SAMPLES_A_PROBE = 4
 """Samples with the same error for every group as one probe per group (see docs/products.md)."""
 PRODUCT = {"all": 1.0, "triangle": 0.6, "diagonal": 0.5}
@@ -59,11 +59,11 @@ class Cost:
 
     def __str__(self) -> str:
         """Show all fields in one line."""
-        each = f"{self.count} probes in each of {self.groups} groups"
+        drawn = f"{self.count} probes in each of {self.groups} groups"
         if self.method == "sampled":
-            each = f"{self.count} sampled gradients for all {self.groups} groups"
+            drawn = f"{self.count} sampled gradients for all {self.groups} groups"
         products = f"{self.products} products, about {self.gradients:.0f} gradients"
-        return f"{each}: {products}, {in_units(self.bytes)}"
+        return f"{drawn}: {products}, {in_units(self.bytes)}"
 
 
 Tell = Callable[[Cost], object]
@@ -79,7 +79,7 @@ class Work:
     """Groups by name."""
     parts: Sequence[Part]
     """Parts H_o, H_f and H to measure."""
-    blocks: Blocks
+    blocks: BlockChoice
     """Kind of blocks to compute."""
 
     def products(self, probes: int, names: Iterable[str] | None = None) -> int:

@@ -81,9 +81,9 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
             return draw_layers(tuple(self), layers, norms, part=part, ax=ax)
         series = []
         for part in self.parts:
-            found = [parts[part] for parts in self.values()]
-            values = tuple(max(one.value, 0.0) for one in found)
-            errors = tuple(one.standard_error for one in found)
+            estimates = [parts[part] for parts in self.values()]
+            values = tuple(max(estimate.value, 0.0) for estimate in estimates)
+            errors = tuple(estimate.standard_error for estimate in estimates)
             places = tuple(map(float, range(len(self))))
             series.append(Series(name=SYMBOLS[part], x=places, y=values, error=errors, line=False))
         panel = Panel(
@@ -92,7 +92,7 @@ class GroupNorms(dict[str, dict[Part, Estimate]], Tabular):
             y_label="Frobenius norm (nats per token)",
             series=tuple(series),
             ticks=tuple(self),
-            **log_axis(y for one in series for y in one.y),
+            **log_axis(y for curve in series for y in curve.y),
         )
         return plot(panel, ax)
 
@@ -157,13 +157,15 @@ def group_norms(
             name: {"outer": pairs.norm(at, at)} for at, name in enumerate(groups)
         }
         return GroupNorms(groups, sampled)
-    found: dict[str, dict[Part, Estimate]] = {}
+    norms: dict[str, dict[Part, Estimate]] = {}
     forecast = Forecast(cost, told=tell is not None)
     for name in groups:
-        own = column_squares(problem, groups, name, [name], parts, cost.count, seed, by_name=False)
-        found[name] = {part: own.norm(part, name) for part in parts}
-        forecast(work.products(cost.count, found))
-    return GroupNorms(groups, found)
+        squares = column_squares(
+            problem, groups, name, [name], parts, cost.count, seed, by_name=False
+        )
+        norms[name] = {part: squares.norm(part, name) for part in parts}
+        forecast(work.products(cost.count, norms))
+    return GroupNorms(groups, norms)
 
 
 def _check_parts(parts: Sequence[Part]) -> None:
@@ -183,20 +185,20 @@ def heterogeneity(norms: Mapping[str, Estimate]) -> Heterogeneity[Estimate]:
         The ratio, its 95 % interval, and the groups with the largest and smallest norm; the ratio's
         standard error is a quarter of the interval's width.
     """
-    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    extremes = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     zero_groups = tuple(name for name, norm in norms.items() if norm.value <= 0)
-    if found is None:
+    if extremes is None:
         nothing = Estimate(value=0.0, method="exact")
         return Heterogeneity(ratio=nothing, largest="", smallest="", zero_groups=zero_groups)
-    both = norms[found.largest], norms[found.smallest]
-    exact = not found.standard_error and all(end.method == "exact" for end in both)
+    both = norms[extremes.largest], norms[extremes.smallest]
+    exact = not extremes.standard_error and all(end.method == "exact" for end in both)
     ratio = Estimate(
-        value=found.ratio,
-        standard_error=found.standard_error or 0.0,
+        value=extremes.ratio,
+        standard_error=extremes.standard_error or 0.0,
         probes=max(end.probes for end in both),
         method="exact" if exact else "estimate",
     )
-    return Heterogeneity(**{**vars(found), "ratio": ratio, "zero_groups": zero_groups})
+    return Heterogeneity(**{**vars(extremes), "ratio": ratio, "zero_groups": zero_groups})
 
 
 def norm_rows(

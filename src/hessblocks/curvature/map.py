@@ -24,7 +24,7 @@ from hessblocks.curvature.columns import (
     norm_of,
     rows_of,
 )
-from hessblocks.curvature.cost import Blocks, Forecast, Tell, Way, Work, decide
+from hessblocks.curvature.cost import BlockChoice, Forecast, Tell, Way, Work, decide
 from hessblocks.curvature.frobenius_norms import heterogeneity
 from hessblocks.curvature.groups import ParameterGroup, overlap
 from hessblocks.curvature.products import Problem, groups_of
@@ -71,9 +71,9 @@ class CurvatureMap(Tabular):
 
     def __str__(self) -> str:
         """Show the number of groups, the heterogeneity, and the method with its cost."""
-        own = next(iter(self.table.values()))
+        estimate = next(iter(self.table.values()))
         kind = "samples" if self.method == "sampled" else "probes"
-        spent = f", {own.probes} {kind}" if own.probes else ""
+        spent = f", {estimate.probes} {kind}" if estimate.probes else ""
         read = f"map of {SYMBOLS[self.part]}, {len(self.names)} groups{spent}"
         return f"{read}; own blocks: {self.heterogeneity}"
 
@@ -88,8 +88,8 @@ class CurvatureMap(Tabular):
         """
         from hessblocks.drawing import draw_heatmap
 
-        known = {place: norm.value for place, norm in self.table.items()}
-        values = [[known.get((i, j), math.nan) for j in self.names] for i in self.names]
+        norms = {pair: norm.value for pair, norm in self.table.items()}
+        values = [[norms.get((i, j), math.nan) for j in self.names] for i in self.names]
         return draw_heatmap(self.names, self.layers, values, part=self.part, ax=ax)
 
 
@@ -102,7 +102,7 @@ def curvature_map(
     seed: int = 0,
     *,
     method: str = "auto",
-    blocks: Blocks = "all",
+    blocks: BlockChoice = "all",
     tell: Tell | None = None,
 ) -> CurvatureMap:
     """Estimate all block norms from G · K Hessian-vector products, or H_o's from 4 K gradients.
@@ -162,7 +162,7 @@ def curvature_map(
     if sampling:
         step = Forecast(cost, len(sampling.plan.passes), told=tell is not None)
         grams = gram_matrices(problem, groups, sampling, seed=seed, step=step)
-        return combine_samples(groups, grams.products, own=blocks == "diagonal")
+        return combine_samples(groups, grams.products, diagonal=blocks == "diagonal")
     names, columns, forecast = list(groups), [], Forecast(cost, told=tell is not None)
     for n in names:
         rows = rows_of(names, n, blocks)
@@ -172,24 +172,27 @@ def curvature_map(
 
 
 def combine_samples(
-    groups: Mapping[str, ParameterGroup], products: Float[Tensor, "G B S S"], *, own: bool = False
+    groups: Mapping[str, ParameterGroup],
+    products: Float[Tensor, "G B S S"],
+    *,
+    diagonal: bool = False,
 ) -> CurvatureMap:
     """Make the map of H_o from the inner products of samples.
 
     Args:
         groups: groups of rows and columns, by name.
         products: inner products of each group, in the same order.
-        own: whether to compute only the diagonal blocks.
+        diagonal: whether to compute only the diagonal blocks.
 
     Returns:
         The map.
     """
-    found = norms_from_pairs(products)
+    norms = norms_from_pairs(products)
 
     def cell(i: int, j: int) -> Estimate | None:
-        return found.norm(i, j) if i == j or not own else None
+        return norms.norm(i, j) if i == j or not diagonal else None
 
-    return _map(groups, "outer", cell, None if own else found.off_diagonal_share, "sampled")
+    return _map(groups, "outer", cell, None if diagonal else norms.off_diagonal_share, "sampled")
 
 
 def combine_columns(
@@ -223,7 +226,7 @@ def _map(
         part=part,
         names=names,
         layers=tuple(group.layer for group in groups.values()),
-        table={(row, column): found for (i, row), (j, column) in pairs if (found := cell(i, j))},
+        table={(row, column): norm for (i, row), (j, column) in pairs if (norm := cell(i, j))},
         off_diagonal_share=None if overlap(groups.values()) else share,
         method=method,
     )
@@ -237,7 +240,7 @@ def _cell(columns: Sequence[ColumnSquares], part: Part, i: int, j: int) -> Estim
             return columns[column].norm(part, columns[row].column)
     if not ways:
         return None
-    squares = [_squares(columns, part, *way) for way in sorted(ways, reverse=True)]
+    squares = [_squares(columns, part, *pair) for pair in sorted(ways, reverse=True)]
     return norm_of(torch.cat(squares), exact=False)
 
 
@@ -253,8 +256,8 @@ def _weight(columns: Sequence[ColumnSquares], part: Part, column: int, row: int)
     """Compute the weight of a column's estimate of a block; exact columns replace other ones."""
     if not _holds(columns, part, row, column):
         return 2.0
-    exact, other = columns[column].exact, columns[row].exact
-    return (1.0 if other else 2.0) if exact else (0.0 if other else 1.0)
+    exact, row_exact = columns[column].exact, columns[row].exact
+    return (1.0 if row_exact else 2.0) if exact else (0.0 if row_exact else 1.0)
 
 
 def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimate | None:
@@ -266,25 +269,25 @@ def _off_diagonal_share(columns: Sequence[ColumnSquares], part: Part) -> Estimat
     Returns:
         The share, 0 if all blocks are 0; None if only diagonal blocks were estimated.
     """
-    own, others, counts = [], [], []
+    diagonal, others, counts = [], [], []
     places = range(len(columns))
     for j in places:
-        own.append(_squares(columns, part, j, j))
+        diagonal.append(_squares(columns, part, j, j))
         rows = [i for i in places if i != j and _holds(columns, part, j, i)]
-        found = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
-        others.append(torch.stack(found).sum(0) if found else torch.zeros_like(own[-1]))
-        counts.append(1 if columns[j].exact else len(own[-1]))
+        weighted = [_weight(columns, part, j, i) * _squares(columns, part, j, i) for i in rows]
+        others.append(torch.stack(weighted).sum(0) if weighted else torch.zeros_like(diagonal[-1]))
+        counts.append(1 if columns[j].exact else len(diagonal[-1]))
         alone = not rows and not any(_holds(columns, part, i, j) for i in places if i != j)
         if alone and len(columns) > 1:
             return None
     outside = sum(float(o.sum()) / count for o, count in zip(others, counts, strict=True))
-    total = outside + sum(float(d.sum()) / count for d, count in zip(own, counts, strict=True))
+    total = outside + sum(float(d.sum()) / count for d, count in zip(diagonal, counts, strict=True))
     if total == 0 or all(column.exact for column in columns):
         return Estimate(value=outside / total if total else 0.0, method="exact")
     share = outside / total
     variance = sum(
         float((((1 - share) * o - share * d) / total).var()) / count * student_factor(count) ** 2
-        for o, d, count in zip(others, own, counts, strict=True)
+        for o, d, count in zip(others, diagonal, counts, strict=True)
         if count > 1
     )
     return Estimate(

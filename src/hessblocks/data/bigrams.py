@@ -86,11 +86,14 @@ class BigramTable:
             ArgumentError: a token that the table cannot know.
         """
         self._check(tokens.numpy())
-        seen = np.pad(~masked.numpy(), ((0, 0), (1, 1)))
+        unmasked = np.pad(~masked.numpy(), ((0, 0), (1, 1)))
         text = np.pad(tokens.numpy(), ((0, 0), (1, 1)))
-        row, place = np.nonzero(masked.numpy())
-        left, right = np.where(seen, text, -1)[row, place], np.where(seen, text, -1)[row, place + 2]
-        truth = tokens.numpy()[row, place]
+        row, column = np.nonzero(masked.numpy())
+        left, right = (
+            np.where(unmasked, text, -1)[row, column],
+            np.where(unmasked, text, -1)[row, column + 2],
+        )
+        truth = tokens.numpy()[row, column]
         chunk = max(1, _ROWS // len(self._alone))
         losses = [
             self._between(
@@ -108,12 +111,12 @@ class BigramTable:
 
     def _after(self, before: Any, token: Any) -> Any:
         """Compute P(token | before), elementwise."""
-        known = np.asarray(self._pairs[before, token]).ravel()
+        counts = np.asarray(self._pairs[before, token]).ravel()
         kinds = self._kinds[before]
         total = self._begun[before] + kinds
         return np.where(
             total > 0,
-            (known + kinds * self._alone[token]) / np.maximum(total, 1),
+            (counts + kinds * self._alone[token]) / np.maximum(total, 1),
             self._alone[token],
         )
 
@@ -131,5 +134,5 @@ class BigramTable:
         total = self._begun + self._kinds
         spread = (counts + self._kinds * ends) / np.maximum(total, 1)
         every[here] += np.log(np.where(total > 0, spread, ends))
-        own = every[np.arange(len(truth)), truth]
-        return torch.logsumexp(torch.from_numpy(every), dim=1).numpy() - own
+        truth_scores = every[np.arange(len(truth)), truth]
+        return torch.logsumexp(torch.from_numpy(every), dim=1).numpy() - truth_scores

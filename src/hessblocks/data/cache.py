@@ -37,8 +37,8 @@ class Entry:
 
 def cache_root() -> Path:
     """Return the cache folder: `HESSBLOCKS_CACHE`, else `hessblocks` in the user's cache folder."""
-    if own := os.environ.get("HESSBLOCKS_CACHE"):
-        return Path(own)
+    if configured := os.environ.get("HESSBLOCKS_CACHE"):
+        return Path(configured)
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "hessblocks"
     if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
@@ -74,8 +74,8 @@ def cached(name: str, key: Mapping[str, Any], build: Build) -> Entry:
         with FileLock(root / f".{name}.lock"):
             if fault := storage.check_manifest(folder, storage.identity_of(key)):
                 if folder.exists():
-                    other = "is of another version of text or code"
-                    words = other if fault == "is of another run" else fault
+                    outdated = "is of another version of text or code"
+                    words = outdated if fault == "is of another run" else fault
                     warnings.warn(f"cache: {name} {words}; building it again", CacheWarning, 2)
                 storage.remove_partials(root, name)
                 _build(folder, key, build)
@@ -92,8 +92,8 @@ def _build(folder: Path, key: Mapping[str, Any], build: Build) -> None:
         contents = build(begun)
         for path in begun.iterdir():
             path.rename(temporary / path.name)
-        of, progress = storage.identity_of(key), {"contents": contents}
-        storage.write_manifest(temporary, of, folder.name, progress)
+        identity, progress = storage.identity_of(key), {"contents": contents}
+        storage.write_manifest(temporary, identity, folder.name, progress)
 
 
 @contextmanager
@@ -101,8 +101,8 @@ def _begun(folder: Path, key: Mapping[str, Any]) -> Iterator[Path]:
     """Yield a folder that remains after an interruption, and is reused for the same key."""
     stem = f".{folder.name}.begun-"
     begun = folder.with_name(stem + hashlib.sha256(repr(sorted(key.items())).encode()).hexdigest())
-    for other in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
-        shutil.rmtree(other)
+    for stale in {*folder.parent.glob(f"{glob.escape(stem)}*")} - {begun}:
+        shutil.rmtree(stale)
     begun.mkdir(exist_ok=True)
     storage.remove_partials(begun)
     try:

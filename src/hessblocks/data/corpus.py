@@ -71,9 +71,9 @@ def learn_encoding(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    whole = [[part for text in texts for part in slices_of(text)]]
+    slices = [[part for text in texts for part in slices_of(text)]]
     # one batch: the trainer then needs no Python; popped, so that its memory is freed afterwards
-    batches = (whole.pop() for _ in range(1))
+    batches = (slices.pop() for _ in range(1))
     _run_interruptibly(lambda: encoding.train_from_iterator(batches, trainer))
     return encoding
 
@@ -115,7 +115,7 @@ def write_corpus(
         pieces = thinned(train, sum(map(len, train)), LEARNING_CHARACTERS)
         write_text(learnt, learn_encoding(pieces, vocabulary, special).to_str())
     encoding = Tokenizer.from_file(str(learnt))
-    made = {
+    contents = {
         "vocabulary": encoding.get_vocab_size(),
         "splits": {
             split: {
@@ -128,7 +128,7 @@ def write_corpus(
     }
     for part in folder.glob("*.part"):
         part.unlink()
-    return made
+    return contents
 
 
 def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
@@ -150,9 +150,9 @@ def write_tokens(texts: Iterable[Text], encoding: Any, path: Path) -> int:
         parts.append(path.with_suffix(f".{number}.part"))
         if not parts[-1].exists():
             # END_OF_TEXT is a piece of the text already, so that none is added
-            found = encoding.encode_batch_fast(batch, add_special_tokens=False)
+            encoded = encoding.encode_batch_fast(batch, add_special_tokens=False)
             with atomic_path(parts[-1]) as temporary, temporary.open("wb") as file:
-                for tokens in found:
+                for tokens in encoded:
                     file.write(np.asarray(tokens.ids, dtype=kind).tobytes())
     with path.open("wb") as file:
         for part in parts:
@@ -164,8 +164,10 @@ def _batches(texts: Iterable[Text]) -> Iterator[list[str]]:
     """Yield lists of pieces of about `_BATCH` characters; each document ends with END_OF_TEXT."""
     pieces = (p for text in texts for p in itertools.chain(pieces_of(text), [END_OF_TEXT]))
     parts, counted = itertools.tee(itertools.chain.from_iterable(map(slices_of, pieces)))
-    seen = itertools.accumulate(map(len, counted))
-    for _, batch in itertools.groupby(zip(parts, seen, strict=True), lambda p: p[1] // _BATCH):
+    characters = itertools.accumulate(map(len, counted))
+    for _, batch in itertools.groupby(
+        zip(parts, characters, strict=True), lambda p: p[1] // _BATCH
+    ):
         yield [part for part, _ in batch]
 
 

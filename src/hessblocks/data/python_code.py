@@ -64,9 +64,9 @@ def load_corpus(
     if path == "":  # this would mean the current folder
         raise ArgumentError("--data: expected a file or folder, got an empty name.")
     source = user_files(Path(path))
-    place = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    key = hashlib.sha256(str(Path(path).resolve()).encode("utf-8", "surrogateescape")).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", source.name)[:40]
-    return load_source(source, f"{name}-{place[:8]}", vocabulary)
+    return load_source(source, f"{name}-{key[:8]}", vocabulary)
 
 
 def load_source(source: Source, entry: str, vocabulary: int) -> Corpus:
@@ -112,7 +112,7 @@ def _warn(message: str) -> None:
 def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
     """Learn the encoding from the training split, write every split, and describe the corpus."""
     texts = {split: [text for _, text in source.read(split)] for split in source.splits}
-    found = {split: len(texts[split]) for split in texts}
+    counts = {split: len(texts[split]) for split in texts}
     if source.by_tail:
         cut = [text.cut(round((1 - VALIDATION_SHARE) * len(text))) for text in texts["train"]]
         texts = {"train": [head for head, _ in cut], "validation": [tail for _, tail in cut]}
@@ -122,14 +122,18 @@ def _build(source: Source, vocabulary: int, folder: Path) -> Mapping[str, Any]:
                 f"--data: {source.name} has too little text (UTF-8) to train on and to hold some "
                 "out; is it binary or empty? Give text or code."
             )
-    made = {
+    contents = {
         "split": "end of each file" if source.by_tail else "by file",
-        "left_out": sum(map(len, source.splits.values())) - sum(found.values()),
-        **write_corpus(folder, {split: own for split, own in texts.items() if own}, vocabulary),
+        "left_out": sum(map(len, source.splits.values())) - sum(counts.values()),
+        **write_corpus(
+            folder,
+            {split: files for split, files in texts.items() if files},
+            vocabulary,
+        ),
     }
     if fingerprint(source.root, source.paths) != source.fingerprint:
         raise RunError(f"--data: {source.name} was changed while it was read; start again.")
-    return made
+    return contents
 
 
 VALIDATION_SHARE = 0.1
@@ -226,16 +230,16 @@ def user_files(path: Path) -> Source:
     """
     try:
         if not path.is_file() and not path.is_dir():
-            raise ArgumentError(f"--data: {path} is no file or folder; give one that exists.")
-        root, found = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
-        paths = [name for name in found if root != path or not (root / name).is_symlink()]
+            raise ArgumentError(f"--data: {path} is not a file or folder; give one that exists.")
+        root, names = (path, list(_files(path))) if path.is_dir() else (path.parent, [path.name])
+        paths = [name for name in names if root != path or not (root / name).is_symlink()]
         if not paths:
-            only = "no files but links, which are not followed" if found else "no files"
+            only = "no files but links, which are not followed" if names else "no files"
             raise ArgumentError(f"--data: {path} holds {only}; give a folder with text or code.")
         if root != path and not begins_as_text(path):  # before the whole file is hashed
             raise _no_text(printable(path.resolve().name))
         splits = {"train": tuple(paths)} if len(paths) < FEW_FILES else split_by_file(paths)
-        links = len(found) - len(paths)
+        links = len(names) - len(paths)
         return _source(printable(path.resolve().name), root, paths, splits, links)
     except OSError as error:
         raise _unreadable(error.filename or path, error) from error
@@ -296,8 +300,11 @@ def _held_out(paths: Sequence[str]) -> tuple[str, ...]:
 
 def split_by_file(paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Hold out a tenth of the files for validation."""
-    held = dict.fromkeys(_held_out(paths))
-    return {"train": tuple(path for path in paths if path not in held), "validation": tuple(held)}
+    chosen = dict.fromkeys(_held_out(paths))
+    return {
+        "train": tuple(path for path in paths if path not in chosen),
+        "validation": tuple(chosen),
+    }
 
 
 def fingerprint(root: AnyPath, paths: Iterable[str]) -> str:

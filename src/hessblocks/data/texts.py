@@ -36,13 +36,13 @@ class TextFile:
 
     def cut(self, at: int) -> tuple[TextFile, TextFile]:
         """Cut a whole file in two, at the last line end shortly before `at`, or else at `at`."""
-        seen = line = 0
+        read = line = 0
         for block in TextFile(path=self.path, stop=at).blocks():
             if end := block.rfind("\n") + 1:
-                line = seen + end
-            seen += len(block)
-        place = line if line > at // 2 else at
-        return replace(self, stop=place), replace(self, start=place)
+                line = read + end
+            read += len(block)
+        end_of_head = line if line > at // 2 else at
+        return replace(self, stop=end_of_head), replace(self, start=end_of_head)
 
 
 Text = str | TextFile
@@ -108,23 +108,23 @@ def slices_of(piece: str) -> Iterator[str]:
     during encoding.
     """
     start = 0
-    while found := _WORD.search(piece, start + _SLICE):
-        yield piece[start : found.start()]
-        start = found.start()
+    while match := _WORD.search(piece, start + _SLICE):
+        yield piece[start : match.start()]
+        start = match.start()
     yield piece[start:]
 
 
-def thinned(texts: Iterable[Text], characters: int, most: int) -> Iterator[str]:
-    """Yield every k-th piece of the texts, with k such that about `most` characters remain.
+def thinned(texts: Iterable[Text], characters: int, limit: int) -> Iterator[str]:
+    """Yield every k-th piece of the texts, with k such that about `limit` characters remain.
 
     Args:
         texts: documents.
         characters: total number of characters.
-        most: number of characters that remain.
+        limit: number of characters that remain.
 
     Returns:
         The remaining pieces, in order.
     """
-    step = max(1, -(-characters // most))
+    step = max(1, -(-characters // limit))
     pieces = (piece for text in texts for piece in pieces_of(text))
     return itertools.islice(pieces, 0, None, step)

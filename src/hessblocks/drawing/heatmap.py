@@ -112,25 +112,25 @@ def _label(axis: Axes, names: Sequence[str], layers: Sequence[int | None]) -> No
     """Write short names at both sides, and a line wherever the layer changes."""
     short = [short_name(name) for name in names]
     changes = [
-        place for place, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
+        index for index, pair in enumerate(itertools.pairwise(layers), 1) if len({*pair}) > 1
     ]
-    places, size = list(range(len(names))), 9 if len(names) <= 40 else 7
+    indices, size = list(range(len(names))), 9 if len(names) <= 40 else 7
     if many := len(names) > LABELS:
-        places, size = _apart([0, *changes], len(names) / LABELS), 9
+        indices, size = _apart([0, *changes], len(names) / LABELS), 9
         short = [
             name if layer is None else f"layer {layer}"
             for name, layer in zip(short, layers, strict=True)
         ]
-    shown = [short[place] for place in places]
-    axis.set_xticks(places, shown, rotation=90, fontsize=size)
-    axis.set_yticks(places, shown, fontsize=size)
+    shown = [short[index] for index in indices]
+    axis.set_xticks(indices, shown, rotation=90, fontsize=size)
+    axis.set_yticks(indices, shown, fontsize=size)
     axis.set_xlabel("Group of the columns (a number in front: its layer)")
     axis.set_ylabel("Group of the rows")
     axis.tick_params(length=0)
     axis.grid(visible=False)
-    for place in changes:
-        axis.axhline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
-        axis.axvline(place - 0.5, color="white", linewidth=0.5 if many else 1.4)
+    for index in changes:
+        axis.axhline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
+        axis.axvline(index - 0.5, color="white", linewidth=0.5 if many else 1.4)
 
 
 def short_name(name: str) -> str:
@@ -138,13 +138,13 @@ def short_name(name: str) -> str:
     return re.sub(r"^layers\.(\d+)\.(attention\.)?", r"\1 ", plain_math(name))
 
 
-def _apart(places: Sequence[int], least: float) -> list[int]:
+def _apart(indices: Sequence[int], least: float) -> list[int]:
     """Select places at least `least` apart, so that their names do not overlap."""
-    kept = [places[0]]
-    for place in places[1:]:
-        if place - kept[-1] >= least:
-            kept.append(place)
-    return kept
+    selected = [indices[0]]
+    for index in indices[1:]:
+        if index - selected[-1] >= least:
+            selected.append(index)
+    return selected
 
 
 def draw_layers(
@@ -167,7 +167,7 @@ def draw_layers(
     Returns:
         The matplotlib figure that was drawn on.
     """
-    inside = [one for one in zip(names, layers, values, strict=True) if one[1] is not None]
+    inside = [row for row in zip(names, layers, values, strict=True) if row[1] is not None]
     roles = list(dict.fromkeys(role_in_layer(name) for name, _, _ in inside))
     places = sorted({layer for _, layer, _ in inside if layer is not None})
     table = np.full((len(places), len(roles)), np.nan)
@@ -184,7 +184,7 @@ def draw_layers(
     ax.grid(visible=False)
     ax.set_xticks(range(len(roles)), roles, rotation=45, ha="right", rotation_mode="anchor")
     step = max(1, len(places) // 10)
-    ax.set_yticks(range(0, len(places), step), [str(one) for one in places[::step]])
+    ax.set_yticks(range(0, len(places), step), list(map(str, places[::step])))
     ax.set_ylabel("layer")
     ax.set_title(f"Norms of the {PART_WORDS[part]}", loc="left")
     return figure

@@ -66,9 +66,9 @@ def write_picture(figure: Figure, folder: AnyPath, name: str) -> Path:
 def _hold_empty_labels(figure: Figure) -> None:
     """Fix the position of empty labels; matplotlib would otherwise compute it in each pass."""
     for axis in figure.axes:
-        for one in (axis.xaxis, axis.yaxis):
-            if not one.get_label_text():
-                one.set_label_coords(0, 0)
+        for ruler in (axis.xaxis, axis.yaxis):
+            if not ruler.get_label_text():
+                ruler.set_label_coords(0, 0)
 
 
 def _settle(figure: Figure) -> None:
@@ -77,8 +77,8 @@ def _settle(figure: Figure) -> None:
     if not any(axis.images for axis in figure.axes):  # maps have a fixed layout
         for axis in figure.axes:  # the last digits of the layout solver vary
             x, y, width, height = axis.get_position(original=True).bounds
-            place = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
-            axis.set_position(place)
+            bounds = round(x, 6), round(y, 6), round(width, 6), round(height, 6)
+            axis.set_position(bounds)
 
 
 def page_picture(figure: Figure) -> bytes:
@@ -96,6 +96,6 @@ def page_picture(figure: Figure) -> bytes:
         box = figure.get_tightbbox(renderer).padded(MARGIN)
         FigureCanvasSVG(figure).print_svg(svg, metadata=UNDATED)
     inches = box.x0, figure.get_figheight() - box.y1, box.width, box.height
-    left, top, width, height = (f"{72 * one:.2f}" for one in inches)
+    left, top, width, height = (f"{72 * length:.2f}" for length in inches)
     view = f'width="{width}pt" height="{height}pt" viewBox="{left} {top} {width} {height}"'
     return re.sub(SHEET, view.encode(), svg.getvalue(), count=1)

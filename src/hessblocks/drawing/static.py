@@ -86,7 +86,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
     axes = drawn.subplots(
         rows, columns, sharex=shared, sharey=figure.shares == "both", squeeze=False
     )
-    for place, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
+    for index, (axis, panel) in enumerate(zip(axes.flat, panels, strict=False)):
         _draw_panel(axis, panel, looks, width / columns)
         if figure.shares != "none":
             drawn.supxlabel(
@@ -94,7 +94,7 @@ def draw(figure: figures.Figure, narrowest: float = NARROWEST, *, legend: bool =
             )
             drawn.supylabel(axis.get_ylabel().replace("\n", " "), fontsize=11)
             axis.set(xlabel="", ylabel="")
-            axis.tick_params(labelbottom=place >= len(panels) - columns or not shared)
+            axis.tick_params(labelbottom=index >= len(panels) - columns or not shared)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     if any(panel.named for panel in figure.plots):
@@ -127,9 +127,9 @@ def plot(panel: figures.Panel, ax: Axes | None = None) -> Drawn:
         _draw_panel(ax, panel, looks, SIZE[0])
         if handles := _legend(figures.Figure(title="", caption="", panels=(panel,)), looks):
             ax.legend(handles=handles, fontsize=9)
-    found = ax.get_figure(root=True)
-    assert isinstance(found, Drawn)
-    return found
+    figure = ax.get_figure(root=True)
+    assert isinstance(figure, Drawn)
+    return figure
 
 
 def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
@@ -137,16 +137,20 @@ def _legend(figure: figures.Figure, looks: Looks) -> list[Artist]:
     entries = figure.legend
     if len(entries) < 2 and not any(panel.by_tick for panel in figure.plots):
         return []
-    found: list[Artist] = []
+    handles: list[Artist] = []
     for text, series in entries.items():
-        panel = next(panel for panel in figure.plots if any(one is series for one in panel.series))
+        panel = next(
+            panel for panel in figure.plots if any(series is entry for entry in panel.series)
+        )
         if panel.kind == "bars":
             colour = GREY if panel.by_tick else looks[series.name].colour
-            found.append(Patch(label=figures.plain_math(text), color=colour, **_bar(panel, series)))
+            handles.append(
+                Patch(label=figures.plain_math(text), color=colour, **_bar(panel, series))
+            )
         else:
             style = _line(series, looks[series.name])
-            found.append(Line2D([], [], label=figures.plain_math(text), **style))
-    return found
+            handles.append(Line2D([], [], label=figures.plain_math(text), **style))
+    return handles
 
 
 def _draw_panel(
@@ -207,20 +211,20 @@ def set_scale(
         scale: scaling of the axis.
         limits: both ends of the axis; for symlog as `log_axis` computes them.
     """
-    place = {"linthresh": -3 * limits[0]} if scale == "symlog" and limits else {}
-    getattr(axis, f"set_{which}scale")(scale, **place)
+    options = {"linthresh": -3 * limits[0]} if scale == "symlog" and limits else {}
+    getattr(axis, f"set_{which}scale")(scale, **options)
     if limits:
         axis.set(**{f"{which}lim": limits})
         getattr(axis, f"{which}axis").set_minor_formatter(NullFormatter())
 
 
-def _cut(names: Sequence[str], most: int) -> list[str]:
+def _cut(names: Sequence[str], letters: int) -> list[str]:
     """Shorten long names at their end, else in the middle, else not at all, so that they differ."""
-    half = most // 2
-    for head, tail in ((most - 1, 0), (half - 1, half)):
-        found = [n if len(n) <= most else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
-        if len(set(found)) == len(set(names)):
-            return found
+    half = letters // 2
+    for head, tail in ((letters - 1, 0), (half - 1, half)):
+        shortened = [n if len(n) <= letters else f"{n[:head]}…{n[len(n) - tail :]}" for n in names]
+        if len(set(shortened)) == len(set(names)):
+            return shortened
     return list(names)
 
 
@@ -230,8 +234,8 @@ def _name_ticks(axis: Axes, panel: figures.Panel, width: float) -> None:
     Categories with many points are separated by lines.
     """
     slant: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    most = int(width / 2 / LETTER)
-    names = [figures.plain_math(name) for name in _cut(panel.ticks, most)]
+    letters = int(width / 2 / LETTER)
+    names = [figures.plain_math(name) for name in _cut(panel.ticks, letters)]
     counted = all(name.isdecimal() for name in names[1:])
     step = math.ceil(len(names) / NUMBERS) if counted else 1
     names = names[::step]
@@ -297,11 +301,11 @@ def _name_series(axis: Axes, panel: figures.Panel) -> None:
         height = points * float(axis.transData.transform(end)[1])
         foot = points * axis.bbox.y0 + APART * (unnamed[x] + 0.5)
         lowest[x] = max(foot, min(height, lowest.get(x, math.inf) - APART))
-        place, text = (9.0, lowest[x] - height), figures.plain_math(series.name)
-        name = axis.annotate(text, end, xytext=place, va="center", fontsize=9.5, **beside)
+        offset, text = (9.0, lowest[x] - height), figures.plain_math(series.name)
+        name = axis.annotate(text, end, xytext=offset, va="center", fontsize=9.5, **beside)
         name.set_path_effects([withStroke(linewidth=2.5, foreground="white")])  # hides lines below
-        if math.hypot(*place) > FAR:
-            axis.annotate("", end, xytext=place, arrowprops=line, **beside)
+        if math.hypot(*offset) > FAR:
+            axis.annotate("", end, xytext=offset, arrowprops=line, **beside)
 
 
 def _draw_guide(axis: Axes, series: figures.Series) -> None:
@@ -322,8 +326,8 @@ def _draw_bars(
 ) -> None:
     together = len(panel.shown)
     width = 0.8 / together
-    own = ALONE if together == 1 else looks.get(series.name, ALONE)
-    every = [looks[panel.ticks[round(x)]] if panel.by_tick else own for x in series.x]
+    mark_of_series = ALONE if together == 1 else looks.get(series.name, ALONE)
+    every = [looks[panel.ticks[round(x)]] if panel.by_tick else mark_of_series for x in series.x]
     colours = [mark.colour for mark in every]
     bars = axis.bar(
         [x + (order - (together - 1) / 2) * width for x in series.x],
@@ -337,7 +341,9 @@ def _draw_bars(
         **_bar(panel, series),
     )
     room = axis.bbox.width / axis.figure.dpi / len(panel.ticks) / together
-    longest = max((len(text) for one in panel.shown for text in one.numbers), default=0)
+    longest = max(
+        (len(text) for bars_shown in panel.shown for text in bars_shown.numbers), default=0
+    )
     if series.numbers and room > LETTER * longest:  # for all series or none
         axis.bar_label(bars, series.numbers, padding=0.6, fontsize=10)
 

@@ -59,8 +59,8 @@ class Series:
         """Leave out error bars that are NaN, as for a single seed."""
         unknown = [math.isnan(error) for error in self.error]
         if any(unknown):
-            known = tuple(0.0 if math.isnan(error) else error for error in self.error)
-            object.__setattr__(self, "error", () if all(unknown) else known)
+            errors = tuple(0.0 if math.isnan(error) else error for error in self.error)
+            object.__setattr__(self, "error", () if all(unknown) else errors)
 
     @property
     def label(self) -> str:
@@ -183,25 +183,28 @@ class Figure:
     def legend(self) -> dict[str, Series]:
         """Legend: text of each entry → its first series; published numbers are last."""
         panels = [panel for panel in self.plots if not panel.named]
-        every = [one for panel in panels for one in panel.shown if not one.guide]
-        every.sort(key=lambda one: (one.published, (*self.marked, one.name).index(one.name)))
-        found: dict[str, Series] = {}
-        for series in every:
-            found.setdefault(series.label, series)
-        return found
+        every = [series for panel in panels for series in panel.shown if not series.guide]
+        every.sort(
+            key=lambda series: (series.published, (*self.marked, series.name).index(series.name))
+        )
+        entries: dict[str, Series] = {}
+        for entry in every:
+            entries.setdefault(entry.label, entry)
+        return entries
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names that each have a mark."""
-        every = (one.name for panel in self.plots for one in panel.series if not one.guide)
+        every = (series.name for panel in self.plots for series in panel.series if not series.guide)
         return self.marked or tuple(dict.fromkeys(every))
 
     def for_phone(self) -> "Figure":
         """Stack the panels vertically; transpose maps with named rows, so that names are below."""
         panels = [
-            one.turned if isinstance(one, Heatmap) and one.columns else one for one in self.panels
+            panel.turned if isinstance(panel, Heatmap) and panel.columns else panel
+            for panel in self.panels
         ]
-        rows = max((len(one.rows) for one in panels if isinstance(one, Heatmap)), default=0)
+        rows = max((len(panel.rows) for panel in panels if isinstance(panel, Heatmap)), default=0)
         size = (PHONE, UNDER + NAMED_ROW * max(rows, LEAST_ROWS) if rows else self.size[1])
         shares: Shares = "none" if self.shares == "none" else "labels"
         return replace(self, panels=tuple(panels), columns=1, size=size, shares=shares)

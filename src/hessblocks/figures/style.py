@@ -87,16 +87,16 @@ def marks(names: Iterable[str]) -> dict[str, Mark]:
         blocks; in other figures, further names combine a colour with other markers and dashes.
     """
     names = list(names)
-    own = {**MARKS, **BESIDE}
-    marks = list(dict.fromkeys(own.values()))
-    strangers = [name for name in names if name not in own]
-    taken = {own[name].colour for name in names if name in own}
+    fixed = {**MARKS, **BESIDE}
+    marks = list(dict.fromkeys(fixed.values()))
+    strangers = [name for name in names if name not in fixed]
+    taken = {fixed[name].colour for name in names if name in fixed}
     free = [] if taken else list(marks)
     free += [
-        replace(marks[place - shift], colour=mark.colour)
+        replace(marks[index - shift], colour=mark.colour)
         for shift in range(1, len(marks))
-        for place, mark in enumerate(marks)
+        for index, mark in enumerate(marks)
     ]
     free.sort(key=lambda mark: mark.colour in taken)
-    given = {name: free[place % len(free)] for place, name in enumerate(strangers)}
-    return {name: own.get(name) or given[name] for name in names}
+    assigned = {name: free[index % len(free)] for index, name in enumerate(strangers)}
+    return {name: fixed.get(name) or assigned[name] for name in names}

@@ -45,8 +45,8 @@ def page_text(text: str) -> str:
     """
     pieces = re.split(r"(?<!\\)\$", text)
     return "".join(
-        _formula(piece) if place % 2 else escape(piece.replace(r"\$", "$"))
-        for place, piece in enumerate(pieces)
+        _formula(piece) if index % 2 else escape(piece.replace(r"\$", "$"))
+        for index, piece in enumerate(pieces)
     )
 
 

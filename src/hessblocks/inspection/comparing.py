@@ -63,32 +63,38 @@ def compare(
         >>> sorted({row.quantity for row in found.measurements})[:4]
         ['flops', 'frobenius_norm', 'loss', 'parameters']
     """
-    asked = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
-    of = {one: settings.kinds(one) for one in asked}
+    kinds = (settings.ModelSettings, settings.TunedSettings, settings.ObservationSettings)
+    fields_of = {kind: settings.kinds(kind) for kind in kinds}
     for name in fields:
-        check_name("setting", name, [known for one in of.values() for known in one])
-    own = {one: {n: fields[n] for n in fields if n in names} for one, names in of.items()}
-    given = blocks if isinstance(blocks, Mapping) else dict(zip(blocks, blocks, strict=True))
-    first = next((one for one in given.values() if isinstance(one, BlockConfig)), None)
+        check_name("setting", name, [name for names in fields_of.values() for name in names])
+    own_fields = {
+        kind: {n: fields[n] for n in fields if n in names} for kind, names in fields_of.items()
+    }
+    named_blocks = blocks if isinstance(blocks, Mapping) else dict(zip(blocks, blocks, strict=True))
+    first = next((block for block in named_blocks.values() if isinstance(block, BlockConfig)), None)
     if first is not None:
-        own[settings.ModelSettings].setdefault("width", first.width)
-    model = settings.make(settings.ModelSettings, own[settings.ModelSettings])
+        own_fields[settings.ModelSettings].setdefault("width", first.width)
+    model = settings.make(settings.ModelSettings, own_fields[settings.ModelSettings])
     sizes = {name: getattr(model, name) for name in ("width", "heads", "mlp_width")}
     written = []
-    for name, one in given.items():
-        if name == one:
+    for name, given_block in named_blocks.items():
+        if name == given_block:
             continue
         if set(name) & set("+,[]/\\") or name in PRESETS:
             raise ArgumentError(f"blocks: {name!r} cannot name a block of yours; take another name")
-        block = one if isinstance(one, BlockConfig) else preset(one, **sizes)
+        block = (
+            given_block if isinstance(given_block, BlockConfig) else preset(given_block, **sizes)
+        )
         written.append((name, canonical(block.to_dict())))
-    names = [parted(one)[0] for name in given for one in pattern_names(name)]
+    names = [parted(part)[0] for name in named_blocks for part in pattern_names(name)]
     for name in names:
         check_name("blocks", name, [*PRESETS, *dict(written)])
-    training = settings.make(settings.TunedSettings, own[settings.TunedSettings])
-    observation = settings.make(settings.ObservationSettings, own[settings.ObservationSettings])
+    training = settings.make(settings.TunedSettings, own_fields[settings.TunedSettings])
+    observation = settings.make(
+        settings.ObservationSettings, own_fields[settings.ObservationSettings]
+    )
     comparison = settings.ComparisonSettings(
-        presets=tuple(given),
+        presets=tuple(named_blocks),
         seeds=tuple(seeds),
         model=replace(model, blocks=tuple(written)),
         training=training.of_each,

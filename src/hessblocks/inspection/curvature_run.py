@@ -148,8 +148,8 @@ class CurvatureRun:
         group, settings, spending = self.groups[name], self.settings, self.spending
         norms, squares = self._exact_norms(group), None
         if spending.samples:
-            place = list(self.groups).index(name)
-            norms = norms or {"outer": self._sampled[1].norm(place, place)}
+            index = list(self.groups).index(name)
+            norms = norms or {"outer": self._sampled[1].norm(index, index)}
         elif spending.map or norms is None:
             squares = curvature.column_squares(
                 self.problem,
@@ -171,7 +171,7 @@ class CurvatureRun:
         if spending.map and squares is not None:
             record["column"] = asdict(squares)
         elif spending.map:
-            record["samples"] = self._sampled[0][place].tolist()
+            record["samples"] = self._sampled[0][index].tolist()
         if name in self.subjects.units:
             record |= self._spectral(name, [part for part, norm in norms.items() if norm.value > 0])
         return record
@@ -182,9 +182,9 @@ class CurvatureRun:
             return None
         if self.settings.level != "role" or self.settings.loss != "causal-lm" or not self._exact:
             return None
-        known = self._exact.groups  # query and key may be one matrix there
-        name = "query_key" if group.role == "query" and "query" not in known else group.role
-        if name not in known or self._exact.block(name, name).shape[0] != group.size:
+        closed_groups = self._exact.groups  # query and key may be one matrix there
+        name = "query_key" if group.role == "query" and "query" not in closed_groups else group.role
+        if name not in closed_groups or self._exact.block(name, name).shape[0] != group.size:
             return None
         if name == "key" and self._exact.key_work > EXACT_KEY:
             return None
@@ -235,7 +235,7 @@ class CurvatureRun:
     def _spectral(self, name: str, parts: Sequence[Part]) -> dict[str, Any]:
         """Compute the requested spectra of parts and largest eigenvalues of H."""
         group = self.subjects.units[name]
-        found: dict[str, Any] = {}
+        measured: dict[str, Any] = {}
         products = count(1)
 
         def counted(part: Part) -> linalg.LinearOperator:
@@ -245,13 +245,13 @@ class CurvatureRun:
             return _Counted(OPERATORS[part](self.subjects.products, group), step)
 
         if self.spending.steps:
-            found["spectra"] = {part: self._spectrum(counted(part)) for part in parts}
+            measured["spectra"] = {part: self._spectrum(counted(part)) for part in parts}
         if self.spending.products:
-            found["eigenvalues"] = self._eigenvalues(counted("full"))
-        return found
+            measured["eigenvalues"] = self._eigenvalues(counted("full"))
+        return measured
 
     def _spectrum(self, op: linalg.LinearOperator) -> dict[str, Any]:
-        found = linalg.spectral_density(
+        density = linalg.spectral_density(
             op,
             seed=self.settings.seed,
             probe_chunk=1 if op.shape[0] > 1 << 17 else None,
@@ -259,16 +259,16 @@ class CurvatureRun:
             probes=self.spending.spectrum_probes,
             points=SPECTRUM_POINTS,
         )
-        curves = {"eigenvalue": found.grid, "density": found.density}
-        curves["standard_error"] = found.standard_error
+        curves = {"eigenvalue": density.grid, "density": density.density}
+        curves["standard_error"] = density.standard_error
         numbers = {name: values.double().cpu().tolist() for name, values in curves.items()}
-        return {**numbers, "method": found.method}
+        return {**numbers, "method": density.method}
 
     def _eigenvalues(self, op: linalg.LinearOperator) -> list[dict[str, float]]:
         """Find the largest eigenvalues of H with their residuals."""
         with warnings.catch_warnings():  # the residuals show which have not converged
             warnings.filterwarnings("ignore", "extreme_eigenvalues: not converged")
-            found = linalg.extreme_eigenvalues(
+            pairs = linalg.extreme_eigenvalues(
                 op,
                 self.spending.eigenvalues,
                 "largest",
@@ -276,4 +276,4 @@ class CurvatureRun:
                 memory_limit=self.subjects.limit,
                 seed=self.settings.seed,
             )
-        return found.to_rows()
+        return pairs.to_rows()

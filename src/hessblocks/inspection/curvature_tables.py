@@ -41,24 +41,24 @@ def write_tables(
     }
     rows, maps = curvature.norm_rows(groups, norms), []
     if len(norms) == len(groups):
-        own = [records[name] for name in groups]
-        if all("column" in one for one in own):
-            columns = [curvature.ColumnSquares(**one["column"]) for one in own]
+        measured = [records[name] for name in groups]
+        if all("column" in record for record in measured):
+            columns = [curvature.ColumnSquares(**record["column"]) for record in measured]
             maps = [
                 curvature.combine_columns(groups, columns, part)
                 for part in _ordered(columns[0].squares)
             ]
-        elif all("samples" in one for one in own):
-            products = [torch.tensor(one["samples"]).double() for one in own]
+        elif all("samples" in record for record in measured):
+            products = [torch.tensor(record["samples"]).double() for record in measured]
             maps = [curvature.combine_samples(groups, torch.stack(products))]
         rows += _summary_rows(norms, maps, loss)
     rows += _eigenvalue_rows(groups, records)
-    found = [storage.ResultRow(**run, **row) for row in rows]
-    storage.write_results(folder / "results.csv", found)
+    result_rows = [storage.ResultRow(**run, **row) for row in rows]
+    storage.write_results(folder / "results.csv", result_rows)
     if spectra := _spectrum_rows(records):
         storage.write_table(folder / "spectra.csv", storage.SPECTRUM_COLUMNS, spectra)
     if maps:
-        cells = [row for one in maps for row in one.to_rows()]
+        cells = [row for whole_map in maps for row in whole_map.to_rows()]
         storage.write_table(folder / "map.csv", storage.MAP_COLUMNS, cells)
 
 
@@ -70,15 +70,15 @@ def _summary_rows(
     """List loss, heterogeneity of each part with its interval, and off-diagonal shares."""
     rows: list[tuple[str, str, Estimate]] = [("loss", "", Estimate(value=loss, method="exact"))]
     for part in next(iter(norms.values())):
-        found = curvature.heterogeneity({name: parts[part] for name, parts in norms.items()})
-        rows.append(("heterogeneity", part, found.ratio))
-        ends = {"heterogeneity_low": found.low, "heterogeneity_high": found.high}
+        ratio = curvature.heterogeneity({name: parts[part] for name, parts in norms.items()})
+        rows.append(("heterogeneity", part, ratio.ratio))
+        ends = {"heterogeneity_low": ratio.low, "heterogeneity_high": ratio.high}
         rows += [
-            (name, part, Estimate(value=end, method=found.ratio.method))
+            (name, part, Estimate(value=end, method=ratio.ratio.method))
             for name, end in ends.items()
             if end is not None
         ]
-    shares = [(one.part, one.off_diagonal_share) for one in maps]
+    shares = [(whole_map.part, whole_map.off_diagonal_share) for whole_map in maps]
     rows += [("off_diagonal_share", part, share) for part, share in shares if share]
     return [
         {"quantity": quantity, "part": part, **estimate.to_row()}
@@ -92,25 +92,27 @@ def _eigenvalue_rows(
     """List eigenvalues of H, the largest first, each followed by its residual."""
     rows = []
     for name, record in records.items():
-        of = {"group": name, "layer": groups[name].layer, "role": groups[name].role} if name else {}
-        for found in record.get("eigenvalues", []):
-            for quantity, value in zip(storage.EIGENVALUE, found.values(), strict=True):
+        group = (
+            {"group": name, "layer": groups[name].layer, "role": groups[name].role} if name else {}
+        )
+        for eigenvalue in record.get("eigenvalues", []):
+            for quantity, value in zip(storage.EIGENVALUE, eigenvalue.values(), strict=True):
                 row = {"quantity": quantity, "part": "full", "value": value, "method": "measured"}
-                rows.append(row | of)
+                rows.append(row | group)
     return rows
 
 
 def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
     values = storage.SPECTRUM_COLUMNS[2:-1]
     return [
-        {"group": name, "part": part, "method": found[part]["method"]}
+        {"group": name, "part": part, "method": spectra[part]["method"]}
         | dict(zip(values, point, strict=True))
-        for name, found in ((name, record.get("spectra", {})) for name, record in records.items())
-        for part in _ordered(found)
-        for point in zip(*(found[part][column] for column in values), strict=True)
+        for name, spectra in ((name, record.get("spectra", {})) for name, record in records.items())
+        for part in _ordered(spectra)
+        for point in zip(*(spectra[part][column] for column in values), strict=True)
     ]
 
 
-def _ordered(found: Mapping[Any, Any]) -> list[Part]:
+def _ordered(parts: Mapping[Any, Any]) -> list[Part]:
     """List the parts in the order of `PARTS`, which a file may not keep."""
-    return [part for part in PARTS if part in found]
+    return [part for part in PARTS if part in parts]

@@ -85,9 +85,9 @@ def measure_curvature(
     if out is None:
         if finish:
             raise ArgumentError("finish: what it writes would be lost; give the folder as out=...")
-        with TemporaryDirectory(prefix="hessblocks-") as place:
+        with TemporaryDirectory(prefix="hessblocks-") as temporary:
             fields |= {"device": device, "progress": progress}
-            return measure_curvature(model, data, out=Path(place, "run"), **fields)
+            return measure_curvature(model, data, out=Path(temporary, "run"), **fields)
     progress = progress or Progress()
     settings, batch = _settings(CurvatureInspection, data, fields)
     if settings.loss == "classification" and batch is None:
@@ -100,8 +100,8 @@ def measure_curvature(
         subject, tokens = opening.opened(model, settings, batch, settings.loss)
         if settings.loss == "masked-lm" and batch is None:
             tokens = opening.masked(tokens, subject, settings.seed)
-        known = curvature.parameter_groups(subject.model, level=settings.level)
-        selected = curvature.select_groups(known, settings.groups)
+        all_groups = curvature.parameter_groups(subject.model, level=settings.level)
+        selected = curvature.select_groups(all_groups, settings.groups)
     folder = Path(str(out).replace("{model}", subject.name.replace("/", "-")))
     subjects = _subjects(settings, placed(device, subject.model), tokens, selected, device)
     # before the folder is made: this refuses a memory limit that is too low
@@ -112,7 +112,7 @@ def measure_curvature(
         "source": _source_name(model),
         "model": {
             "name": subject.name,
-            "parameters": sum(group.size for group in known.values()),
+            "parameters": sum(group.size for group in all_groups.values()),
             **subject.digests(),
         },
         "data": _described(settings, tokens) | ({} if subject.ours else {"text": "whole"}),
@@ -135,15 +135,15 @@ def _subjects(
     device: str,
 ) -> Subjects:
     """Make two problems of one model: norms use the whole memory limit, single products half."""
-    own = settings.memory_limit  # the default, 45 %, keeps the process with model within half
-    limit = int(1e9 * min(own, 1e9)) if own else 9 * free_memory(device) // 20
+    gigabytes = settings.memory_limit  # the default, 45 %, keeps the process with model within half
+    limit = int(1e9 * min(gigabytes, 1e9)) if gigabytes else 9 * free_memory(device) // 20
     problem = partial(curvature.Problem, model, tokens, loss=settings.loss)
-    whole = {"": curvature.merge("all groups", list(groups.values()))}
+    together = {"": curvature.merge("all groups", list(groups.values()))}
     return Subjects(
         problem=problem(memory_limit=limit),
         products=problem(memory_limit=max(1, limit // 2)),
         groups=groups,
-        units=groups if settings.each_group else whole,
+        units=groups if settings.each_group else together,
         limit=limit // 2,
     )
 
@@ -201,13 +201,13 @@ def measure_signal(
     if out:
         _check_folder(out)
     with progress.stage("models and data"):
-        found = [opening.opened(source, settings, batch, beside=sources) for source in sources]
-    names = _distinct([subject.name for subject, _ in found], sources)
+        loaded = [opening.opened(source, settings, batch, beside=sources) for source in sources]
+    names = _distinct([subject.name for subject, _ in loaded], sources)
     rows: list[dict[str, Any]] = []
-    for name, (subject, tokens), place in zip(names, found, devices, strict=True):
+    for name, (subject, tokens), target in zip(names, loaded, devices, strict=True):
         with progress.stage("signal", name):
             labelled = {**tokens, "labels": curvature.causal_labels(tokens)}
-            model = placed(place, subject.model)
+            model = placed(target, subject.model)
             signal = propagate(model, labelled, jacobian_steps=settings.jacobian_steps)
         rows += [{"model": name, "seed": settings.seed, **row} for row in signal.to_rows()]
     if out:
@@ -216,7 +216,7 @@ def measure_signal(
             "models": dict(zip(names, map(_source_name, sources), strict=True)),
             "digests": {
                 name: {**subject.digests(), "tokens": _fingerprint(tokens)}
-                for name, (subject, tokens) in zip(names, found, strict=True)
+                for name, (subject, tokens) in zip(names, loaded, strict=True)
             },
             "rows": len(rows),
             "sizes": {name: getattr(settings, name) for name in opening.OF_PRESETS},
@@ -252,13 +252,15 @@ def _settings(
 
 def _described(settings: InspectionSettings, batch: opening.Batch | None) -> dict[str, Any]:
     """Describe the tokens for config.json."""
-    given = {"fingerprint": _fingerprint(batch)} if batch else {}
+    digest = {"fingerprint": _fingerprint(batch)} if batch else {}
     shape = {"sequences": settings.sequences, "tokens": settings.tokens}
-    return {"name": settings.data, **shape, **given}
+    return {"name": settings.data, **shape, **digest}
 
 
 def _fingerprint(batch: opening.Batch) -> str:
-    every = (f"{name}{tuple(one.shape)}{one.tolist()}" for name, one in sorted(batch.items()))
+    every = (
+        f"{name}{tuple(tensor.shape)}{tensor.tolist()}" for name, tensor in sorted(batch.items())
+    )
     return hashlib.sha256("".join(every).encode()).hexdigest()
 
 
@@ -285,8 +287,8 @@ def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[s
         for name, source in zip(names, sources, strict=True)
     ]
     return [
-        f"{name} {longer[: place + 1].count(name)}" if longer.count(name) > 1 else name
-        for place, name in enumerate(longer)
+        f"{name} {longer[: index + 1].count(name)}" if longer.count(name) > 1 else name
+        for index, name in enumerate(longer)
     ]
 
 

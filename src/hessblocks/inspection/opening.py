@@ -45,10 +45,10 @@ def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSetting
         return
     for name in OF_PRESETS:
         if getattr(settings, name) != getattr(type(settings)(), name):
-            own = "blocks" if name in ("position", "slots") else "sizes"
+            noun = "blocks" if name in ("position", "slots") else "sizes"
             flag = {"slots": "set"}.get(name, name.replace("_", "-"))
             raise ArgumentError(
-                f"--{flag}: a saved model has {own} of its own; leave the option out, or give "
+                f"--{flag}: a saved model has {noun} of its own; leave the option out, or give "
                 f"{PREFIX}NAME."
             )
 
@@ -97,14 +97,14 @@ def opened(
 def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
     """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
-    (name,), own = _read([name])
-    made = [block(one, own, **sizes) for one in pattern_names(name)]
+    (name,), blocks = _read([name])
+    layers = [block(word, blocks, **sizes) for word in pattern_names(name)]
     corpus = None
     if not batch and settings.data != RANDOM:
         corpus = _corpus(settings, settings.vocab_size)
     torch.manual_seed(settings.seed)
     model = build(
-        made,
+        layers,
         depth=settings.depth,
         vocab_size=corpus.vocab_size if corpus else settings.vocab_size,
         context=settings.tokens,
@@ -238,7 +238,7 @@ def check_sources(sources: Sequence[Source]) -> None:
     for source, count in Counter(named).items():
         if count > 1:
             raise ArgumentError(f"MODEL: {source} was given twice; give each model once.")
-    fresh = [one.removeprefix(PREFIX) for one in named if one.startswith(PREFIX)]
+    fresh = [name.removeprefix(PREFIX) for name in named if name.startswith(PREFIX)]
     if fresh:
         _read(fresh)
 
@@ -254,13 +254,15 @@ def plain_names() -> list[str]:
     return [name + PLAIN for name in PRESETS if preset(name).attention.shaping is not None]
 
 
-def block(name: str, given: Mapping[str, BlockConfig] | None = None, **sizes: Any) -> BlockConfig:
+def block(
+    name: str, own_blocks: Mapping[str, BlockConfig] | None = None, **sizes: Any
+) -> BlockConfig:
     """Make the block of a preset, or its variant with plain softmax attention (`skipless-plain`).
 
     Args:
         name: name of a preset, or preset with `-plain`: attention is A instead of αI + βA − γC, and
             queries are initialised like keys, since only shaped attention needs zero queries.
-        given: further blocks by name.
+        own_blocks: further blocks by name.
         **sizes: fields of `BlockConfig`.
 
     Returns:
@@ -270,8 +272,8 @@ def block(name: str, given: Mapping[str, BlockConfig] | None = None, **sizes: An
         ArgumentError: the name is unknown, or sizes do not fit.
     """
     base, bracket, slots = name.partition("[")
-    check_name("MODEL", base, [*PRESETS, *plain_names(), *(given or {})])
-    found = preset(base.removesuffix(PLAIN) + bracket + slots, given=given, **sizes)
+    check_name("MODEL", base, [*PRESETS, *plain_names(), *(own_blocks or {})])
+    config = preset(base.removesuffix(PLAIN) + bracket + slots, given=own_blocks, **sizes)
     if base not in plain_names():
-        return found
-    return found.replace(attention=found.attention.replace(shaping=None, query=Dense()))
+        return config
+    return config.replace(attention=config.attention.replace(shaping=None, query=Dense()))

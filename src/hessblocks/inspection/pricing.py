@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessblocks import storage
-from hessblocks.bill import Bill, Change, Draws, Edit, change_each, merged, price, pruned, rounded
+from hessblocks.bill import (
+    Bill,
+    Change,
+    Draws,
+    Edit,
+    change_each,
+    in_format,
+    merged,
+    price,
+    pruned,
+    rounded,
+)
 from hessblocks.conventions import AnyPath
-from hessblocks.curvature import Problem
+from hessblocks.curvature import Problem, custom_groups, plain_model
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
 from hessblocks.inspection.subject import Subject
 from hessblocks.models import fingerprint, load_saved
 from hessblocks.progress import Progress
-from hessblocks.settings import PricingSettings, make
+from hessblocks.quiet import without_bars
+from hessblocks.settings import PricingSettings, QuantisingSettings, make
 from hessblocks.training import claimed, resolve_device
 
 SHOWN = 60
 """Most changes in summary.json and on the page, the most expensive first; bill.csv has all."""
+PRODUCT = 4e-9
+"""Seconds per entry and sample of the products with a reference."""
 HELD = 8
 """Most gradients that `hb.price` holds at once."""
+INPUTS = "inputs."
+"""Prefix of mean squared inputs in the file of samples."""
+AS_STORED = "as stored"
+"""Name of the change to a quantised copy."""
 TOGETHER = ("name", "forecast", "forecast_error", "measured", "measured_error", "outside")
 """Columns of together.csv."""
 
@@ -67,19 +87,29 @@ def measure_price(
         The cost of `hb.price` and `Bill.check`. Samples are stored, so that the same call resumes.
     """
     progress, settings = progress or Progress(), make(PricingSettings, given)
-    if not (settings.round or settings.prune or settings.merge):
+    several = settings.round or settings.prune or settings.formats or settings.merge
+    if not (several or settings.against):
         raise ArgumentError(
-            "--round: there is nothing to price; give bits such as 3,4, or --prune or --merge."
+            "--round: there is nothing to price; give bits such as 3,4, or --formats, --prune, "
+            "--merge or --against."
         )
+    if several and settings.against:
+        raise ArgumentError("--against: a quantised copy is priced alone; leave the others out.")
     device = resolve_device(device)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
-        text, other = _batches(subject, saved.tokenizer(), texts, settings)
+        tokenizer, more = saved.tokenizer(), settings.sequences if settings.check else 0
+        text, other = drawn_batches(subject, tokenizer, texts, settings, more)
         another = _other(settings.merge) if settings.merge else None
         edits = {edit.how: edit for edit in _edits(settings, subject, another)}
-        changes = change_each(model, *edits.values())
+        changes = change_each(model, *edits.values()) if several else {}
+        stored = _stored(settings.against, subject) if settings.against else {}
+        if stored:
+            edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
+            groups = custom_groups(model, {name: name for name in stored})
+            changes = change_each(groups, *edits.values())
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
@@ -89,12 +119,18 @@ def measure_price(
         "edits": list(edits),
         **asdict(settings),
         **({"merged": fingerprint(another)} if another else {}),
+        **({"stored": _fingerprint(stored)} if stored else {}),
         "device": device,
     }
     problem = Problem(subject.model, text, loss="causal-lm")
     drawn = {name: value for name, value in config.items() if name != "allocate"}
     with claimed(folder, config, free=["allocate"]):
-        bill = _bill(problem, changes, settings, folder, storage.identity_of(drawn), progress)
+        check = min(settings.check, len(changes))
+        measured = check + 1 + 2 * (len(edits) + 1) if check else 0
+        kept = bool(settings.against) or all(edit.format for edit in edits.values())
+        said = partial(announced, problem, changes, settings, measured, kept=kept)
+        of = storage.identity_of(drawn)
+        bill = stored_bill(problem, changes, settings, folder, of, progress, said)
         bill.save(folder / "bill.csv")
         found = {"command": "price", "model": subject.name, "changes": len(bill)}
         found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
@@ -104,10 +140,14 @@ def measure_price(
     return {**found, "out": str(folder)}
 
 
-def _batches(
-    subject: Subject, tokenizer: Any, texts: Sequence[Any], settings: PricingSettings
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Draw windows for the forecasts, and other windows for the check."""
+def drawn_batches(
+    subject: Subject,
+    tokenizer: Any,
+    texts: Sequence[Any],
+    settings: PricingSettings | QuantisingSettings,
+    other: int,
+) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "other tokens"]]:
+    """Draw windows for the forecasts, and `other` windows for the check."""
     name, context = subject.name, subject.context
     if tokenizer is None:
         raise ArgumentError(f"MODEL: {name} has no tokenizer beside it; save it into the folder.")
@@ -118,8 +158,7 @@ def _batches(
     ids, count = encoded(tokenizer, texts), settings.sequences
     if len(ids) and ids.max() >= subject.vocabulary:
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
-    total = 2 * count if settings.check else count
-    found = Windows(ids, settings.tokens).drawn(total, settings.seed, "--sequences")
+    found = Windows(ids, settings.tokens).drawn(count + other, settings.seed, "--sequences")
     return {"input_ids": found[:count]}, found[count:]
 
 
@@ -131,9 +170,29 @@ def _other(source: str) -> nn.Module:
         raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
 
 
+def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
+    """Read the weights of a quantised copy that differ from the model's."""
+    own = {n: p for n, p in plain_model(subject.model).named_parameters() if p.ndim > 1}
+    try:
+        found = stored_weights(source, [*own])
+    except (ArgumentError, RunError) as error:
+        raise type(error)(str(error).replace("MODEL:", "--against:", 1)) from error
+    except (AttributeError, KeyError) as error:
+        raise ArgumentError(
+            f"--against: {source} is no copy of {subject.name} ({error})."
+        ) from error
+    if any(found[name].shape != p.shape for name, p in own.items()):
+        raise ArgumentError(f"--against: {source} has weights of other sizes than {subject.name}.")
+    differ = {name: w for name, w in found.items() if not torch.equal(w, own[name].detach().cpu())}
+    if not differ:
+        raise ArgumentError(f"--against: {source} has the weights of {subject.name} itself.")
+    return differ
+
+
 def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
     found = [rounded(bits=bits) for bits in settings.round]
     found += [pruned(share=share) for share in settings.prune]
+    found += map(in_format, settings.formats)
     if other is not None:
         shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
         if shapes[0] != shapes[1]:
@@ -145,50 +204,101 @@ def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None)
     return found
 
 
-def _bill(
+def stored_bill(
     problem: Problem,
     changes: Mapping[str, Change],
-    settings: PricingSettings,
+    settings: PricingSettings | QuantisingSettings,
     folder: Path,
     of: str,
     progress: Progress,
+    cost: Callable[[], str],
 ) -> Bill:
-    """Read the samples of an earlier call, or draw and store them."""
+    """Read the samples of an earlier call, or tell the cost, draw and store them."""
     path = folder / "draws.safetensors"
     if path.exists():
         kept = storage.read_tensors(path, of)
         sizes = tuple(kept.pop("relative_sizes").tolist())
+        weights = {name: kept.pop(name) for name in [*kept] if name.startswith(INPUTS)}
+        weights = {name.removeprefix(INPUTS): value for name, value in weights.items()}
+        changes = {name: change.weighed(weights) for name, change in changes.items()}
         return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
-    progress.note(_cost(problem, changes, settings))
+    progress.note(cost())
     with progress.stage("forecasts"):
-        bill = price(problem, changes, settings.samples, settings.seed)
-    tensors = {one.name: getattr(bill.draws, one.name).contiguous() for one in fields(Draws)}
+        form = "moments" if getattr(settings, "against", None) else None
+        bill = price(problem, changes, settings.samples, settings.seed, form=form)
+    tensors = {
+        one.name: value.contiguous()
+        for one in fields(Draws)
+        if (value := getattr(bill.draws, one.name)) is not None
+    }
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
+    for change in bill.changes.values():
+        importance = change.edit.importance if change.edit else None
+        tensors |= {f"{INPUTS}{name}": value for name, value in (importance or {}).items()}
     storage.write_tensors(path, tensors, of)
     return bill
 
 
-def _cost(problem: Problem, changes: Mapping[str, Change], settings: PricingSettings) -> str:
-    """Estimate passes, minutes and bytes, from one forward pass and one change."""
-    start = time.perf_counter()
+def announced(
+    problem: Problem,
+    changes: Mapping[str, Change],
+    settings: PricingSettings | QuantisingSettings,
+    measured: float,
+    *,
+    kept: bool,
+) -> str:
+    """Estimate passes, minutes and bytes, from one forward pass and one change of each kind.
+
+    Args:
+        problem: model and text.
+        changes: changes to price.
+        settings: numbers of windows and of samples.
+        measured: passes over other text, in those over `problem`'s.
+        kept: whether the diagonal is kept as a tensor.
+
+    Returns:
+        A sentence.
+    """
+    start, parameters = time.perf_counter(), problem.parameters
     problem.value(twice=False)
-    forward, first = time.perf_counter() - start, next(iter(changes.values()))
-    first.relative_size(problem.parameters)  # warm-up: the first call takes longer
-    start = time.perf_counter()
-    first.relative_size(problem.parameters)
-    making = sum(c.size for c in changes.values()) / first.size * (time.perf_counter() - start)
+    forward, making = time.perf_counter() - start, 0.0
+    kinds: dict[str, list[Change]] = {}
+    for change in changes.values():
+        kinds.setdefault(change.how, []).append(change)
+    for several in kinds.values():
+        least = min(several, key=lambda change: change.size)
+        least = least.weighed({name: torch.ones(parameters[name].shape[-1]) for name in least.new})
+        least.relative_size(parameters)  # warm-up: the first call takes longer
+        start = time.perf_counter()
+        least.relative_size(parameters)
+        rate = (time.perf_counter() - start) / least.size
+        making += rate * sum(change.size for change in several)
     pieces = -(-settings.sequences // max(1, settings.sequences // settings.samples))
-    backward = -(-settings.samples // pieces) * pieces * 2
-    edits = len({change.how for change in changes.values()})
-    check = min(settings.check, len(changes))
-    measured = check + 1 + 2 * (edits + 1) if check else 0
-    seconds = forward * (1 + 2 * backward / pieces + measured) + making * (2 + backward / HELD)
-    held = HELD * sum(c.size * 4 for c in changes.values()) // edits
+    backward = -(-settings.samples // pieces) * pieces * (1 if kept else 2)
+    entries = sum(change.size for change in changes.values()) // len(kinds)
+    again = 1 + 4 / len(kinds) if kept else 2 + backward / HELD
+    products = PRODUCT * entries * backward if kept else 0
+    seconds = forward * (1 + 2 * backward / pieces + measured) + making * again + products
+    held = (3 if kept else HELD) * 4 * entries
     return (
         f"{len(changes)} changes: {pieces} forward and {backward} backward passes over pieces of "
-        f"the text, {measured} over other text for the check; about {duration(seconds)}, "
-        f"and at most {in_units(held)} for gradients besides model and passes"
+        f"the text, {measured:.3g} over other text for the check; about {duration(seconds)}, and "
+        f"at most {in_units(held)} for gradients besides model and passes"
     )
+
+
+def stored_weights(source: str, names: Sequence[str]) -> dict[str, Float[Tensor, "..."]]:
+    """Read the weights of a saved model, quantised or not, as transformers computes with them."""
+    loaded, _ = load_saved(source, "causal-lm")
+    modules, found = dict(loaded.named_modules()), {}
+    with torch.no_grad(), without_bars():  # the first pass unpacks what is packed
+        loaded(torch.zeros(1, 1, dtype=torch.int64))
+        for name in names:
+            module, _, attribute = name.rpartition(".")
+            weight: Any = getattr(modules[module], attribute)
+            weight = weight.dequantize() if hasattr(weight, "qdata") else weight
+            found[name] = weight.detach().float().cpu()
+    return found
 
 
 def _summary(
@@ -200,24 +310,27 @@ def _summary(
         sets[f"all, {one.how}"] = (*sets.get(f"all, {one.how}", ()), one.name)
     rows = sorted(bill.to_rows(), key=lambda row: -row["forecast"])
     found: dict[str, Any] = {"bill": rows[:SHOWN], "samples": len(bill.draws.pieces)}
+    found["form"] = "mixture" if bill.draws.scales is None else "diagonal"
+    if settings.against:
+        found["form"] = "moments"
     if settings.allocate is not None:
         allocation = bill.allocate(bits=settings.allocate)
         allocation.save(folder / "allocation.csv")
-        lines = "".join(f"{line}\n" for line in allocation.tensor_types())
-        storage.write_text(folder / "tensor-types.txt", lines)
+        found |= {"asked": settings.allocate, "bits": allocation.total.bits}
+        # the widest edit of all matrices within the requested bits, not the mean that was reached
+        whole = {name: bill.sum(names).bits or 99.0 for name, names in sets.items()}
+        within = [name for name in sets if whole[name] <= settings.allocate]
+        if within:
+            found["uniform"] = max(within, key=whole.__getitem__).removeprefix("all, ")
         sets["allocation"] = allocation.names
-        # the uniform width within the requested bits, not within the mean that was reached
-        width = max(bits for bits in settings.round if bits <= settings.allocate)
-        found |= {"asked": settings.allocate, "bits": allocation.total.bits, "uniform": width}
         found["shares"] = allocation.to_rows()
     else:
-        for name in ("allocation.csv", "tensor-types.txt"):
-            (folder / name).unlink(missing_ok=True)
+        (folder / "allocation.csv").unlink(missing_ok=True)
     together = [bill.sum(names).to_rows()[0] for names in sets.values()]
     if settings.check:
         with progress.stage("check"):
             check = bill.check(settings.check, other)
-            together = [_together(bill, names, other) for names in sets.values()]
+            together = [bill.together(names, other).to_rows()[0] for names in sets.values()]
         check.save(folder / "check.csv")
         found["check"] = str(check)
         drawn = check.plot()
@@ -229,13 +342,3 @@ def _summary(
     found["together"] = [{key: row.get(key) for key in TOGETHER} for row in named]
     storage.write_table(folder / "together.csv", TOGETHER, found["together"])
     return found
-
-
-def _together(bill: Bill, names: Sequence[str], other: Any) -> dict[str, Any]:
-    """Measure changes together; each change is computed once, not once per pass."""
-    parameters = bill.problem.parameters
-    made = {
-        name: replace(bill.changes[name], new=dict(bill.changes[name].made(parameters)))
-        for name in names
-    }
-    return replace(bill, changes={**bill.changes, **made}).check([tuple(names)], other).to_rows()[0]

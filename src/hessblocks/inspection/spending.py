@@ -75,8 +75,8 @@ class Spending:
         """Describe the choice for config.json, without unused numbers; add differing settings."""
         chosen = {"map": self.map, **{name: value for name, value in vars(self).items() if value}}
         values = {name: getattr(settings, name) for name in SETTINGS}
-        other = {name: value for name, value in values.items() if value != chosen.get(name)}
-        return chosen | {"spectrum": settings.spectrum, "asked": other}
+        differing = {name: value for name, value in values.items() if value != chosen.get(name)}
+        return chosen | {"spectrum": settings.spectrum, "asked": differing}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ def _rest(spending: Spending, subjects: Subjects, cost: curvature.Cost) -> str:
     eigen, spectra = spending.unit_products
     counts = {f"{spending.eigenvalues} eigenvalues of H": eigen, "spectrum": spectra}
     units = len(subjects.units)
-    texts = [f"; {what}: {n * units} products at most" for what, n in counts.items() if n]
+    texts = [f"; {quantity}: {n * units} products at most" for quantity, n in counts.items() if n]
     if not texts:
         return ""
     gradients = cost.gradients + (eigen + spectra) * units * curvature.WHOLE_PRODUCT

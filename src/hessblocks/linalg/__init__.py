@@ -24,7 +24,6 @@ from hessblocks.linalg.kronecker import (
     TokenMatrices,
 )
 from hessblocks.linalg.operators import (
-    AdjointOperator,
     BoundedCache,
     DenseOperator,
     LinearOperator,
@@ -50,9 +49,6 @@ from hessblocks.linalg.spectra import (
 )
 
 __all__ = [
-    "MEMORY_LIMIT",
-    "AdjointOperator",
-    "BlockGrid",
     "DenseOperator",
     "DiagonalEstimate",
     "Eigenvalues",
@@ -60,8 +56,6 @@ __all__ = [
     "ExactOperator",
     "KroneckerSum",
     "LinearOperator",
-    "PairNorms",
-    "Probes",
     "Solution",
     "Spectrum",
     "diagonal",
@@ -70,7 +64,6 @@ __all__ = [
     "identity_like",
     "inverse",
     "jensen_shannon_distance",
-    "norm_from_squares",
     "norms_from_pairs",
     "solve",
     "spectral_density",

@@ -9,6 +9,7 @@ from hessblocks.models.configuration import HessblocksConfig
 from hessblocks.models.conversion import from_pretrained_blocks, to_family
 from hessblocks.models.drawing import draw_blocks
 from hessblocks.models.fold import fold
+from hessblocks.models.gguf import open_gguf
 from hessblocks.models.given_blocks import read_blocks
 from hessblocks.models.heads import (
     HessblocksForCausalLM,

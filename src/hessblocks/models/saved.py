@@ -28,9 +28,9 @@ from hessblocks import storage
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
-from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, without_bars
+from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, reading
 from hessblocks.models.pretrained import check_complete
-from hessblocks.quiet import quiet
+from hessblocks.quiet import quiet, without_bars
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Options of transformers: no network, and no code from the folder."""
@@ -50,6 +50,8 @@ class Saved:
     """Its configuration."""
     gguf: str | None = None
     """GGUF file in `place` with model and tokeniser; None for other formats."""
+    reader: Any = None
+    """Reader of the GGUF file."""
 
     @classmethod
     def at(cls, source: str) -> Self:
@@ -78,16 +80,16 @@ class Saved:
 
     @classmethod
     def _in_file(cls, source: str, path: Path) -> Self:
-        check_gguf(path)
+        reader = check_gguf(path)
         place = str(path.parent)
-        with quiet():
+        with quiet(), reading(reader):
             try:
                 config = AutoConfig.from_pretrained(place, gguf_file=path.name, **_LOCAL)
             except Exception as error:  # a file from elsewhere may cause any kind of error
                 raise RunError(
                     f"MODEL: {source} cannot be loaded ({_first_line(error)})."
                 ) from error
-        return cls(source=source, place=place, config=config, gguf=path.name)
+        return cls(source=source, place=place, config=config, gguf=path.name, reader=reader)
 
     @property
     def name(self) -> str:
@@ -124,7 +126,9 @@ class Saved:
         more |= self._file
         if self.gguf:
             more["config"] = self.config  # reading it again would take seconds
-        with quiet(), without_bars() if self.gguf else nullcontext():
+        quantised = self.gguf or getattr(self.config, "quantization_config", None)
+        bars = without_bars() if quantised else nullcontext()
+        with quiet(), reading(self.reader), bars:
             try:
                 model, found = auto.from_pretrained(
                     self.place,
@@ -166,7 +170,7 @@ class Saved:
         own = self.gguf or any((folder / name).is_file() for name in _TOKENIZERS)
         if folder.is_dir() and not own:
             return None
-        with quiet():
+        with quiet(), reading(self.reader):
             try:
                 return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
             except Exception:  # files from elsewhere may cause any kind of error

@@ -2,7 +2,7 @@
 
 from hessblocks.figures import number
 from hessblocks.report.captions import ratio_text, short_names
-from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results, comparison_rows
+from hessblocks.report.comparison import Comparison, compare_results, comparison_rows
 from hessblocks.report.curvature_page import (
     WHOLE,
     eigenvalue_text,
@@ -10,27 +10,30 @@ from hessblocks.report.curvature_page import (
     norm_text,
     write_curvature_report,
 )
-from hessblocks.report.headline import headline
-from hessblocks.report.page import write_report
+from hessblocks.report.page import headline, summary, write_report
 from hessblocks.report.pretrained_pages import (
     COSTS,
     STEPS,
     cost_cells,
     price_headline,
-    removal_map,
     simplify_headline,
     step_cells,
     write_price_report,
     write_simplify_report,
 )
+from hessblocks.report.quantised_page import (
+    QUANTISED,
+    file_cells,
+    quantise_headline,
+    write_quantise_report,
+)
+from hessblocks.report.signal_figure import QUANTITIES as SIGNAL_QUANTITIES
 from hessblocks.report.signal_figure import write_signal_figures
-from hessblocks.report.summary import summary
 from hessblocks.report.templates import drawn_picture, write_page
 from hessblocks.storage import FolderResults, load_results
 
 __all__ = [
     "Comparison",
-    "ComparisonRow",
     "FolderResults",
     "compare_results",
     "comparison_rows",

@@ -36,8 +36,8 @@ def short_names(groups: Iterable[str]) -> str:
         else:
             layers[group] = []
     return ", ".join(
-        f"{rest} of layer{'s' if len(found) > 1 else ''} {_ranges(found)}" if found else rest
-        for rest, found in layers.items()
+        f"{rest} of layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)}" if numbers else rest
+        for rest, numbers in layers.items()
     )
 
 
@@ -68,7 +68,7 @@ def with_interval(value: float, low: float, high: float) -> str:
     if high >= LARGE:
         return f"{value:.3g} [{low:.3g}, {high:.3g}]"
     places = 1 - math.floor(math.log10(high - low))
-    shown = (f"{round(one, places):,.{max(0, places)}f}" for one in (value, low, high))
+    shown = (f"{round(number, places):,.{max(0, places)}f}" for number in (value, low, high))
     return "{} [{}, {}]".format(*shown)
 
 

@@ -75,7 +75,7 @@ class ComparisonRow:
     @property
     def ratios(self) -> dict[str, Heterogeneity[Average]]:
         """Moment (before, after) → heterogeneity, if it is measured."""
-        return {moment: one for moment in MOMENTS if (one := getattr(self, moment)) is not None}
+        return {moment: ratio for moment in MOMENTS if (ratio := getattr(self, moment)) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,8 @@ class Comparison:
     def sample_along(self) -> str:
         """Numbers of tokens and probes of the curvature along training, as text."""
         settings = self.results.settings
-        own = settings.section("observation").get("sample")
-        return _sample(settings.section("curvature") if own is None else own)
+        sample = settings.section("observation").get("sample")
+        return _sample(settings.section("curvature") if sample is None else sample)
 
     @property
     def finite_norms(self) -> list[ResultRow]:
@@ -198,10 +198,10 @@ def compare_results(results: FolderResults | Comparison) -> Comparison:
         rows=rows,
         norms=tuple(_mean_norms(results.select(NORM))),
         curves=tuple(
-            _curve(own, row, quantity=quantity, role=role, part=part)
+            _curve(preset_lines, row, quantity=quantity, role=role, part=part)
             for (quantity, role, part), presets in lines.items()
             for row in rows
-            if (own := presets.get(row.preset))
+            if (preset_lines := presets.get(row.preset))
         ),
     )
 
@@ -256,9 +256,9 @@ def _mean_norms(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
     same: dict[tuple[str, ...], list[ResultRow]] = defaultdict(list)
     for row in rows:
         same[row.preset, row.stage, row.group, row.part].append(row)
-    for own in same.values():
-        mean = average_rows(own) or Average(value=math.nan, standard_error=None, seeds=0)
-        yield replace(own[0], value=mean.value, standard_error=mean.standard_error)
+    for norms in same.values():
+        mean = average_rows(norms) or Average(value=math.nan, standard_error=None, seeds=0)
+        yield replace(norms[0], value=mean.value, standard_error=mean.standard_error)
 
 
 def _by_layer(norms: Iterable[ResultRow]) -> list[ResultRow]:
@@ -280,16 +280,16 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
     seeds: dict[int, dict[str, tuple[float, float | None]]] = defaultdict(dict)
     for row in rows:
         seeds[row.seed][row.group] = row.value, row.standard_error
-    whole = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
-    found = [one for norms in whole if (one := ends(norms)) is not None]
-    mean = average([one.ratio for one in found], found[0].standard_error if found else None)
+    finite = [norms for norms in seeds.values() if all(math.isfinite(n) for n, _ in norms.values())]
+    extremes = [pair for norms in finite if (pair := ends(norms)) is not None]
+    mean = average([e.ratio for e in extremes], extremes[0].standard_error if extremes else None)
     mean_ends = ends({norm.group: (norm.value, None) for norm in _by_layer(_mean_norms(rows))})
     if mean is None or mean_ends is None:
         return None
     return Heterogeneity(
         ratio=mean,
-        low=found[0].low if len(found) == 1 else None,
-        high=found[0].high if len(found) == 1 else None,
+        low=extremes[0].low if len(extremes) == 1 else None,
+        high=extremes[0].high if len(extremes) == 1 else None,
         largest=mean_ends.largest,
         smallest=mean_ends.smallest,
         zero_groups=tuple(dict.fromkeys(row.group for row in rows if row.value == 0)),
@@ -300,25 +300,25 @@ def _lines(
     metrics: Iterable[Metric], observations: Iterable[Observation], stops: Mapping[str, float]
 ) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
     """Group lines by (quantity, role, part) and preset; losses end before the step in `stops`."""
-    found: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
+    curves: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
 
     def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
-        found.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
+        curves.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
 
     for metric in metrics:
         if metric.step < stops[metric.preset]:
             add(metric, "loss", part=metric.split)
-    signal = [one for one in observations if one.quantity in SIGNAL and not one.group]
-    last = max((one.layer for one in signal if one.layer is not None), default=None)
-    for one in observations:
-        if one.quantity == NORM:
-            add(one, NORM, one.role, one.part)
-        elif one.quantity not in SIGNAL or (one.layer == last and not one.group):
-            add(one, one.quantity)
-    return found
+    signal = [row for row in observations if row.quantity in SIGNAL and not row.group]
+    last = max((row.layer for row in signal if row.layer is not None), default=None)
+    for row in observations:
+        if row.quantity == NORM:
+            add(row, NORM, row.role, row.part)
+        elif row.quantity not in SIGNAL or (row.layer == last and not row.group):
+            add(row, row.quantity)
+    return curves
 
 
-def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
+def _curve(lines: Sequence[Line], row: ComparisonRow, **about: str) -> Curve:
     """Average the lines of each step to one point; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
     steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
@@ -328,24 +328,26 @@ def _curve(lines: Sequence[Line], of: ComparisonRow, **about: str) -> Curve:
     x: dict[str, list[float]] = {name: [] for name in ABSCISSAS}
     means = []
     for _, seeds in sorted(steps.items()):
-        own = list(seeds.values())
-        errors = [error for line in own[0] if (error := getattr(line, "standard_error", None))]
-        error = math.hypot(*errors) / len(own[0]) if errors else None
-        mean = average([_mean(seed, value) for seed in own], error)
+        seed_lines = list(seeds.values())
+        errors = [
+            error for line in seed_lines[0] if (error := getattr(line, "standard_error", None))
+        ]
+        error = math.hypot(*errors) / len(seed_lines[0]) if errors else None
+        mean = average([_mean(seed, value) for seed in seed_lines], error)
         assert mean is not None, "only finite values were collected"
         means.append(mean)
         for name, label in ABSCISSAS.items():
-            x[name].append(fmean(_mean(seed, label) for seed in own))
-    x["flops"] = [step * (of.cost.value if of.cost else math.nan) for step in x["steps"]]
+            x[name].append(fmean(_mean(seed, label) for seed in seed_lines))
+    x["flops"] = [step * (row.cost.value if row.cost else math.nan) for step in x["steps"]]
     return Curve(
-        preset=of.preset,
+        preset=row.preset,
         **about,
         layer=getattr(lines[0], "layer", None) if about["quantity"] in SIGNAL else None,
-        x={name: tuple(own) for name, own in x.items()},
+        x={name: tuple(values) for name, values in x.items()},
         means=tuple(means),
     )
 
 
 def _mean(rows: Sequence[Line], label: str) -> float:
     """Average a field of the rows; NaN if one lacks it."""
-    return fmean(math.nan if (one := getattr(row, label, None)) is None else one for row in rows)
+    return fmean(math.nan if (x := getattr(row, label, None)) is None else x for row in rows)

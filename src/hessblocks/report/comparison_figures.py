@@ -66,43 +66,47 @@ Titled = Mapping[str, Sequence[Curve]]
 """Title of a panel → its curves."""
 
 
-def all_figures(found: Comparison) -> tuple[Figure, ...]:
+def all_figures(comparison: Comparison) -> tuple[Figure, ...]:
     """Make the figures that have values, in the order of the page."""
     figures = (
-        heterogeneity_figure(found),
-        curvature_figure(found),
-        loss_figure(found, "steps"),
-        loss_figure(found, "seconds"),
-        loss_figure(found, "flops") if len(found.rows) > 1 else None,
-        *along_figures(found),
+        heterogeneity_figure(comparison),
+        curvature_figure(comparison),
+        loss_figure(comparison, "steps"),
+        loss_figure(comparison, "seconds"),
+        loss_figure(comparison, "flops") if len(comparison.rows) > 1 else None,
+        *along_figures(comparison),
     )
     return tuple(figure for figure in figures if figure is not None)
 
 
-def curvature_figure(found: Comparison) -> Figure | None:
+def curvature_figure(comparison: Comparison) -> Figure | None:
     """Plot one point per group: by role, in each role by preset, in each preset by layer.
 
     Args:
-        found: the comparison.
+        comparison: blocks with their norms and losses.
 
     Returns:
         The figure as data; None if no curvature is measured yet.
     """
-    present = dict.fromkeys(norm.role for norm in found.norms)
+    present = dict.fromkeys(norm.role for norm in comparison.norms)
     roles = sorted(present, key=lambda role: (*ROLES, role).index(role))  # unknown ones last
-    measured = {(norm.stage, norm.part) for norm in found.norms}
-    moments = [moment for moment, stage in MOMENTS.items() if stage in {one for one, _ in measured}]
+    stages, parts = (
+        {getattr(norm, name) for norm in comparison.norms} for name in ("stage", "part")
+    )
+    moments = [moment for moment, stage in MOMENTS.items() if stage in stages]
     series = {
-        f"{words}, {moment} training": tuple(_points(found, MOMENTS[moment], part, roles))
+        f"{words}, {moment} training": tuple(_points(comparison, MOMENTS[moment], part, roles))
         for part, words in PARTS.items()
         for moment in moments
-        if part in {one for _, one in measured}
+        if part in parts
     }
-    values = [y for own in series.values() for one in own for y in one.y]
+    values = [y for lines in series.values() for line in lines for y in line.y]
     if not values:
         return None
     layers = "In each column one point a layer, the first layer leftmost"
-    error = seeds_and_error(found.seeds, "the bar", "the bar is ± 1 standard error of the estimate")
+    error = seeds_and_error(
+        comparison.seeds, "the bar", "the bar is ± 1 standard error of the estimate"
+    )
     end = " Points on the line 0 are exactly zero." if 0 in values else ""
     return Figure(
         name="curvature",
@@ -120,59 +124,69 @@ def curvature_figure(found: Comparison) -> Figure | None:
             "Frobenius norm of the diagonal block of $H=H_o+H_f$ that belongs to each parameter "
             "group. "
         )
-        + plain_math(f"{layers}; {found.sample}. {error}{end}"),
+        + plain_math(f"{layers}; {comparison.sample}. {error}{end}"),
         shares="both",
-        marked=found.presets,
+        marked=comparison.presets,
     )
 
 
-def _points(found: Comparison, stage: str, part: str, roles: Sequence[str]) -> Iterator[Series]:
+def _points(
+    comparison: Comparison, stage: str, part: str, roles: Sequence[str]
+) -> Iterator[Series]:
     """Make one series per preset, spread over its slot beside each role."""
-    width = SLOT / len(found.presets)
-    norms = [one for one in found.finite_norms if (one.stage, one.part) == (stage, part)]
-    for number, preset in enumerate(found.presets):
-        own = [norm for norm in norms if norm.preset == preset]
-        place = (number + 0.5) * width - SLOT / 2
+    width = SLOT / len(comparison.presets)
+    norms = [norm for norm in comparison.finite_norms if (norm.stage, norm.part) == (stage, part)]
+    for number, preset in enumerate(comparison.presets):
+        preset_norms = [norm for norm in norms if norm.preset == preset]
+        middle = (number + 0.5) * width - SLOT / 2
         x: list[float] = []
         shown: list[ResultRow] = []
         for index, role in enumerate(roles):
-            same = [norm for norm in own if norm.role == role]
+            same = [norm for norm in preset_norms if norm.role == role]
             spread = [(order + 0.5) / len(same) - 0.5 for order in range(len(same))]
-            x += [index + place + FILL * width * one for one in spread]
+            x += [index + middle + FILL * width * shift for shift in spread]
             shown += same
         yield replace(_averaged(preset, x, shown), line=False)
 
 
-def heterogeneity_figure(found: Comparison) -> Figure | None:
+def heterogeneity_figure(comparison: Comparison) -> Figure | None:
     """Plot largest over smallest group norm of each preset, before and after, with its interval.
 
     Args:
-        found: the comparison.
+        comparison: blocks with their norms and losses.
 
     Returns:
         The figure as data; None if no curvature is measured yet.
     """
     places = {
-        moment: {x: row.ratios[moment] for x, row in enumerate(found.rows) if moment in row.ratios}
+        moment: {
+            x: row.ratios[moment] for x, row in enumerate(comparison.rows) if moment in row.ratios
+        }
         for moment in MOMENTS
     }
-    values = [one.high or one.ratio.value for own in places.values() for one in own.values()]
+    values = [
+        ratio.high or ratio.ratio.value for ratios in places.values() for ratio in ratios.values()
+    ]
     if not values:
         return None
     panel = Panel(
         title="Before and after training",
         x_label="Preset",
         y_label=RATIO,
-        series=tuple(_bars(f"{moment} training", own) for moment, own in places.items() if own),
+        series=tuple(
+            _bars(f"{moment} training", ratios) for moment, ratios in places.items() if ratios
+        ),
         kind="bars",
-        ticks=found.presets,
+        ticks=comparison.presets,
         by_tick=True,
         **log_axis([1.0, *(BAR_ROOM * value for value in values)]),
     )
-    error = seeds_and_error(found.seeds, "the bar", "the bar is the 95 % interval of the estimate")
+    error = seeds_and_error(
+        comparison.seeds, "the bar", "the bar is the 95 % interval of the estimate"
+    )
     caption = (
         "Largest over smallest Frobenius norm of the groups' blocks of the full Hessian; 1 is "
-        f"perfectly even; {found.sample}. {error} {found.zero_groups}"
+        f"perfectly even; {comparison.sample}. {error} {comparison.zero_groups}"
     )
     return Figure(
         name="heterogeneity",
@@ -180,59 +194,59 @@ def heterogeneity_figure(found: Comparison) -> Figure | None:
         panels=(panel,),
         size=(9.0, 4.2),
         caption=plain_math(caption.rstrip()),
-        marked=found.presets,
+        marked=comparison.presets,
     )
 
 
 def _bars(name: str, places: Mapping[int, Heterogeneity[Average]]) -> Series:
     """Draw one bar per preset, with the interval of one seed or the standard error over several."""
     reach = [
-        (one.ratio.standard_error or 0.0,) * 2
-        if one.low is None or one.high is None
-        else (one.ratio.value - one.low, one.high - one.ratio.value)
-        for one in places.values()
+        (ratio.ratio.standard_error or 0.0,) * 2
+        if ratio.low is None or ratio.high is None
+        else (ratio.ratio.value - ratio.low, ratio.high - ratio.ratio.value)
+        for ratio in places.values()
     ]
     return Series(
         name=name,
         x=tuple(map(float, places)),
-        y=tuple(one.ratio.value for one in places.values()),
+        y=tuple(ratio.ratio.value for ratio in places.values()),
         error=tuple(above for _, above in reach),
         below=tuple(below for below, _ in reach),
-        numbers=tuple(ratio_text(one).split()[0] for one in places.values()),  # as in the table
+        numbers=tuple(ratio_text(ratio).split()[0] for ratio in places.values()),  # as in the table
     )
 
 
-def loss_figure(found: Comparison, against: str) -> Figure | None:
+def loss_figure(comparison: Comparison, against: str) -> Figure | None:
     """Plot the loss of each preset on training batches and on held-out data.
 
     Args:
-        found: the comparison.
+        comparison: blocks with their norms and losses.
         against: abscissa: steps, tokens, seconds or flops.
 
     Returns:
         The figure as data; None if no loss is recorded yet, or the abscissa was not recorded.
     """
-    losses = [c for c in found.curves if c.quantity == "loss" and c.part in SPLITS and c.means]
-    if all(math.isnan(x) for one in losses for x in one.x[against]):
+    losses = [c for c in comparison.curves if c.quantity == "loss" and c.part in SPLITS and c.means]
+    if all(math.isnan(x) for curve in losses for x in curve.x[against]):
         return None
-    window = max(math.ceil(len(one.means) / MOST_POINTS) for one in losses)
-    limits = _limits(found.results.metrics)
-    notes = {row.preset: _note(row) for row in found.rows}
-    words, label = _axis(found, against)
+    window = max(math.ceil(len(curve.means) / MOST_POINTS) for curve in losses)
+    limits = _limits(comparison.results.metrics)
+    notes = {row.preset: _note(row) for row in comparison.rows}
+    words, label = _axis(comparison, against)
     series = {
         title: [
-            _thinned(replace(_series(one, against), note=notes[one.preset]), window)
-            for one in losses
-            if one.part == split
+            _thinned(replace(_series(curve, against), note=notes[curve.preset]), window)
+            for curve in losses
+            if curve.part == split
         ]
         for split, title in SPLITS.items()
     }
-    every = found.results.settings.section("training").get("log_every")
+    every = comparison.results.settings.section("training").get("log_every")
     caption = (
         "" if every is None else f"Training loss is averaged over {every} steps.",
-        seeds_and_error(found.seeds, "the band", NO_BAND),
-        *_remarks(window, limits[1], found.results.metrics),
-        *map(_ending, found.rows),
+        seeds_and_error(comparison.seeds, "the band", NO_BAND),
+        *_remarks(window, limits[1], comparison.results.metrics),
+        *map(_ending, comparison.rows),
     )
     return Figure(
         name=f"loss-{against}",
@@ -241,14 +255,14 @@ def loss_figure(found: Comparison, against: str) -> Figure | None:
         caption=plain_math(" ".join(filter(None, caption))),
         size=(5.5, 4.2),
         shares="both",
-        marked=found.presets,
+        marked=comparison.presets,
     )
 
 
-def _axis(found: Comparison, against: str) -> tuple[str, str]:
+def _axis(comparison: Comparison, against: str) -> tuple[str, str]:
     """Return name and label of an abscissa; an old run does not record which clock it used."""
     words, label = AXES[against]
-    on_cpu = found.results.settings.values.get("device") == "cpu"
+    on_cpu = comparison.results.settings.values.get("device") == "cpu"
     return words, label.replace("(seconds)", "(processor seconds)") if on_cpu else label
 
 
@@ -304,54 +318,57 @@ def _ending(row: ComparisonRow) -> str:
     return f"{row.preset} diverged (seed {seeds}); its curve ends there." if seeds else ""
 
 
-def along_figures(found: Comparison) -> tuple[Figure | None, ...]:
+def along_figures(comparison: Comparison) -> tuple[Figure | None, ...]:
     """Plot gains, signal and curvature against the step; None if not observed."""
-    curves, where = found.curves, found.sample_along
-    last = max((one.layer for one in curves if one.layer is not None), default=None)
+    curves, where = comparison.curves, comparison.sample_along
+    last = max((curve.layer for curve in curves if curve.layer is not None), default=None)
     signal = f"At the last layer (number {last}, counted from 0), on {where}. {ELSEWHERE}"
     norms = f"Mean over the observed groups of a role; {where}."
     return (
-        _figure(found, "gains", _gains(curves), "Gain (mean over layers and heads)", OF_GAINS),
-        _figure(found, "signal", _signal(curves), "Value (unit above each panel)", signal),
-        _figure(found, "curvature", _norms(curves), CURVATURE, norms),
+        _figure(comparison, "gains", _gains(curves), "Gain (mean over layers and heads)", OF_GAINS),
+        _figure(comparison, "signal", _signal(curves), "Value (unit above each panel)", signal),
+        _figure(comparison, "curvature", _norms(curves), CURVATURE, norms),
     )
 
 
 def _gains(curves: Iterable[Curve]) -> Titled:
     """Draw one panel per gain, each the mean over layers and heads."""
-    found: dict[str, list[Curve]] = defaultdict(list)
-    for curve in sorted(curves, key=lambda one: ("_" in one.quantity, one.quantity)):
-        letter, _, of = curve.quantity.partition("_")
+    titled: dict[str, list[Curve]] = defaultdict(list)
+    for curve in sorted(curves, key=lambda curve: ("_" in curve.quantity, curve.quantity)):
+        letter, _, index_name = curve.quantity.partition("_")
         if letter in GAINS:
-            index = f"_\\mathrm{{{of}}}" if of else ""
-            found[f"$\\{letter}{index}$"].append(curve)
-    return found
+            index = f"_\\mathrm{{{index_name}}}" if index_name else ""
+            titled[f"$\\{letter}{index}$"].append(curve)
+    return titled
 
 
 def _signal(curves: Sequence[Curve]) -> Titled:
     """Draw one panel per quantity."""
-    found = {
-        title: [one for one in curves if one.quantity == name] for name, title in SIGNAL.items()
+    titled = {
+        title: [curve for curve in curves if curve.quantity == name]
+        for name, title in SIGNAL.items()
     }
-    return {title: own for title, own in found.items() if own}
+    return {title: lines for title, lines in titled.items() if lines}
 
 
 def _norms(curves: Iterable[Curve]) -> Titled:
     """Draw one panel per role and part, the mean over its groups."""
-    found = [one for one in curves if one.quantity == NORM]
+    norms = [curve for curve in curves if curve.quantity == NORM]
     return {
         f"{plain_math(role.replace('_', ' '))}: {words}": [
-            one for one in found if (one.role, one.part) == (role, part)
+            curve for curve in norms if (curve.role, curve.part) == (role, part)
         ]
-        for role in dict.fromkeys(one.role for one in found)
+        for role in dict.fromkeys(curve.role for curve in norms)
         for part, words in PARTS.items()
     }
 
 
-def _figure(found: Comparison, name: str, titled: Titled, y: str, about: str) -> Figure | None:
+def _figure(comparison: Comparison, name: str, titled: Titled, y: str, about: str) -> Figure | None:
     """Plot values over steps; each panel has its own ordinate, but curvature shares it."""
-    series = {title: [_series(one, "steps") for one in own] for title, own in titled.items()}
-    values = [y for own in series.values() for one in own for y in one.y]
+    series = {
+        title: [_series(curve, "steps") for curve in lines] for title, lines in titled.items()
+    }
+    values = [y for lines in series.values() for line in lines for y in line.y]
     if not values:
         return None
     norms = name == "curvature"
@@ -362,15 +379,15 @@ def _figure(found: Comparison, name: str, titled: Titled, y: str, about: str) ->
         title=f"{name.capitalize()} along training",
         panels=_panels(series, x_label=AXES["steps"][1], y_label=y, band=True, **scale),
         columns=min(3, len(series)),
-        caption=plain_math(f"{about} {seeds_and_error(found.seeds, 'the band', single)}"),
+        caption=plain_math(f"{about} {seeds_and_error(comparison.seeds, 'the band', single)}"),
         shares="both" if norms else "x",
-        marked=found.presets,
+        marked=comparison.presets,
     )
 
 
 def _panels(series: Mapping[str, Sequence[Series]], **common: Any) -> tuple[Panel, ...]:
     """Make one panel per title, with common settings."""
-    return tuple(Panel(title=name, series=tuple(own), **common) for name, own in series.items())
+    return tuple(Panel(title=name, series=tuple(lines), **common) for name, lines in series.items())
 
 
 def _series(curve: Curve, against: str) -> Series:

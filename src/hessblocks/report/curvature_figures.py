@@ -33,20 +33,20 @@ def write_curvature_figures(results: CurvatureResults) -> dict[str, list[str]]:
     Raises:
         RunError: a file cannot be written.
     """
-    found: dict[str, Figure | Drawn] = {}
+    figures: dict[str, Figure | Drawn] = {}
     phones: dict[str, Drawn] = {}
     if results.norms:
-        found["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
+        figures["norms"], phones["norms"] = norms_figure(results, 9), norms_figure(results, PHONE)
     names = list(results.norms)
     for part, cells in results.cells.items():
         values = [[cells[row, column].value for column in names] for row in names]
         layers = [results.layers[name] for name in names]
-        found[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
+        figures[f"map-{part}"] = draw_heatmap(names, layers, values, part=part)
     for part, densities in results.spectra.items():
-        found[f"spectra-{part}"] = spectra_figure(densities, part)
+        figures[f"spectra-{part}"] = spectra_figure(densities, part)
     return {
         name: drawn_picture(figure, results.folder, name, phones.get(name))
-        for name, figure in found.items()
+        for name, figure in figures.items()
     }
 
 
@@ -62,7 +62,7 @@ def norms_figure(results: CurvatureResults, width: float) -> Drawn:
         norms = [norms[part] for norms in results.norms.values()]
         axis.errorbar(
             [norm.value for norm in norms],
-            [place + shift for place in range(len(norms))],
+            [index + shift for index in range(len(norms))],
             xerr=[norm.standard_error for norm in norms],
             linestyle="none",
             color=LOOKS[part][0],
@@ -87,20 +87,20 @@ def spectra_figure(densities: Mapping[str, Sequence[SpectrumRow]], part: str) ->
     return Figure(
         title="",
         caption=f"Each eigenvalue is drawn as a bell; the band is one standard error.{outer}",
-        panels=tuple(_spectrum(name, found) for name, found in densities.items()),
+        panels=tuple(_spectrum(name, points) for name, points in densities.items()),
         columns=4,
         size=(3.2, 2.3),
         shares="labels",
     )
 
 
-def _spectrum(name: str, found: Sequence[SpectrumRow]) -> Panel:
-    highest = max(point.density for point in found)
+def _spectrum(name: str, points: Sequence[SpectrumRow]) -> Panel:
+    highest = max(point.density for point in points)
     density = Series(
         name="density",
-        x=tuple(point.eigenvalue for point in found),
-        y=tuple(point.density for point in found),
-        error=tuple(point.standard_error for point in found),
+        x=tuple(point.eigenvalue for point in points),
+        y=tuple(point.density for point in points),
+        error=tuple(point.standard_error for point in points),
     )
     return Panel(
         title=plain_math(name or "all groups as one"),

@@ -53,7 +53,7 @@ def write_curvature_report(folder: AnyPath) -> Path:
         sampled="samples" in results.config["curvature"],
         whole=any("" in densities for densities in results.spectra.values()),
         eigenvalues=[
-            (group or WHOLE, eigenvalue_text(found)) for group, found in results.eigenvalues.items()
+            (group or WHOLE, eigenvalue_text(pairs)) for group, pairs in results.eigenvalues.items()
         ],
         columns=("Group", "Role", *results.parts),
         rows=[
@@ -72,10 +72,10 @@ def write_curvature_report(folder: AnyPath) -> Path:
 
 def _spent(results: CurvatureResults) -> str:
     """Describe the probes or samples that norms were estimated from."""
-    asked = results.config["curvature"]
-    if "samples" in asked:
-        return f"{asked['samples']} sampled gradients for all groups"
-    return f"{asked['probes']} random probes a group"
+    spending = results.config["curvature"]
+    if "samples" in spending:
+        return f"{spending['samples']} sampled gradients for all groups"
+    return f"{spending['probes']} random probes a group"
 
 
 def norm_text(norm: Norm) -> str:
@@ -92,9 +92,9 @@ def heterogeneity_text(ratio: Ratio) -> str:
     return f"{with_interval(ratio.value, ratio.low, ratio.high)} (95 % interval)"
 
 
-def eigenvalue_text(found: Sequence[Eigenvalue]) -> str:
+def eigenvalue_text(eigenvalues: Sequence[Eigenvalue]) -> str:
     """Format eigenvalues, each with its residual."""
-    return ", ".join(f"{one.value:.4g} (residual {one.residual:.1g})" for one in found)
+    return ", ".join(f"{pair.value:.4g} (residual {pair.residual:.1g})" for pair in eigenvalues)
 
 
 def _headline(results: CurvatureResults) -> str:
@@ -104,9 +104,9 @@ def _headline(results: CurvatureResults) -> str:
     if part not in results.heterogeneity or not order:
         return f"{len(results.norms)} groups are measured so far."
     ends = (order[0], order[-1])
-    found = [f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends]
+    top, bottom = (f"{plain_math(name)} ({norm_text(results.norms[name][part])})" for name in ends)
     sentences = [
-        f"The {PART_WORDS[part]} is largest in {found[0]} and smallest in {found[1]}: a ratio of "
+        f"The {PART_WORDS[part]} is largest in {top} and smallest in {bottom}: a ratio of "
         f"{heterogeneity_text(results.heterogeneity[part])}."
     ]
     if part in results.off_diagonal_shares:

@@ -1,8 +1,11 @@
-"""Write the report: figures, and one self-contained HTML file."""
+"""Report a comparison: first sentences, one JSON object, and a self-contained HTML page."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import RunError
@@ -10,11 +13,10 @@ from hessblocks.escape import shell_line
 from hessblocks.figures import number
 from hessblocks.report import templates
 from hessblocks.report.captions import ratio_text, with_error
-from hessblocks.report.comparison import Comparison, ComparisonRow, compare_results
+from hessblocks.report.comparison import MOMENTS, Comparison, ComparisonRow, compare_results
 from hessblocks.report.comparison_figures import all_figures
-from hessblocks.report.headline import headline
-from hessblocks.statistics import Average
-from hessblocks.storage import COMMAND, load_results, read_object
+from hessblocks.statistics import Average, Heterogeneity
+from hessblocks.storage import COMMAND, FolderResults, ResultRow, load_results, read_object
 
 FILES = ("results.csv", "metrics.jsonl", "observations.jsonl", "tuning.json")
 """Files with the numbers of the page, which links them if they exist."""
@@ -48,22 +50,22 @@ def write_report(folder: AnyPath) -> Path:
     """
     folder = Path(folder)
     results = load_results(folder)
-    found = compare_results(results)
+    comparison = compare_results(results)
     blocks = [folder / "blocks.svg", folder / "blocks-narrow.svg"]
-    shown = {name: one for name, one in results.settings.values.items() if name != "blocks"}
+    shown = {name: value for name, value in results.settings.values.items() if name != "blocks"}
     return templates.write_page(
         folder,
         "comparison.html",
-        title=f"hessblocks {results.settings.command}: {', '.join(found.presets)}",
-        heading=f"hessblocks: {_heading(found.presets)}",
-        headline=headline(found),
+        title=f"hessblocks {results.settings.command}: {', '.join(comparison.presets)}",
+        heading=f"hessblocks: {_heading(comparison.presets)}",
+        headline=headline(comparison),
         missing=results.missing,
         columns=COLUMNS,
-        rows=[*map(comparison_cells, found.rows), *_table_of_pairs(found)],
-        rates=found.rate_words,
-        zero_groups=found.zero_groups,
-        blocks=[templates.inlined(one.read_bytes()) for one in blocks if one.is_file()],
-        figures=[templates.shown_figure(figure, folder) for figure in all_figures(found)],
+        rows=[*map(comparison_cells, comparison.rows), *_table_of_pairs(comparison)],
+        rates=comparison.rate_words,
+        zero_groups=comparison.zero_groups,
+        blocks=[templates.inlined(path.read_bytes()) for path in blocks if path.is_file()],
+        figures=[templates.shown_figure(figure, folder) for figure in all_figures(comparison)],
         command=command_line(folder),
         settings=list(templates.setting_rows(shown)),
         environment=list(templates.environment_rows(results.environment)),
@@ -101,11 +103,11 @@ def comparison_cells(row: ComparisonRow) -> tuple[str, ...]:
     )
 
 
-def _table_of_pairs(found: Comparison) -> Iterator[tuple[str, ...]]:
+def _table_of_pairs(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """Yield the row of the bigram table, if its loss was computed."""
-    if found.results.reference is not None:
-        known = {COLUMNS[0]: "bigram table", FINAL: f"{found.results.reference:.3f}"}
-        yield tuple(known.get(name, templates.ABSENT) for name in COLUMNS)
+    if comparison.results.reference is not None:
+        cells = {COLUMNS[0]: "bigram table", FINAL: f"{comparison.results.reference:.3f}"}
+        yield tuple(cells.get(name, templates.ABSENT) for name in COLUMNS)
 
 
 def _mean(mean: Average | None, unit: float = 1.0) -> str:
@@ -132,3 +134,216 @@ def command_line(folder: Path) -> str:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise RunError(f"{path}: damaged (expected a list under 'words'); remove it.")
     return shell_line(["hessblocks", *words])
+
+
+BASELINE = "pre-ln"
+SURE = 2.0
+"""Two values differ if they are more joint standard errors apart than this."""
+LEAST = 0.0005
+"""Smallest difference reported without an error, in nats per token: half of the third decimal."""
+SEVERAL = 4
+"""Most blocks with all ratios listed; of more blocks, baseline, smallest and largest are listed."""
+
+
+def headline(results: FolderResults | Comparison) -> tuple[str, ...]:
+    """Write which loss each block reached, and whose curvature is more even, before and after.
+
+    The baseline is pre-ln, or the first measured block if pre-ln has no results. Two values differ
+    if they are more than two joint standard errors apart. These are errors over seeds; with one
+    seed, errors of the curvature estimates. Speed is not compared: blocks are timed one after
+    another, while the load of the machine varies.
+
+    Args:
+        results: results of a run folder, or their comparison.
+
+    Returns:
+        Sentences; a single sentence if nothing is measured yet.
+    """
+    comparison = compare_results(results)
+    rows = comparison.rows
+    measured = [row for row in rows if row.final_loss or row.ratios] or list(rows)
+    base = next((row for row in measured if row.preset == BASELINE), measured[0])
+    sentences = (
+        *_losses(rows, base),
+        *_above_bigrams(rows, comparison.results.reference),
+        *_evenness("before", rows, base),
+        *_evenness("after", rows, base),
+        *_diverged(rows),
+    )
+    return sentences or ("Nothing is measured yet.",)
+
+
+def difference(first: Average, second: Average) -> int:
+    """Compute the sign of first − second; 0 if they are within two joint standard errors."""
+    gap = first.value - second.value
+    if abs(gap) <= SURE * _joint(first, second):
+        return 0
+    return (gap > 0) - (gap < 0)
+
+
+def _joint(first: Average, second: Average) -> float:
+    return math.hypot(first.standard_error or 0.0, second.standard_error or 0.0)
+
+
+def _losses(rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+    losses = {row.preset: row.final_loss for row in rows if row.final_loss and not row.diverged}
+    if not losses:
+        return
+    first = base if base.preset in losses else next(row for row in rows if row.preset in losses)
+    base_loss = losses.pop(first.preset)
+    after = f"After {first.steps:,} steps" if first.steps is not None else "At the end"
+    gaps = [f"{name} {_gap(loss, base_loss)}" for name, loss in losses.items()]
+    alone = gaps and all(loss.standard_error is None for loss in (base_loss, *losses.values()))
+    others = f"; {', '.join(gaps)}{' (one seed)' if alone else ''}" if gaps else ""
+    loss = f"the held-out loss of {first.preset} is {with_error(base_loss)} nats per token"
+    yield f"{after} {loss}{others}."
+
+
+def _above_bigrams(rows: Sequence[ComparisonRow], table: float | None) -> Iterator[str]:
+    """List the blocks whose final loss is above `table`, the loss of a bigram table."""
+    lost = [
+        row.preset
+        for row in rows
+        if table is not None and row.final_loss is not None and row.final_loss.value > table
+    ]
+    if lost:
+        yield (
+            f"{_listed(lost)} {'ends' if len(lost) == 1 else 'end'} above the bigram table "
+            f"({table:.3f}), which knows pairs of tokens alone: no more was learnt than that."
+        )
+
+
+def _gap(loss: Average, base: Average) -> str:
+    gap = loss.value - base.value
+    error = _joint(loss, base)
+    if not error and abs(gap) < LEAST:
+        return "ends there too"
+    side = "above" if gap > 0 else "below"
+    if not error:
+        return f"ends {abs(gap):.3f} {side}"
+    apart = with_error(replace(loss, value=abs(gap), standard_error=error))
+    return f"ends {apart} {side}{'' if difference(loss, base) else ' (not told apart)'}"
+
+
+def _evenness(moment: str, rows: Sequence[ComparisonRow], base: ComparisonRow) -> Iterator[str]:
+    ratios = {row.preset: row.ratios[moment] for row in rows if moment in row.ratios}
+    if base.preset not in ratios:
+        return
+    when, measure = moment.capitalize(), "largest over smallest group norm of the Hessian"
+    clauses = _clauses(base.preset, ratios)
+    if len(ratios) == 1:
+        yield f"{when} training, the {measure} is {clauses}."
+    else:
+        yield f"{when} training, {_compared(base.preset, ratios)} ({measure}: {clauses})."
+
+
+def _compared(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+    signs = {
+        name: difference(ratio.ratio, ratios[base].ratio)
+        for name, ratio in ratios.items()
+        if name != base
+    }
+    verdicts = (
+        (-1, f"more even than that of {base}"),
+        (1, f"less even than that of {base}"),
+        (0, f"not told apart from that of {base}"),
+    )
+    verdict_names = [
+        (words, [name for name in signs if signs[name] == sign]) for sign, words in verdicts
+    ]
+    shown = [f"of {_listed(names)} is {words}" for words, names in verdict_names if names]
+    return f"the curvature {'; that '.join(shown)}"
+
+
+def _clauses(base: str, ratios: Mapping[str, Heterogeneity[Average]]) -> str:
+    names = list(ratios)
+    if len(names) > SEVERAL:
+        ends = (find(names, key=lambda name: ratios[name].ratio.value) for find in (min, max))
+        names = list(dict.fromkeys((base, *ends)))
+    return ", ".join(f"{ratio_text(ratios[name])} in {name}" for name in names)
+
+
+def _diverged(rows: Sequence[ComparisonRow]) -> Iterator[str]:
+    for row in rows:
+        if row.diverged:
+            count = len(row.seeds)
+            share = f"{len(row.diverged)} of {count} seeds of " if count > 1 else ""
+            yield f"{share}{row.preset} diverged."
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+AVERAGES = ("tokens_per_second", "initial_loss", "final_loss", "peak_memory")
+
+
+def summary(results: FolderResults | Comparison, *, seconds: float | None = None) -> dict[str, Any]:
+    """Summarise a comparison as one JSON object; numbers that are not finite are null.
+
+    Args:
+        results: results of a run folder, or their comparison.
+        seconds: duration of the whole command; None: training time of all runs.
+
+    Returns:
+        `command`, `out`, `seconds`, `bigram_loss`, `tuned`, `missing` and `presets`: for
+        each block its parameters, steps, rate, tokens per parameter, speed, memory, losses,
+        `standard_errors` of those, heterogeneity and
+        curvature (before and after training: group → part → value, standard_error).
+    """
+    comparison = compare_results(results)
+    times = [row.value for row in comparison.results.select("training_time")]
+    trained = math.fsum(filter(math.isfinite, times))
+    return {
+        "command": comparison.results.settings.command,
+        "out": str(comparison.results.folder),
+        "seconds": trained if seconds is None else seconds,
+        "bigram_loss": comparison.results.reference,
+        "tuned": bool(comparison.results.tried),
+        "missing": list(comparison.results.missing),
+        "presets": {
+            row.preset: _preset(
+                row, [norm for norm in comparison.norms if norm.preset == row.preset]
+            )
+            for row in comparison.rows
+        },
+    }
+
+
+def _preset(row: ComparisonRow, norms: Iterable[ResultRow]) -> dict[str, Any]:
+    averages = {name: _estimate(getattr(row, name)) for name in AVERAGES}
+    curvature: dict[str, dict[str, Any]] = defaultdict(lambda: defaultdict(dict))
+    for norm in norms:
+        curvature[norm.stage][norm.group][norm.part] = _estimate(norm)
+    return {
+        "seeds": list(row.seeds),
+        "diverged": list(row.diverged),
+        "parameters": row.parameters,
+        "steps": row.steps,
+        "learning_rate": row.rate,
+        "tokens_a_parameter": row.tokens_a_parameter,
+        **{name: mean["value"] for name, mean in averages.items()},
+        "standard_errors": {name: mean["standard_error"] for name, mean in averages.items()},
+        "heterogeneity": {moment: _ratio(getattr(row, moment)) for moment in MOMENTS},
+        "curvature": {moment: curvature[stage] for moment, stage in MOMENTS.items()},
+    }
+
+
+def _estimate(estimate: Average | ResultRow | None) -> dict[str, float | None]:
+    if estimate is None or math.isnan(estimate.value):
+        return {"value": None, "standard_error": None}
+    return {"value": estimate.value, "standard_error": estimate.standard_error}
+
+
+def _ratio(ratio: Heterogeneity[Average] | None) -> dict[str, Any] | None:
+    if ratio is None:
+        return None
+    return {
+        **_estimate(ratio.ratio),
+        "low": ratio.low,
+        "high": ratio.high,
+        "largest": ratio.largest,
+        "smallest": ratio.smallest,
+        "zero_groups": list(ratio.zero_groups),
+    }

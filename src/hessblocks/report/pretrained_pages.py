@@ -19,7 +19,7 @@ from hessblocks.statistics import Average
 COSTS = ("Changed together", "Forecast KL", "Measured KL", "Forecast trusted")
 BILL = ("Change", "Forecast KL", "Diagonal", "Full form", "Loss, to first order",
         "Weight changed by", "Forecast trusted")  # fmt: skip
-FILES = ("bill.csv", "together.csv", "allocation.csv", "tensor-types.txt", "check.csv")
+FILES = ("bill.csv", "together.csv", "allocation.csv", "check.csv")
 LAYER = re.compile(r"(?:^|\.)\d+\.(.+?)(?:\.weight)?$")
 """Pattern of the text after the number of a layer in a parameter's name."""
 
@@ -40,7 +40,7 @@ def write_price_report(folder: AnyPath) -> Path:
 
 
 def _priced(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    figure, picture = _map(found.get("shares", [])), folder / "figures" / "check.svg"
+    figure, picture = bits_map(found.get("shares", [])), folder / "figures" / "check.svg"
     return {
         "heading": f"What compressing {found['model']} costs",
         "headline": price_headline(found),
@@ -65,19 +65,19 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     rows = {row["name"]: row for row in found["together"]}
     shown, between = list(rows.values()), "; "
     first = "Expected cost in nats per token of all matrices together: "
-    first += "; ".join(f"{name}: {_nats(row)}" for name, row in rows.items()) + "."
+    first += "; ".join(f"{name}: {nats(row)}" for name, row in rows.items()) + "."
     if "uniform" in found:
-        width, between = f"{found['uniform']} bits", " and "
+        width, between = found["uniform"], " and "
         shown = [rows["allocation"], rows[f"all, {width}"]]
         asked = found.get("asked", found["bits"])
         short = f" of {asked:g} asked" if abs(asked - found["bits"]) > 0.05 else ""
         first = (
             f"At {found['bits']:.3g} bits{short} on average the allocation is expected to cost "
-            f"{_nats(shown[0])} nats per token; all matrices at {width} would cost "
-            f"{_nats(shown[1])}."
+            f"{nats(shown[0])} nats per token; all matrices at {width} would cost "
+            f"{nats(shown[1])}."
         )
     if shown[0]["measured"] is not None:
-        measured = between.join(_nats(row, "measured") for row in shown)
+        measured = between.join(nats(row, "measured") for row in shown)
         first += f" Measured on other text: {measured}."
     if any(row["outside"] for row in shown):
         first += (
@@ -88,11 +88,11 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Format the cells of a row of together.csv."""
-    measured = "" if row["measured"] is None else _nats(row, "measured")
-    return row["name"], _nats(row), measured, _trusted(row)
+    measured = "" if row["measured"] is None else nats(row, "measured")
+    return row["name"], nats(row), measured, _trusted(row)
 
 
-def _nats(row: Mapping[str, Any], name: str = "forecast") -> str:
+def nats(row: Mapping[str, Any], name: str = "forecast") -> str:
     """Format a number of a row with its standard error."""
     return with_error(Average(value=row[name], standard_error=row[f"{name}_error"], seeds=1))
 
@@ -102,12 +102,13 @@ def _trusted(row: Mapping[str, Any]) -> str:
 
 
 def _bill_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    numbers = (number(row[name]) for name in ("diagonal", "full", "gradient"))
+    names = ("diagonal", "full", "gradient")
+    numbers = (number(row[name]) if name in row else templates.ABSENT for name in names)
     size = f"{row['relative_size']:.1%}"
-    return row["name"], _nats(row), *numbers, size, _trusted(row)
+    return row["name"], nats(row), *numbers, size, _trusted(row)
 
 
-def _map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
+def bits_map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Draw a map of bits, kinds × layers; None if the names of matrices have no layers."""
     bits: dict[str, list[float]] = {}
     for row in shares:
@@ -168,9 +169,9 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     side = "high" if whole > once else "low"
     layers = f"{found['healed_layers']} of {found['layers_left']} layers"
     return (
-        f"{found['saved']:.1%} fewer parameters cost {_nats(removed, 'kl')} nats per token of KL, "
-        f"and {_nats(healed, 'kl')} after {found['healing_seconds']:.0f} s of healing {layers}; "
-        f"the loss of {found['loss_before']:.3f} rises by {_nats(healed, 'loss')}. Measured on "
+        f"{found['saved']:.1%} fewer parameters cost {nats(removed, 'kl')} nats per token of KL, "
+        f"and {nats(healed, 'kl')} after {found['healing_seconds']:.0f} s of healing {layers}; "
+        f"the loss of {found['loss_before']:.3f} rises by {nats(healed, 'loss')}. Measured on "
         "text that nothing was chosen by.",
         f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
         f"{found['operations']:.1%} of the operations per token and "
@@ -184,7 +185,7 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
 def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
     """Format the cells of a step of the plan."""
     alone, saved = f"{step['alone']:.3g}", f"{step['share']:.1%}"
-    return step["kind"], str(step["layer"]), _nats(step, "kl"), alone, saved
+    return step["kind"], str(step["layer"]), nats(step, "kl"), alone, saved
 
 
 def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:
@@ -228,8 +229,8 @@ def _removal_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["kind"],
         str(row["layer"]),
-        _nats(row, "kl"),
-        _nats(row, "loss"),
+        nats(row, "kl"),
+        nats(row, "loss"),
         f"{row['parameters']:,}",
         f"{row['operations']:,.0f}",
         f"{row['cache']:,}",

@@ -70,7 +70,7 @@ def write_summary_page(
         RunError: a file is missing or damaged.
     """
     folder = Path(folder)
-    found = read_object(folder / "summary.json")
+    results = read_object(folder / "summary.json")
     config, environment = (
         read_object(folder / f"{name}.json") for name in ("config", "environment")
     )
@@ -78,15 +78,15 @@ def write_summary_page(
         return write_page(
             folder,
             f"{command}.html",
-            title=f"hessblocks {command}: {found['model']}",
-            found=found,
+            title=f"hessblocks {command}: {results['model']}",
+            found=results,
             settings=[*setting_rows(config), *environment_rows(environment)],
-            **content(folder, found),
+            **content(folder, results),
         )
     except (KeyError, TypeError, UndefinedError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else error
+        fault = f"no {error}" if isinstance(error, KeyError) else error
         raise RunError(
-            f"{folder}: damaged ({what}); run the same `hessblocks {command}` again."
+            f"{folder}: damaged ({fault}); run the same `hessblocks {command}` again."
         ) from error
 
 
@@ -142,7 +142,7 @@ def drawn_picture(
         phone = draw(figure.for_phone(), 0)
         figure = draw(figure)
     write_picture(figure, Path(folder, "figures"), name)
-    return [inlined(page_picture(one)) for one in (figure, phone) if one is not None]
+    return [inlined(page_picture(drawing)) for drawing in (figure, phone) if drawing is not None]
 
 
 def shown_figure(figure: Figure, folder: AnyPath) -> dict[str, Any]:

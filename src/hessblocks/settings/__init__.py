@@ -22,7 +22,12 @@ from hessblocks.settings.field_marks import (
 )
 from hessblocks.settings.inspected import CurvatureInspection, InspectionSettings, SignalInspection
 from hessblocks.settings.optimisation import TrainingSettings, TunedSettings
-from hessblocks.settings.pretrained import PricingSettings, SimplifySettings
+from hessblocks.settings.pretrained import (
+    BUDGETS,
+    PricingSettings,
+    QuantisingSettings,
+    SimplifySettings,
+)
 from hessblocks.settings.run_settings import (
     ROLES,
     ComparisonSettings,

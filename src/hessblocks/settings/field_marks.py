@@ -31,9 +31,9 @@ def at_least(least: int) -> Range:
     return Range(lambda value: value >= least, f"a whole number of at least {least}")
 
 
-def above_0(what: str) -> Range:
+def above_0(quantity: str) -> Range:
     """Make the range of finite numbers above 0; `what` names the quantity in errors."""
-    return Range(lambda value: 0 < value < math.inf, f"{what} above 0")
+    return Range(lambda value: 0 < value < math.inf, f"{quantity} above 0")
 
 
 LARGEST = 2**63 - 1
@@ -97,7 +97,7 @@ class Kind:
 
     def mark(self, wanted: type[T]) -> T | None:
         """Find the mark of a class; None if there is none."""
-        return next((one for one in self.marks if isinstance(one, wanted)), None)
+        return next((mark for mark in self.marks if isinstance(mark, wanted)), None)
 
 
 def kinds(settings: Any) -> dict[str, Kind]:
@@ -127,15 +127,15 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
         ArgumentError: a name is not a field, a number is of another type, or a value is outside
             its range.
     """
-    known = kinds(settings)
+    fields_of = kinds(settings)
     for name in values:
-        check_name("setting", name, known)
-    whole = {
-        name: _read(option(prefix(settings) + name), value, known[name])
+        check_name("setting", name, fields_of)
+    read = {
+        name: _read(option(prefix(settings) + name), value, fields_of[name])
         for name, value in values.items()
     }
-    made: T = getattr(settings, "chosen", settings)(**whole)
-    return made
+    built: T = getattr(settings, "chosen", settings)(**read)
+    return built
 
 
 def _read(flag: str, value: Any, kind: Kind) -> Any:
@@ -158,8 +158,8 @@ def _read(flag: str, value: Any, kind: Kind) -> Any:
 
 def words(text: str) -> tuple[str, ...]:
     """Split a text at its commas, except at commas inside brackets."""
-    found = re.split(r",(?![^\[\]]*\])", text)
-    return tuple(word.strip() for word in found if word.strip())
+    pieces = re.split(r",(?![^\[\]]*\])", text)
+    return tuple(word.strip() for word in pieces if word.strip())
 
 
 def check_ranges(settings: Any) -> None:

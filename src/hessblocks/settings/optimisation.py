@@ -99,9 +99,9 @@ class TrainingSettings:
         check_name("--optimiser", optimiser, OPTIMISERS)
         if others.get("momentum") is not None and optimiser not in MOMENTA:
             raise ArgumentError(f"--momentum: {optimiser} has none; leave it out or use sgd.")
-        own = {"learning_rate": RATES[optimiser], "weight_decay": DECAYS[optimiser]}
-        given = {name: value for name, value in others.items() if value is not None}
-        return cls(optimiser=optimiser, **own | given)
+        defaults = {"learning_rate": RATES[optimiser], "weight_decay": DECAYS[optimiser]}
+        set_values = {name: value for name, value in others.items() if value is not None}
+        return cls(optimiser=optimiser, **defaults | set_values)
 
     def sequences_each(self) -> int:
         """Divide the sequences of an update among its passes.
@@ -164,5 +164,5 @@ class TunedSettings(TrainingSettings):
     def of_each(self) -> TrainingSettings:
         """Settings of a single run, without the search."""
         return TrainingSettings(
-            **{one.name: getattr(self, one.name) for one in fields(TrainingSettings)}
+            **{field.name: getattr(self, field.name) for field in fields(TrainingSettings)}
         )

@@ -1,4 +1,4 @@
-"""Settings of `hessblocks price` and `simplify`: changes or removals in a pretrained model."""
+"""Settings of `hessblocks price`, `quantise` and `simplify`: changes of a pretrained model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ class PricingSettings:
     """Bits to round the matrices to, from 2 to 8, with commas, such as 2,3,4,8."""
     prune: tuple[float, ...] = ()
     """Shares of the smallest entries to set to 0, with commas, such as 0.1,0.3."""
+    formats: tuple[str, ...] = ()
+    """Storage formats to round weights to, with commas, such as gguf:Q4_K,mlx:4,fp8-e4m3."""
     merge: str | None = None
     """Model of the same shape to average with, at equal weights: a folder or a GGUF file."""
+    against: str | None = None
+    """Quantised copy of the model, in a form that transformers opens: its own rounding, as of GPTQ
+    or AWQ, is priced as it is."""
     allocate: Annotated[float | None, above_0("bits per entry")] = None
-    """Mean bits per entry to distribute among the matrices; needs --round."""
+    """Mean bits per entry to distribute among the matrices; needs --round or --formats."""
     check: Annotated[int, NOT_NEGATIVE] = 20
     """Single changes to measure on other text, besides all changes together; 0: no check."""
     samples: Annotated[int, at_least(2)] = 32
@@ -42,7 +47,8 @@ class PricingSettings:
         object.__setattr__(self, "round", bits)
         object.__setattr__(self, "prune", shares)
         check_ranges(self)
-        if self.allocate is not None and self.allocate < min(bits, default=self.allocate + 1):
+        fewest = self.allocate is not None and self.allocate < min(bits, default=17)
+        if fewest and not self.formats:
             raise ArgumentError(
                 f"--allocate: {self.allocate:g} bits are shared out among those of --round, of "
                 f"which the fewest are {min(bits, default='missing')}; add fewer ones."
@@ -56,6 +62,64 @@ def _number(name: str, kind: Any, word: Any, least: float, most: float) -> Any:
             return found
     expected = "bits from 2 to 8" if kind is int else "shares between 0 and 1"
     raise ArgumentError(f"{name}: expected {expected}, got {word!r}.")
+
+
+UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
+BUDGETS = ("size_of", "bytes", "bits", "nats")
+"""Settings of `quantise` for the size of its file."""
+TARGETS = ("gguf", "compressed-tensors", "torchao")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisingSettings:
+    """Size of the file, what reads it, and the text for the forecasts."""
+
+    to: Annotated[str, OneOf(TARGETS)] = "gguf"
+    """What reads the file: gguf (llama.cpp), or a folder of compressed-tensors or torchao."""
+    size_of: str | None = None
+    """Standard mix whose size the file gets, such as IQ4_NL or Q4_K_M; of a folder, a uniform
+    format such as compressed-tensors:4."""
+    bytes: str | None = None
+    """Largest size of the file, such as 90M."""
+    bits: Annotated[float | None, above_0("bits per weight")] = None
+    """The same in bits of the file for each weight."""
+    nats: Annotated[float | None, above_0("nats per token")] = None
+    """Largest forecast of the KL, in nats per token; the file is as small as it allows."""
+    check: Annotated[int, at_least(2)] = 12
+    """Other windows of the text, to measure the file and its neighbours on."""
+    samples: Annotated[int, at_least(2)] = 32
+    """Number of sampled gradients, each on a different piece of the text."""
+    sequences: Annotated[int, at_least(2)] = 32
+    """Windows of text for the forecasts."""
+    tokens: Annotated[int, at_least(2)] = 96
+    """Tokens per window, 2 or more."""
+    seed: Seed = 0
+    """Random seed of the windows and of the samples."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and the words of `bytes`."""
+        check_ranges(self)
+        if self.bytes is not None and not self.budget() > 0:
+            raise ArgumentError(f"--bytes: expected a size such as 90M, got {self.bytes!r}.")
+
+    @property
+    def asked(self) -> str:
+        """Name of the size that is given.
+
+        Raises:
+            ArgumentError: none or several are given.
+        """
+        given = [name for name in BUDGETS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ArgumentError("--size-of: give one of --size-of, --bytes, --bits and --nats.")
+        return given[0]
+
+    def budget(self) -> float:
+        """Return the number of bytes of `bytes`; 0 if it is no size."""
+        word = self.bytes or ""
+        with suppress(ValueError):
+            return float(word.rstrip("kMG")) * UNITS.get(word[-1:], 1.0)
+        return 0.0
 
 
 SHARE = Range(lambda value: 0 <= value < 1, "a share from 0, below 1")

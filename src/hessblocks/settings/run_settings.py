@@ -111,7 +111,7 @@ def check_place(data: Path | str | None) -> None:
         if data and Path(data).exists():
             return
         raise ArgumentError(
-            f"--data: {data or 'an empty name'} is no file or folder; give one that exists."
+            f"--data: {data or 'an empty name'} is not a file or folder; give one that exists."
         )
 
 
@@ -250,14 +250,14 @@ class ComparisonSettings(SharedSettings):
         Returns:
             Settings of each run, in the order of execution.
         """
-        shared = {one.name: getattr(self, one.name) for one in fields(SharedSettings)}
+        shared = {field.name: getattr(self, field.name) for field in fields(SharedSettings)}
         usual = self.training
-        own = {
+        trainings = {
             preset: replace(usual, learning_rate=(rates or {}).get(preset, usual.learning_rate))
             for preset in self.presets
         }
         return [
             RunSettings(preset=preset, seed=seed, **shared | {"training": training})
             for seed in self.seeds
-            for preset, training in own.items()
+            for preset, training in trainings.items()
         ]

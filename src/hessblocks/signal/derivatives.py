@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-Vectors = Float[Tensor, "T D"]
-Function = Callable[[Vectors], Vectors]
+TokenVectors = Float[Tensor, "T D"]
+VectorFunction = Callable[[TokenVectors], TokenVectors]
 
 ROUNDING = 1e-13
 """Relative size below which a singular value in float64 counts as zero."""
@@ -44,7 +44,9 @@ class Conditioning:
         return self.largest / self.smallest
 
 
-def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -> Conditioning:
+def conditioning(
+    layer: VectorFunction, x: TokenVectors, *, dense_limit: int, steps: int
+) -> Conditioning:
     """Find the extreme singular values of the Jacobian of `layer` at `x`.
 
     Args:
@@ -69,13 +71,13 @@ def conditioning(layer: Function, x: Vectors, *, dense_limit: int, steps: int) -
     return Conditioning(largest=float(values[0]), smallest=float(values[-1]), exact=exact)
 
 
-def _transposed(function: Function, x: Vectors) -> Function:
+def _transposed(function: VectorFunction, x: TokenVectors) -> VectorFunction:
     """Build the vector-Jacobian product u ↦ Jᵀu of `function` at x."""
     pull: Any = torch.func.vjp(function, x)[1]
     return lambda u: pull(u)[0]
 
 
-def _restricted(pull: Function, x: Vectors, steps: int) -> Float[Tensor, "N k"]:
+def _restricted(pull: VectorFunction, x: TokenVectors, steps: int) -> Float[Tensor, "N k"]:
     """Compute J V with V an orthonormal basis of a Krylov subspace of JᵀJ from a fixed start."""
     push = _transposed(pull, torch.zeros_like(x))  # u ↦ Jᵀu is linear: its transpose is v ↦ Jv
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +146,7 @@ def gradient_norms(layers: list[nn.Module], loss: Float[Tensor, ""]) -> list[dic
     for (index, name, _), gradient in zip(named, gradients, strict=True):
         size = 0.0 if gradient is None else float(gradient.double().square().sum())
         squares[index][_role(name)] += size
-    return [{role: square**0.5 for role, square in found.items()} for found in squares]
+    return [{role: square**0.5 for role, square in of_layer.items()} for of_layer in squares]
 
 
 def _role(parameter: str) -> str:

@@ -80,9 +80,11 @@ def head_signals(call: SoftmaxCall, real: Bool[Tensor, "B T"]) -> tuple[HeadSign
         tiles.append(of_tile)
     entropies, logits, moments = torch.stack(tiles, dim=1)
     means = (torch.stack([entropies.sum(0), moments.sum(0)]) / real.sum()).T.tolist()
-    known = call.x is not None
+    has_inputs = call.x is not None
     return tuple(
-        HeadSignal(entropy=entropy, largest_logit=logit, second_moment=moment if known else None)
+        HeadSignal(
+            entropy=entropy, largest_logit=logit, second_moment=moment if has_inputs else None
+        )
         for (entropy, moment), logit in zip(means, logits.amax(0).tolist(), strict=True)
     )
 
@@ -100,15 +102,15 @@ def _tiles(
         x = k.new_zeros(keys, 1) if call.x is None else call.x[sequence].to(wide)
         x = x - x.mean(0)  # does not change M_2; avoids cancellation if the mean is large
         bound = near * float(v.abs().nan_to_num().max())
-        for some in tokens.nonzero()[:, 0].split(max(1, TILE // (heads * max(x.shape)))):
-            scores = call.scale * call.query[sequence][:, some].to(wide) @ k.mT
-            seen, added = _visible(call, sequence, some)
-            logit = scores.abs().masked_fill(~seen, 0.0).amax((1, 2))
-            shares = (scores + added).masked_fill(~seen, -torch.inf).softmax(-1)
-            shares = shares.masked_fill(~seen.any(-1, keepdim=True), 0.0)  # no permitted key
+        for queries in tokens.nonzero()[:, 0].split(max(1, TILE // (heads * max(x.shape)))):
+            scores = call.scale * call.query[sequence][:, queries].to(wide) @ k.mT
+            visible, added = _visible(call, sequence, queries)
+            logit = scores.abs().masked_fill(~visible, 0.0).amax((1, 2))
+            shares = (scores + added).masked_fill(~visible, -torch.inf).softmax(-1)
+            shares = shares.masked_fill(~visible.any(-1, keepdim=True), 0.0)  # no permitted key
             entropy = torch.special.entr(shares).sum((1, 2))
-            given = call.output[sequence, some].transpose(0, 1).to(wide)
-            as_given = torch.allclose(shares @ v, given, rtol=near, atol=bound, equal_nan=True)
+            output = call.output[sequence, queries].transpose(0, 1).to(wide)
+            as_given = torch.allclose(shares @ v, output, rtol=near, atol=bound, equal_nan=True)
             yield torch.stack([entropy, logit, _spread(shares, x)]), as_given
 
 
@@ -119,15 +121,15 @@ def _spread(shares: Float[Tensor, "H Q S"], x: Float[Tensor, "S D"]) -> Float[Te
 
 
 def _visible(
-    call: SoftmaxCall, sequence: int, some: Int[Tensor, " _"]
+    call: SoftmaxCall, sequence: int, queries: Int[Tensor, " _"]
 ) -> tuple[Bool[Tensor, "#H Q S"], Float[Tensor, "#H Q S"] | float]:
     """Return the mask of the keys permitted to some queries, and numbers added to the scores."""
     keys = call.key.shape[2]
     if call.mask is None:
-        places = torch.arange(keys, device=some.device).expand(len(some), -1)
-        return (places <= (some[:, None] if call.causal else keys))[None], 0.0
+        places = torch.arange(keys, device=queries.device).expand(len(queries), -1)
+        return (places <= (queries[:, None] if call.causal else keys))[None], 0.0
     mask = call.mask[sequence % len(call.mask)].expand(-1, call.query.shape[2], -1)
-    mask = mask[:, some, :keys]
+    mask = mask[:, queries, :keys]
     if mask.dtype == torch.bool:
         return mask, 0.0
     return mask > torch.finfo(mask.dtype).min / 2, mask.to(_wide(call.query))
@@ -167,7 +169,7 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
     Yields:
         Results of the layers recorded so far.
     """
-    found: Found = {}
+    signals: Found = {}
     inputs: dict[nn.Module, Tensor | None] = {}
     owner = {module: number for number, layer in enumerate(layers) for module in layer.modules()}
 
@@ -179,10 +181,10 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
 
     def measure(module: Any, call: SoftmaxCall) -> None:
         number, x = owner.get(module), inputs.get(module)
-        if number is not None and number not in found:
+        if number is not None and number not in signals:
             fits = x is not None and x.shape[:2] == (len(call.key), call.key.shape[-2])
             with torch.no_grad(), torch.autocast(real.device.type, enabled=False):
-                found[number] = head_signals(replace(call, x=x if fits else None), real)
+                signals[number] = head_signals(replace(call, x=x if fits else None), real)
 
     with ExitStack() as stack:
         for module in owner:
@@ -190,14 +192,14 @@ def watched(layers: Sequence[nn.Module], real: Bool[Tensor, "sequences tokens"])
             stack.callback(before.remove)
             stack.callback(module.register_forward_hook(leave).remove)
         stack.enter_context(_overheard(measure))
-        yield found
+        yield signals
 
 
 def _vectors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
     """Find the input vectors of a module's keys."""
     x = arguments[0] if arguments else keywords.get("hidden_states")
-    other = any(keywords.get(name) is not None for name in ELSEWHERE)
-    return x if isinstance(x, Tensor) and x.ndim == 3 and not other else None
+    has_others = any(keywords.get(name) is not None for name in ELSEWHERE)
+    return x if isinstance(x, Tensor) and x.ndim == 3 and not has_others else None
 
 
 @contextmanager
@@ -206,10 +208,10 @@ def _overheard(measure: Callable[..., None]) -> Iterator[None]:
     from transformers.modeling_utils import AttentionInterface
 
     registry: Any = AttentionInterface
-    own, thread, listening = registry.get_interface, threading.get_ident(), [True]
+    original, thread, listening = registry.get_interface, threading.get_ident(), [True]
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = own(self, name, default)
+        function = original(self, name, default)
 
         @wraps(function)
         def attention(module: Any, *tensors: Any, **keywords: Any) -> Any:
@@ -226,7 +228,7 @@ def _overheard(measure: Callable[..., None]) -> Iterator[None]:
     finally:
         listening.clear()
         if registry.get_interface is get_interface:  # else another thread has wrapped ours
-            registry.get_interface = own
+            registry.get_interface = original
 
 
 def _call(module: Any, tensors: Any, keywords: Any, output: Any, eager: bool) -> SoftmaxCall:

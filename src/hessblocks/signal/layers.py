@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from hessblocks.errors import ArgumentError
 
-Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
+Inputs = Mapping[str, Shaped[Tensor, "sequences ..."]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class ModuleCall:
     """Call of a module in a forward pass, with its output."""
 
     module: nn.Module
@@ -57,7 +57,9 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return list(longest)
 
 
-def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[list[Call], Any]:
+def calls(
+    model: nn.Module, modules: list[nn.Module], batch: Inputs
+) -> tuple[list[ModuleCall], Any]:
     """Run the model once.
 
     Args:
@@ -68,13 +70,13 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
     Returns:
         The call of each module, and the model's output.
     """
-    seen: dict[nn.Module, Call] = {}
+    recorded: dict[nn.Module, ModuleCall] = {}
 
     def note(module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
         keywords = dict(keywords)
         if not arguments:  # some models of transformers pass keywords
             arguments = (keywords.pop("hidden_states"),)
-        seen[module] = Call(
+        recorded[module] = ModuleCall(
             module=module, arguments=arguments, keywords=keywords, output=_first(output)
         )
 
@@ -83,7 +85,7 @@ def calls(model: nn.Module, modules: list[nn.Module], batch: Batch) -> tuple[lis
             handle = module.register_forward_hook(note, with_kwargs=True)
             stack.callback(handle.remove)
         output = model(**batch)
-    return [seen[module] for module in modules], output
+    return [recorded[module] for module in modules], output
 
 
 @contextmanager
@@ -98,7 +100,7 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def real_tokens(batch: Batch) -> Bool[Tensor, "sequences tokens"]:
+def real_tokens(batch: Inputs) -> Bool[Tensor, "sequences tokens"]:
     """Mark unpadded tokens as True, (sequences, tokens)."""
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()

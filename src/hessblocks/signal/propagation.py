@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hessblocks.errors import ArgumentError
 from hessblocks.signal.derivatives import Conditioning, conditioning, gradient_norms
 from hessblocks.signal.heads import UNSEEN, HeadSignal, watched
-from hessblocks.signal.layers import Batch, Call, calls, evaluation, layers_of, real_tokens
+from hessblocks.signal.layers import Inputs, ModuleCall, calls, evaluation, layers_of, real_tokens
 from hessblocks.signal.token_similarity import (
     TokenSignal,
     attention_entropy,
@@ -63,18 +63,18 @@ class LayerSignal:
     @property
     def largest_logit(self) -> float | None:
         """Largest absolute attention logit of all heads, before mask and softmax."""
-        found = torch.tensor(self._of_heads("largest_logit"), dtype=torch.float64)
-        return float(found.max()) if len(found) else None  # Python's max may drop a NaN
+        logits = torch.tensor(self._of_heads("largest_logit"), dtype=torch.float64)
+        return float(logits.max()) if len(logits) else None  # Python's max may drop a NaN
 
     @property
     def second_moment(self) -> float | None:
         """Mean of tr M_2 over tokens and heads; at 0, queries and keys have no curvature."""
-        found = self._of_heads("second_moment")
-        return fmean(found) if found else None
+        moments = self._of_heads("second_moment")
+        return fmean(moments) if moments else None
 
     def _of_heads(self, name: str) -> list[float]:
-        found = (getattr(head, name) for head in self.heads)
-        return [value for value in found if value is not None]
+        values = (getattr(head, name) for head in self.heads)
+        return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -123,7 +123,7 @@ class Signal(Tabular):
         series = Series(
             name="similarity",
             x=tuple(map(float, range(len(similarities)))),
-            y=tuple(one.token_similarity for one in similarities),
+            y=tuple(tokens.token_similarity for tokens in similarities),
         )
         panel = Panel(
             title="Similarity of tokens along depth",
@@ -137,7 +137,7 @@ class Signal(Tabular):
 
 def propagate(
     model: nn.Module,
-    batch: Batch | Int[Tensor, "sequences tokens"],
+    batch: Inputs | Int[Tensor, "sequences tokens"],
     *,
     jacobian_steps: int = 16,
     dense_limit: int = 512,
@@ -167,9 +167,9 @@ def propagate(
         by tiles of queries. The spectral gap needs one layer's tokens × tokens matrices at a time,
         and their singular values. The Jacobians need a float64 copy of the model.
     """
-    given = {"input_ids": batch} if isinstance(batch, Tensor) else batch
+    tensors = {"input_ids": batch} if isinstance(batch, Tensor) else batch
     device = next((p.device for p in model.parameters()), None)
-    inputs = {name: tensor.to(device) for name, tensor in given.items()}
+    inputs = {name: tensor.to(device) for name, tensor in tensors.items()}
     _check(inputs)
     layers, real = layers_of(model), real_tokens(inputs)
     attentions = [_attention(layer) for layer in layers]
@@ -177,18 +177,18 @@ def propagate(
     with evaluation(model):
         with torch.set_grad_enabled("labels" in inputs):
             with watched(layers, real) as heads:
-                seen, output = calls(model, looked_at, inputs)
+                recorded, output = calls(model, looked_at, inputs)
             gradients: list[dict[str, float]] = [{} for _ in layers]
             if "labels" in inputs:
                 gradients = gradient_norms(layers, output.loss)
         jacobians = _jacobians(model, inputs, real, jacobian_steps, dense_limit)
-        called = {call.module: call for call in seen}
+        called = {call.module: call for call in recorded}
         mixing = [
             _mixing(a if a is None else called[a], heads.get(index, UNSEEN), real)
             for index, a in enumerate(attentions)
         ]
     return Signal(
-        inputs=token_signal(_stream(layers[0], seen[0].x), real),
+        inputs=token_signal(_stream(layers[0], recorded[0].x), real),
         layers=tuple(
             LayerSignal(
                 layer=index,
@@ -207,7 +207,7 @@ def _stream(layer: Any, vectors: Tensor) -> Tensor:
     return layer.split(vectors)["x"] if hasattr(layer, "carried") else vectors
 
 
-def _check(inputs: Batch) -> None:
+def _check(inputs: Inputs) -> None:
     if "input_ids" not in inputs:
         raise ArgumentError(f"batch: expected input_ids, got {', '.join(inputs) or 'nothing'}")
     if int(real_tokens(inputs).sum(dim=1).min()) < 2:
@@ -218,18 +218,20 @@ def _attention(layer: nn.Module) -> nn.Module | None:
     return next((m for m in layer.modules() if callable(getattr(m, "matrix", None))), None)
 
 
-def _mixing(call: Call | None, seen: tuple[HeadSignal, ...] | str, real: Tensor) -> dict[str, Any]:
+def _mixing(
+    call: ModuleCall | None, signals: tuple[HeadSignal, ...] | str, real: Tensor
+) -> dict[str, Any]:
     """Collect the fields of a `LayerSignal` about attention.
 
     Args:
         call: call of an attention with a method `matrix`; None if there is none.
-        seen: heads of its softmax, or the reason why they could not be measured.
+        signals: heads of its softmax, or the reason why they could not be measured.
         real: False at padding.
 
     Returns:
         `heads`, `spectral_gap` and `reason`.
     """
-    heads, reason = ((), seen) if isinstance(seen, str) else (seen, "")
+    heads, reason = ((), signals) if isinstance(signals, str) else (signals, "")
     if any(head.second_moment is None for head in heads):
         reason = "its keys are made of other vectors than its input"
     if call is None:
@@ -240,24 +242,24 @@ def _mixing(call: Call | None, seen: tuple[HeadSignal, ...] | str, real: Tensor)
     wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     unseen = HeadSignal(entropy=0.0, largest_logit=None, second_moment=None)
     heads = tuple(
-        replace(head, entropy=float(attention_entropy(own[:, None], real)))
-        for head, own in zip(heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True)
+        replace(head, entropy=float(attention_entropy(weights[:, None], real)))
+        for head, weights in zip(heads or [unseen] * wide.shape[1], wide.unbind(1), strict=True)
     )
     return {"heads": heads, "spectral_gap": float(spectral_gap(wide, real)), "reason": reason}
 
 
 def _jacobians(
-    model: nn.Module, inputs: Batch, real: Tensor, steps: int, dense_limit: int
+    model: nn.Module, inputs: Inputs, real: Tensor, steps: int, dense_limit: int
 ) -> list[Conditioning | None]:
     if not steps:
         return [None] * len(layers_of(model))
     double: Any = copy.deepcopy(model).double()
     if hasattr(double, "config"):
         double.config.use_cache = False  # a second call must not use the first call's keys
-    kept = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
-    first = {name: inputs[name][:1, real[0]] for name in kept}
+    names = {"input_ids", "token_type_ids", "position_ids"} & inputs.keys()
+    first = {name: inputs[name][:1, real[0]] for name in names}
     with torch.no_grad():
-        seen, _ = calls(double, layers_of(double), first)
+        recorded, _ = calls(double, layers_of(double), first)
     return [
         conditioning(
             lambda z, call=call: call.again(z[None])[0],  # type: ignore[misc]
@@ -265,14 +267,14 @@ def _jacobians(
             dense_limit=dense_limit,
             steps=steps,
         )
-        for call in seen
+        for call in recorded
     ]
 
 
 def _values(layer: LayerSignal) -> Iterator[tuple[str, str, float | None, str]]:
     """Yield quantity, role, value and method of each measurement."""
-    known = asdict(layer.tokens) | {name: getattr(layer, name) for name in OF_ATTENTION}
-    for name, value in known.items():
+    values = asdict(layer.tokens) | {name: getattr(layer, name) for name in OF_ATTENTION}
+    for name, value in values.items():
         why = WHOLE if name == "spectral_gap" else layer.reason
         yield name, "", value, why if value is None else "exact"
     for number, head in enumerate(layer.heads):

@@ -65,8 +65,8 @@ def _similarities(x: Tensor, real: Tensor) -> Float[Tensor, " B"]:
     directions = torch.nn.functional.normalize(x, dim=-1)
     tokens = real.sum(dim=1)
     together = directions.sum(dim=1).square().sum(dim=-1)
-    own = directions.square().sum(dim=(1, 2))
-    similarities: Tensor = (together - own) / (tokens * (tokens - 1)).clamp(min=1)
+    squares = directions.square().sum(dim=(1, 2))
+    similarities: Tensor = (together - squares) / (tokens * (tokens - 1)).clamp(min=1)
     return similarities
 
 
@@ -86,7 +86,9 @@ def rank_collapse(similarities: Sequence[float], *, above: float = COLLAPSED) ->
         >>> rank_collapse([0.2, 0.995, 0.4, 0.995, 0.999])
         3
     """
-    collapsed = sum(1 for _ in takewhile(lambda one: one > above, reversed(similarities)))
+    collapsed = sum(
+        1 for _ in takewhile(lambda similarity: similarity > above, reversed(similarities))
+    )
     return len(similarities) - collapsed if collapsed else None
 
 
@@ -119,7 +121,7 @@ def spectral_gap(matrix: Float[Tensor, "B H T T"], real: Bool[Tensor, "B T"]) ->
 
     Source: Nait Saada et al. (2024), Mind the gap, arXiv 2410.07799.
     """
-    kept = matrix * (real[:, None, :, None] & real[:, None, None, :])
-    first, second = torch.linalg.svdvals(kept)[..., :2].unbind(dim=-1)
+    real_entries = matrix * (real[:, None, :, None] & real[:, None, None, :])
+    first, second = torch.linalg.svdvals(real_entries)[..., :2].unbind(dim=-1)
     gap: Tensor = (1 - second / first.clamp(min=torch.finfo(matrix.dtype).tiny)).mean()
     return gap

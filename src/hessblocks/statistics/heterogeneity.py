@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Ratio = TypeVar("Ratio")
+RatioValue = TypeVar("RatioValue")
 Numbers = NDArray[np.float64]
 
 LEVEL = 0.95
@@ -35,10 +35,10 @@ FAR = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heterogeneity(Generic[Ratio]):
+class Heterogeneity(Generic[RatioValue]):
     """Heterogeneity: largest over smallest group norm; the type of `ratio` has its error."""
 
-    ratio: Ratio
+    ratio: RatioValue
     """Largest over smallest norm; no unit. 1 is perfectly even, 0 means that every norm is zero."""
     low: float | None = None
     """Lower end of the 95 % interval, at least 1; None if a norm has no error."""
@@ -98,11 +98,11 @@ def ends(
     if len(errors) < len(positive):
         return Heterogeneity(ratio=ratio, largest=largest, smallest=smallest)
     logs = np.log([norm for norm, _ in positive.values()])
-    found, low, high = map(float, np.exp(log_ratio(logs, np.array(errors), level)))
+    corrected, low, high = map(float, np.exp(log_ratio(logs, np.array(errors), level)))
     # exact norms have the error ROUNDING in the computation, which is removed here
     if high < low * (1 + 10 * ROUNDING):
-        found = low = high = ratio
-    return Heterogeneity(ratio=found, low=low, high=high, largest=largest, smallest=smallest)
+        corrected = low = high = ratio
+    return Heterogeneity(ratio=corrected, low=low, high=high, largest=largest, smallest=smallest)
 
 
 def log_ratio(logs: Numbers, errors: Numbers, level: float) -> tuple[Numbers, Numbers, Numbers]:

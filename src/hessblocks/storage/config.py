@@ -88,14 +88,14 @@ def run_path(folder: Path, preset: str, seed: int) -> Path:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """List each setting that differs, as "training.steps is 300, was 200"."""
-    found = []
+    texts = []
     for name in dict.fromkeys([*old, *new]):
         before, now = old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(now, Mapping):
-            found += differences(before, now, f"{prefix}{name}.")
+            texts += differences(before, now, f"{prefix}{name}.")
         elif before != now:
-            found.append(f"{prefix}{name} is {now!r}, was {before!r}")
-    return found
+            texts.append(f"{prefix}{name} is {now!r}, was {before!r}")
+    return texts
 
 
 COMMAND = "command.json"
@@ -128,11 +128,11 @@ def warn_of_another_environment(path: Path) -> None:
     Raises:
         RunError: environment.json is damaged.
     """
-    found = differences(read_object(path), environment())
-    if found:
+    differing = differences(read_object(path), environment())
+    if differing:
         warnings.warn(
-            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(found)}); its numbers may "
-            "differ from those of an undisturbed run",
+            f"--out: {path.parent.name} was begun elsewhere ({'; '.join(differing)}); its numbers "
+            "may differ from those of an undisturbed run",
             EnvironmentWarning,
             stacklevel=4,
         )
@@ -189,6 +189,6 @@ def _commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         words = ["git", "-C", str(folder), *arguments]
-        found = subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=10)
-        return found.strip()
+        output = subprocess.check_output(words, stderr=subprocess.DEVNULL, text=True, timeout=10)
+        return output.strip()
     return None

@@ -163,8 +163,8 @@ class CurvatureResults(Tabular):
         ratio = self.heterogeneity.get(last)
         uneven = "" if ratio is None else f", norms of {last} differ {ratio.value:.3g} times"
         missing = f", {len(self.missing)} missing" if self.missing else ""
-        place = f"; in {self.folder}" if self.folder.is_dir() else ""
-        return f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}{place}"
+        where = f"; in {self.folder}" if self.folder.is_dir() else ""
+        return f"curvature of {self.name}: {len(self.norms)} groups{missing}{uneven}{where}"
 
     def by_size(self) -> list[str]:
         """List the groups by their norm of the last part, the largest first."""
@@ -173,25 +173,17 @@ class CurvatureResults(Tabular):
 
     def zero_groups(self) -> dict[str, list[str]]:
         """Map each part to its groups whose norm is exactly 0; parts without any are left out."""
-        found: dict[str, list[str]] = defaultdict(list)
+        groups: dict[str, list[str]] = defaultdict(list)
         for part, (name, norms) in itertools.product(self.parts, self.norms.items()):
             if norms[part].value == 0:
-                found[part].append(name)
-        return found
+                groups[part].append(name)
+        return groups
 
-    def summary(self, *, seconds: float) -> dict[str, Any]:
-        """Describe the run as one JSON object.
-
-        Args:
-            seconds: duration of the command.
-
-        Returns:
-            JSON values.
-        """
+    def summary(self) -> dict[str, Any]:
+        """Describe the run as one JSON object."""
         return {
             "command": "curvature",
             "out": str(self.folder),
-            "seconds": seconds,
             "model": dict(self.config["model"]),
             "loss": self.loss,
             "curvature": JSON.unstructure(self.norms),
@@ -222,13 +214,13 @@ def curvature_config(folder: Path) -> dict[str, Any]:
     raise damaged(path, None, "expected `groups`, a `name` of the model and `parts` of `curvature`")
 
 
-def group_key(of: str, group: str) -> str:
+def group_key(run: str, group: str) -> str:
     """Make the key of a group's record in the store, from the identity of the run."""
-    return canonical({"of": of, "group": group})
+    return canonical({"of": run, "group": group})
 
 
 def _are_names(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def load_curvature(folder: AnyPath) -> CurvatureResults:
@@ -247,7 +239,7 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     if not path.is_file() or read_object(path).get("command") != "curvature":
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
     norms: dict[str, dict[str, Norm]] = defaultdict(dict)
-    whole: dict[str, dict[str, Norm]] = defaultdict(dict)
+    totals: dict[str, dict[str, Norm]] = defaultdict(dict)
     config = curvature_config(folder)
     rows = read_results(folder / "results.csv")
     not_finite = {row.group for row in rows if row.group and not math.isfinite(row.value)}
@@ -255,7 +247,7 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         message = f"{folder / 'results.csv'}: a norm of {group} is not a number; it is left out"
         warnings.warn(message, DamageWarning, stacklevel=2)
     for row in (row for row in rows if row.group not in not_finite):
-        table = norms[row.group] if row.quantity == NORM else whole[row.quantity]
+        table = norms[row.group] if row.quantity == NORM else totals[row.quantity]
         table[row.part] = _norm(row, folder / "results.csv")
     groups = {row.group: row for row in rows if row.group}
     parts = config["curvature"]["parts"]
@@ -269,10 +261,10 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
         roles={name: row.role for name, row in groups.items()},
         heterogeneity={
             part: _ratio({name: norm[part] for name, norm in norms.items()}, written.method)
-            for part, written in whole["heterogeneity"].items()
+            for part, written in totals["heterogeneity"].items()
         },
-        off_diagonal_shares=whole["off_diagonal_share"],
-        loss=whole["loss"][""].value if whole["loss"] else None,
+        off_diagonal_shares=totals["off_diagonal_share"],
+        loss=totals["loss"][""].value if totals["loss"] else None,
         cells=_cells(folder / "map.csv"),
         spectra=_spectra(folder / "spectra.csv"),
         eigenvalues=_eigenvalues(rows),
@@ -288,36 +280,36 @@ def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
 
 def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
     """Compute the ratio from the norms: earlier versions stored a biased one, too large."""
-    found = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
-    if found is None or found.low is None or found.high is None:
+    extremes = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
+    if extremes is None or extremes.low is None or extremes.high is None:
         return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
     return Ratio(
-        value=found.ratio,
-        standard_error=found.standard_error or 0.0,
-        low=found.low,
-        high=found.high,
-        method=method if found.low == found.high else "estimate",
+        value=extremes.ratio,
+        standard_error=extremes.standard_error or 0.0,
+        low=extremes.low,
+        high=extremes.high,
+        method=method if extremes.low == extremes.high else "estimate",
     )
 
 
 def _eigenvalues(rows: Sequence[ResultRow]) -> dict[str, list[Eigenvalue]]:
     """Pair the rows of eigenvalues with the rows of residuals, which have the same order."""
-    found: dict[str, list[Eigenvalue]] = defaultdict(list)
+    pairs: dict[str, list[Eigenvalue]] = defaultdict(list)
     values, residuals = ([row for row in rows if row.quantity == name] for name in EIGENVALUE)
     for row, residual in zip(values, residuals, strict=False):  # a cut file may lack one
-        found[row.group].append(Eigenvalue(value=row.value, residual=residual.value))
-    return found
+        pairs[row.group].append(Eigenvalue(value=row.value, residual=residual.value))
+    return pairs
 
 
 def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:
-    found: dict[str, dict[tuple[str, str], Norm]] = defaultdict(dict)
-    for one in read_table(MapRow, path):
-        found[one.part][one.row, one.column] = _norm(one, path)
-    return found
+    cells: dict[str, dict[tuple[str, str], Norm]] = defaultdict(dict)
+    for row in read_table(MapRow, path):
+        cells[row.part][row.row, row.column] = _norm(row, path)
+    return cells
 
 
 def _spectra(path: Path) -> dict[str, dict[str, list[SpectrumRow]]]:
-    found: dict[str, dict[str, list[SpectrumRow]]] = defaultdict(lambda: defaultdict(list))
-    for one in read_table(SpectrumRow, path):
-        found[one.part][one.group].append(one)
-    return found
+    points: dict[str, dict[str, list[SpectrumRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_table(SpectrumRow, path):
+        points[row.part][row.group].append(row)
+    return points

@@ -119,8 +119,8 @@ def remove_partials(folder: Path, name: str | None = None) -> None:
             sub-folder `figures`.
     """
     stem = glob.escape(name) if name else "*"
-    for place in (folder,) if name else (folder, folder / "figures"):
-        for left in place.glob(f".{stem}.partial-*"):
+    for parent in (folder,) if name else (folder, folder / "figures"):
+        for left in parent.glob(f".{stem}.partial-*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
             else:
@@ -136,14 +136,14 @@ def set_aside(path: Path, folder: Path) -> Path:
     Raises:
         RunError: it cannot be moved.
     """
-    place, count = folder / "aside" / path.name, 1
-    while place.exists():
+    target, count = folder / "aside" / path.name, 1
+    while target.exists():
         count += 1
-        place = place.with_name(f"{path.name}-{count}")
-    with _writing(place):
-        place.parent.mkdir(exist_ok=True)
-        path.rename(place)
-    return place
+        target = target.with_name(f"{path.name}-{count}")
+    with _writing(target):
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    return target
 
 
 def write_text(path: Path, text: str) -> None:
@@ -319,14 +319,14 @@ def refuse_links(folder: Path) -> None:
     Cost:
         One `lstat` per entry below the folder; links are not followed.
     """
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place, name) for name in (*folders, *files)):
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
             with contextlib.suppress(FileNotFoundError):  # another process's temporary file
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    what = "a link" if stat.S_ISLNK(mode) else "no plain file"
+                    kind = "a link" if stat.S_ISLNK(mode) else "not a plain file"
                     raise ArgumentError(
-                        f"{path} is {what}; a run folder holds files of its own alone: put a copy "
+                        f"{path} is {kind}; a run folder holds files of its own alone: put a copy "
                         "there or choose another folder."
                     )
 

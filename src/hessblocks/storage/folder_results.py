@@ -48,15 +48,17 @@ class FolderResults:
         shared = self.settings.section("training").get("learning_rate")
         usual = {} if shared is None else dict.fromkeys(self.settings.presets, float(shared))
         return usual | {
-            name: min(own, key=lambda rate: own[rate]) for name, own in self.tried.items() if own
+            name: min(losses, key=lambda rate: losses[rate])
+            for name, losses in self.tried.items()
+            if losses
         }
 
     @property
     def presets(self) -> tuple[str, ...]:
         """List the blocks of the settings, then other blocks that have values."""
-        found = [row.preset for row in self.measurements]
-        found += [row.preset for row in self.metrics]
-        return tuple(dict.fromkeys([*self.settings.presets, *found]))
+        names = [row.preset for row in self.measurements]
+        names += [row.preset for row in self.metrics]
+        return tuple(dict.fromkeys([*self.settings.presets, *names]))
 
     def select(self, quantity: str, **wanted: object) -> tuple[ResultRow, ...]:
         """Select the rows of one quantity whose fields have the given values."""
@@ -97,10 +99,10 @@ def load_results(folder: AnyPath) -> FolderResults:
         run_path(folder, preset, seed) for seed in settings.seeds for preset in settings.presets
     ]
     folders = [folder, *sorted(runs)]
-    losses = _gather(read_typed(Metric, one / "metrics.jsonl") for one in folders)
+    losses = _gather(read_typed(Metric, path / "metrics.jsonl") for path in folders)
     metrics = {(m.preset, m.seed, m.split, m.step): m for m in losses}
-    measurements = tuple(_gather(read_results(one / "results.csv") for one in folders))
-    observed = _gather(read_typed(Observation, one / "observations.jsonl") for one in folders)
+    measurements = tuple(_gather(read_results(path / "results.csv") for path in folders))
+    observed = _gather(read_typed(Observation, path / "observations.jsonl") for path in folders)
     return FolderResults(
         folder=folder,
         settings=settings,
@@ -116,12 +118,12 @@ def load_results(folder: AnyPath) -> FolderResults:
 
 def _gather(folders: Iterable[Iterable[Measured]]) -> Iterator[Measured]:
     """Yield the rows of the first folder, then rows of other folders whose runs it lacks."""
-    each = iter(folders)
-    whole = list(next(each))
-    yield from whole
-    known = {(row.preset, row.seed) for row in whole}
-    for rows in each:
-        yield from (row for row in rows if (row.preset, row.seed) not in known)
+    tables = iter(folders)
+    first = list(next(tables))
+    yield from first
+    runs = {(row.preset, row.seed) for row in first}
+    for rows in tables:
+        yield from (row for row in rows if (row.preset, row.seed) not in runs)
 
 
 def _missing(
@@ -134,11 +136,11 @@ def _missing(
         yield "environment.json is missing: versions and hardware are unknown."
     for row in measurements:
         if not math.isfinite(row.value) and row.quantity != "loss":
-            place = " ".join(word for word in (row.stage, row.part, row.group) if word)
-            what = f"{row.quantity}{f' ({place})' if place else ''}"
+            where = " ".join(word for word in (row.stage, row.part, row.group) if word)
+            quantity = f"{row.quantity}{f' ({where})' if where else ''}"
             number = f"{row.value}, not a number, and left out"
-            yield f"{row.preset}, seed {row.seed}: {what} is {number}."
-    asked = settings.values.get("curvature", {}) is not None
+            yield f"{row.preset}, seed {row.seed}: {quantity} is {number}."
+    wants_curvature = settings.values.get("curvature", {}) is not None
     begun = {(row.preset, row.seed) for row in metrics}
     trained = {(row.preset, row.seed) for row in measurements if is_trained([row])}
     mapped = {(r.preset, r.seed, r.stage) for r in measurements if r.quantity == NORM}
@@ -148,7 +150,7 @@ def _missing(
             if (preset, seed) not in trained:
                 yield f"{run}: {'not finished' if (preset, seed) in begun else 'not started'}."
             for stage, words in zip(STAGES, ("before", "after"), strict=True):
-                if asked and (preset, seed, stage) not in mapped:
+                if wants_curvature and (preset, seed, stage) not in mapped:
                     yield f"{run}: no curvature {words} training."
 
 
@@ -163,15 +165,17 @@ def write_tuning(folder: Path, seed: int, tried: Tried) -> None:
     Raises:
         RunError: the file cannot be written.
     """
-    losses = {
+    entries = {
         name: {
-            "best": min(own, key=lambda rate: own[rate]),
-            "losses": [[rate, own[rate] if math.isfinite(own[rate]) else None] for rate in own],
+            "best": min(losses, key=lambda rate: losses[rate]),
+            "losses": [
+                [rate, losses[rate] if math.isfinite(losses[rate]) else None] for rate in losses
+            ],
         }
-        for name, own in tried.items()
-        if own
+        for name, losses in tried.items()
+        if losses
     }
-    write_json(folder / TUNING, {"seed": seed, "blocks": losses})
+    write_json(folder / TUNING, {"seed": seed, "blocks": entries})
 
 
 def read_tuning(folder: Path) -> dict[str, dict[float, float]]:
@@ -192,9 +196,9 @@ def read_tuning(folder: Path) -> dict[str, dict[float, float]]:
         return {
             str(name): {
                 _above_0(rate): math.inf if loss is None else float(loss)
-                for rate, loss in own["losses"]
+                for rate, loss in entry["losses"]
             }
-            for name, own in read_object(path)["blocks"].items()
+            for name, entry in read_object(path)["blocks"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path) from error

@@ -58,12 +58,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -> None:
+def write_manifest(folder: Path, run: str, name: str, progress: dict[str, Any]) -> None:
     """Write the manifest of a folder, once all its files are on the disk.
 
     Args:
         folder: model or checkpoint, with all other files written.
-        of: identity of the run.
+        run: identity of the run.
         name: name that the folder has, or will have.
         progress: JSON values to store in the manifest, which `remembered_in` reads.
 
@@ -75,7 +75,7 @@ def write_manifest(folder: Path, of: str, name: str, progress: dict[str, Any]) -
         if path.name not in (MANIFEST, CARD):
             sync(path)
             files[path.name] = sha256(path)
-    manifest = {"of": of, "name": name, "files": files, "progress": progress}
+    manifest = {"of": run, "name": name, "files": files, "progress": progress}
     write_json(folder / MANIFEST, manifest)
     sync(folder.parent)
 
@@ -98,12 +98,12 @@ def remembered_in(folder: Path) -> dict[str, Any]:
     return progress if sound and isinstance(progress.get("lines", {}), dict) else {}
 
 
-def check_manifest(folder: Path, of: str | None = None, name: str | None = None) -> str:
+def check_manifest(folder: Path, run: str | None = None, name: str | None = None) -> str:
     """Check a checkpoint or a saved model against its manifest.
 
     Args:
         folder: model or checkpoint.
-        of: identity of the run that should have written it; None: any.
+        run: identity of the run that should have written it; None: any.
         name: name that the folder should have been written under; None: any.
 
     Returns:
@@ -130,7 +130,7 @@ def check_manifest(folder: Path, of: str | None = None, name: str | None = None)
         return f"has a damaged {MANIFEST}"
     if added := sorted(file for file in present - set(files) if not file.startswith(".")):
         return f"holds {added[0]}, which is not of it"
-    if of not in (None, manifest.get("of", of)):
+    if run not in (None, manifest.get("of", run)):
         return "is of another run"
     if name not in (None, manifest.get("name", name)):
         return f"was {manifest['name']} when it was written"

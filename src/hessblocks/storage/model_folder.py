@@ -53,9 +53,9 @@ def check_own_code(model: str, config: Any) -> None:
     """
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part, kind in itertools.product(parts, ("attn_implementation", "experts_implementation")):
-        if "/" in (found := str(getattr(part, f"_{kind}", None))):
+        if "/" in (kernel := str(getattr(part, f"_{kind}", None))):
             raise ArgumentError(
-                f"{model} asks for code from elsewhere ({kind} {found}), which is never executed; "
+                f"{model} asks for code from elsewhere ({kind} {kernel}), which is never executed; "
                 "take that line out of its config.json."
             )
 
@@ -76,12 +76,12 @@ def check_model_folder(folder: Path) -> None:
     if not path.is_file():
         return
     config = read_object(path)
-    if not (most := _tensors(weight_files(folder))):
+    if not (tensors := _tensors(weight_files(folder))):
         return
     for name, count in _counts(config):
-        if count > most + SPARE:
+        if count > tensors + SPARE:
             raise RunError(
-                f"{path}: {name} is {count:,}, more than the {most:,} tensors beside it allow; "
+                f"{path}: {name} is {count:,}, more than the {tensors:,} tensors beside it allow; "
                 "take the configuration that the weights were saved with."
             )
 
@@ -91,11 +91,11 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
     if isinstance(value, int) and _COUNT.search(name):
         yield name, value
     elif isinstance(value, list):
-        for one in value:
-            yield from _counts(one, name)
+        for entry in value:
+            yield from _counts(entry, name)
     elif isinstance(value, dict):
-        for inner, one in value.items():
-            yield from _counts(one, inner)
+        for inner, entry in value.items():
+            yield from _counts(entry, inner)
 
 
 def _tensors(files: list[Path]) -> int:

@@ -147,12 +147,12 @@ def _parse(path: Path, line: bytes) -> Record | None:
         entry = parse_json(line.decode())
         version, record = entry["version"], dict(entry["record"])
         if version not in (2, VERSION):
-            age, way = (
+            age, advice = (
                 ("a newer", "upgrade hessblocks or ") if version > VERSION else ("an older", "")
             )
             raise RunError(
                 f"{path}: written by {age} hessblocks (store version {version}, this one reads 2 "
-                f"to {VERSION}); {way}choose another --out."
+                f"to {VERSION}); {advice}choose another --out."
             )
         common = record.pop("common")
         rows = tuple({**common, **row} for row in record.pop("rows"))

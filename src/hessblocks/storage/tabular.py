@@ -99,9 +99,9 @@ class Tabular(abc.ABC):
             from safetensors.torch import save_file
 
             # clones: safetensors refuses views that share a storage
-            own = {name: one.clone().contiguous() for name, one in tensors.items()}
+            copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
             with atomic_path(path) as temporary:
-                save_file(own, temporary, metadata={KIND: json.dumps(written)})
+                save_file(copies, temporary, metadata={KIND: json.dumps(written)})
         elif path.suffix == ".json":
             write_text(path, json.dumps(written | {"tensors": _listed(tensors)}, indent=1) + "\n")
         else:
@@ -112,13 +112,15 @@ class Tabular(abc.ABC):
     def _content(self) -> tuple[str, dict[str, Any]]:
         """Return class name and fields for the file; those of `Rows` if only rows are stored."""
         if is_dataclass(self) and not self.rows_alone:
-            return type(self).__name__, {one.name: getattr(self, one.name) for one in fields(self)}
+            return type(self).__name__, {
+                field.name: getattr(self, field.name) for field in fields(self)
+            }
         return Rows.__name__, {"line": str(self), "rows": self.to_rows()}
 
-    def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
+    def _first(self, count: int) -> tuple[list[dict[str, Any]], int]:
         """Return the first rows and the number of all rows; subclasses avoid making long tables."""
         rows = self.to_rows()
-        return rows[:most], len(rows)
+        return rows[:count], len(rows)
 
     def _repr_html_(self) -> str:
         """Show the summary line and the first rows in a notebook."""
@@ -129,8 +131,8 @@ class Tabular(abc.ABC):
             "<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in names) + "</tr>"
             for row in rows
         )
-        more = count - SHOWN
-        rest = f"<p>and {more:,} more rows: .to_rows(), .to_dataframe()</p>" if more > 0 else ""
+        hidden = count - SHOWN
+        rest = f"<p>and {hidden:,} more rows: .to_rows(), .to_dataframe()</p>" if hidden > 0 else ""
         return (
             f"<p>{escape(str(self))}</p><table><thead><tr>{head}</tr></thead>"
             f"<tbody>{body}</tbody></table>{rest}"
@@ -168,12 +170,12 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        pairs = [(_plain(key, tensors), _plain(one, tensors)) for key, one in value.items()]
+        pairs = [(_plain(key, tensors), _plain(entry, tensors)) for key, entry in value.items()]
         return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else pairs
     if isinstance(value, list | tuple):
-        return [_plain(one, tensors) for one in value]
+        return [_plain(entry, tensors) for entry in value]
     if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name), tensors) for one in fields(value)}
+        return {field.name: _plain(getattr(value, field.name), tensors) for field in fields(value)}
     if hasattr(value, "detach"):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu()
@@ -183,14 +185,14 @@ def _plain(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Convert tensors to JSON: dtype, shape and flat list of values."""
-    if (count := sum(one.numel() for one in tensors.values())) > MOST_IN_JSON:
+    if (count := sum(tensor.numel() for tensor in tensors.values())) > MOST_IN_JSON:
         raise ArgumentError(
             f"path: {count:,} numbers are too many for JSON; give a name that ends in .safetensors"
         )
-    values = {name: _plain(one.flatten().tolist(), {}) for name, one in tensors.items()}
+    values = {name: _plain(tensor.flatten().tolist(), {}) for name, tensor in tensors.items()}
     return {
-        name: {"dtype": str(one.dtype), "shape": [*one.shape], "values": values[name]}
-        for name, one in tensors.items()
+        name: {"dtype": str(tensor.dtype), "shape": [*tensor.shape], "values": values[name]}
+        for name, tensor in tensors.items()
     }
 
 
@@ -215,14 +217,14 @@ def read_result(path: Path, kinds: Mapping[str, type[Tabular]]) -> Tabular:
     try:
         written, tensors = _opened(path)
         kind = kinds[written[KIND]]
-        found: Tabular = _fields(kind, written["fields"], tensors)
-        str(found), found._first(1)  # these fail if the fields do not fit together
+        result: Tabular = _fields(kind, written["fields"], tensors)
+        str(result), result._first(1)  # these fail if the fields do not fit together
     except (RunError, MemoryError):
         raise
     except Exception as error:  # any error: the file may have any content
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise damaged(path, None, f"not a result that hessblocks saved ({why})") from error
-    return found
+    return result
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -237,9 +239,9 @@ def _opened(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     written = read_object(path)
     return written, {
         name: torch.tensor(
-            [float(value) for value in one["values"]], dtype=_dtype(one["dtype"])
-        ).reshape(one["shape"])
-        for name, one in written["tensors"].items()
+            [float(value) for value in entry["values"]], dtype=_dtype(entry["dtype"])
+        ).reshape(entry["shape"])
+        for name, entry in written["tensors"].items()
     }
 
 
@@ -254,7 +256,7 @@ def _fields(kind: Any, content: Any, tensors: Mapping[str, Tensor]) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return typed(converter, kind, content)
     hints = get_type_hints(kind.__init__)
-    return kind(**{name: typed(converter, hints[name], one) for name, one in content.items()})
+    return kind(**{name: typed(converter, hints[name], entry) for name, entry in content.items()})
 
 
 def _fitting(tensor: Tensor, names: Sequence[str], lengths: dict[str, int]) -> Tensor:
@@ -274,5 +276,5 @@ def _dtype(name: str) -> Any:
     """Return a dtype of torch by its name, such as `torch.float32`."""
     import torch
 
-    known = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
-    return known[name]
+    dtypes = {str(entry): entry for entry in vars(torch).values() if isinstance(entry, torch.dtype)}
+    return dtypes[name]

@@ -14,27 +14,27 @@ from hessblocks.storage.files import atomic_path
 Tensors = dict[str, Shaped[Tensor, "..."]]
 
 
-def write_tensors(path: Path, tensors: Tensors, of: str) -> None:
+def write_tensors(path: Path, tensors: Tensors, run: str) -> None:
     """Write tensors, whole or not at all.
 
     Args:
         path: file to write.
         tensors: tensors by name.
-        of: identity of the run.
+        run: identity of the run.
 
     Raises:
         RunError: the file cannot be written.
     """
     with atomic_path(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(of, tensors)}))
+        temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(run, tensors)}))
 
 
-def read_tensors(path: Path, of: str) -> Tensors:
+def read_tensors(path: Path, run: str) -> Tensors:
     """Read the tensors of a run.
 
     Args:
         path: file of `write_tensors`.
-        of: identity of the run.
+        run: identity of the run.
 
     Returns:
         The tensors by name.
@@ -44,14 +44,14 @@ def read_tensors(path: Path, of: str) -> Tensors:
     """
     try:
         with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if file.metadata() == {"of": _tag(of, found)}:
-                return found
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            if file.metadata() == {"of": _tag(run, tensors)}:
+                return tensors
     except (SafetensorError, OSError):
         pass
     raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
 
 
-def _tag(of: str, tensors: Tensors) -> str:
+def _tag(run: str, tensors: Tensors) -> str:
     # safetensors itself has no checksum
-    return f"{of} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"
+    return f"{run} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"

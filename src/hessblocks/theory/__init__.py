@@ -3,10 +3,10 @@
 from hessblocks.conventions import PARTS, Part
 from hessblocks.theory.arguments import attention_hessian
 from hessblocks.theory.functional import functional_terms
-from hessblocks.theory.heads import HeadNorm, HeadTokens, Rotation
+from hessblocks.theory.heads import HeadNorm, HeadRotation, HeadTokens
 from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.layer import AttentionLayer, AttentionMoments
-from hessblocks.theory.limits import LIMITS, at_limit
+from hessblocks.theory.limits import at_limit
 from hessblocks.theory.norm_derivatives import NormDerivatives, norm_derivatives
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS, NORMS, Piece, PiecewiseHessian
@@ -14,7 +14,6 @@ from hessblocks.theory.rank_bounds import rank_bound
 from hessblocks.theory.score_split import ScoreSplit
 
 __all__ = [
-    "LIMITS",
     "PARTS",
     "AttentionHessian",
     "AttentionLayer",

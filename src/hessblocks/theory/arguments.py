@@ -135,8 +135,8 @@ def attention_hessian(
                 f"w_key: expected (width, head width) = ({width}, {head_width}) as w_query has, "
                 f"got {tuple(key.shape[1:])}"
             )
-    given = _identity_values(heads, x) if w_value is None else w_value
-    value = valid.check_weight("w_value", given, x, rows=width, heads=heads)
+    value_weight = _identity_values(heads, x) if w_value is None else w_value
+    value = valid.check_weight("w_value", value_weight, x, rows=width, heads=heads)
     projection = _checked_projection(w_projection, heads, value.shape[2], x)
     for name, norm in norms.items():
         valid.check_norm(name, norm, query)
@@ -170,9 +170,9 @@ def attention_hessian(
     return AttentionHessian(layer, gradient=gradient, curvature=token_curvature)
 
 
-def _refuse_with_one_matrix(given: Mapping[str, object]) -> None:
+def _refuse_with_one_matrix(absent: Mapping[str, object]) -> None:
     """Refuse arguments about queries or keys, which do not exist with one matrix W_QK."""
-    for name, value in given.items():
+    for name, value in absent.items():
         if value is not None:
             raise ArgumentError(
                 f"{name}: expected None with one matrix (query_key='one-matrix'), which has no "

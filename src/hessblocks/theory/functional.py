@@ -45,7 +45,7 @@ from hessblocks.theory.heads import HeadTokens
 from hessblocks.theory.outer import gain_feature
 from hessblocks.theory.piecewise import GAINS, Terms
 
-Vectors = tuple[Float[Tensor, "N _"], bool]
+OneSide = tuple[Float[Tensor, "N _"], bool]
 """Vectors beside the matrices, and whether their index comes after that of the matrices."""
 _KINDS = {"query_key": "query", "query_norm": "query", "key_norm": "key"}
 
@@ -283,8 +283,8 @@ def _by_key(head: HeadTokens, matrices: Tensor) -> KroneckerTerm:
 
 def _one_matrix(total: Float[Tensor, "R W"], symmetric: bool) -> KroneckerTerm:
     """Wrap a matrix between two long vectors as one term."""
-    one = (total.new_ones(1, 1), True)
-    return _term(one, one, TokenMatrices(right=total[None], symmetric=symmetric))
+    ones = (total.new_ones(1, 1), True)
+    return _term(ones, ones, TokenMatrices(right=total[None], symmetric=symmetric))
 
 
 def _between(
@@ -295,7 +295,7 @@ def _between(
     return _term(_beside(head, row), _beside(head, column), right)
 
 
-def _beside(head: HeadTokens, group: str) -> Vectors:
+def _beside(head: HeadTokens, group: str) -> OneSide:
     """Choose the vector beside the matrices of a group."""
     if group in ("query", "query_key"):
         return head.x_query, False
@@ -308,7 +308,7 @@ def _beside(head: HeadTokens, group: str) -> Vectors:
     return _ones(head.x_query), group not in GAINS
 
 
-def _term(row: Vectors, column: Vectors, matrices: TokenMatrices) -> KroneckerTerm:
+def _term(row: OneSide, column: OneSide, matrices: TokenMatrices) -> KroneckerTerm:
     return KroneckerTerm(
         row=row[0],
         column=column[0],

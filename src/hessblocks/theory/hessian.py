@@ -94,8 +94,8 @@ class AttentionHessian(PiecewiseHessian):
 
     @cached_property
     def _functional_outer(self) -> OuterPart | None:
-        given = self._given[1]
-        return None if given is None else OuterPart(self.heads, self._restricted(given))
+        curvature = self._given[1]
+        return None if curvature is None else OuterPart(self.heads, self._restricted(curvature))
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
         """List the pieces of a group in the order of its parameters, or those of one head.
@@ -120,8 +120,8 @@ class AttentionHessian(PiecewiseHessian):
         """Return the Hessian block of two groups; see `PiecewiseHessian.block`."""
         if row == column == "projection" and head is None and row in self.groups:
             check_name("part", part, PARTS)
-            whole = self.layer.joined_projection()  # one piece, since all heads share the matrices
-            return self._piece_block(whole, whole, part)
+            piece = self.layer.joined_projection()  # one piece, since all heads share the matrices
+            return self._piece_block(piece, piece, part)
         return super().block(row, column, part, head)
 
     def terms(self, row: Piece, column: Piece, part: Part) -> Terms:
@@ -159,14 +159,14 @@ class AttentionHessian(PiecewiseHessian):
         key = row if row.group == "key" else column
         rows = key.length if row.group == column.group else 0
         valued = "value" in (row.group, column.group)
-        held = width if valued else max(value_width, head.w_query.shape[1])
-        needed = (tokens * held + rows) * key.length * head.x.element_size()
+        entries = width if valued else max(value_width, head.w_query.shape[1])
+        needed = (tokens * entries + rows) * key.length * head.x.element_size()
         limit = max(ALWAYS, HELD * self.layer.memory_limit)
         if needed > limit:
             raise ArgumentError(
                 f"key: rotary positions or norms of queries and keys make its blocks hold {tokens} "
-                f"× {held} × {key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB are "
-                "allowed); raise memory_limit, use fewer tokens or hessblocks.Hessian"
+                f"× {entries} × {key.length} numbers ({needed / 1e9:.1f} GB; {limit / 1e9:.1f} GB "
+                "are allowed); raise memory_limit, use fewer tokens or hessblocks.Hessian"
             )
 
     def jacobians(self, piece: Piece) -> list[TokenJacobian]:
@@ -196,9 +196,9 @@ class AttentionHessian(PiecewiseHessian):
         if curvature.shared or self._at is not None:
             return curvature
         sequences = self.layer.x.shape[0]
-        kept = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
-        held = "matrix" if curvature.factor is None else "factor"
-        return replace(curvature, **{held: kept})
+        numbers = curvature.numbers.unflatten(0, (sequences, -1))[:, self._positions].flatten(0, 1)
+        form = "matrix" if curvature.factor is None else "factor"
+        return replace(curvature, **{form: numbers})
 
 
 def _positions_that_matter(gradient: Tensor, curvatures: list[TokenCurvature]) -> Tensor:

@@ -127,7 +127,7 @@ class AttentionLayer(AttentionSetting):
 
     def _given_to(self, head: int) -> dict[str, Any]:
         """Collect what a head's queries and keys are made of."""
-        in_common = {each.name: getattr(self, each.name) for each in fields(AttentionSetting)}
+        in_common = {field.name: getattr(self, field.name) for field in fields(AttentionSetting)}
         w_key = None if self.key is None else self._shared(self.key, head)
         return {**in_common, "w_query": self.query[head], "w_key": w_key}
 

@@ -62,8 +62,8 @@ def at_limit(hessian: AttentionHessian, limit: Limit) -> AttentionHessian:
         raise ArgumentError(
             "limit: linear scores have no limit; expected a Hessian of softmax attention"
         )
-    held = {each.name: getattr(hessian.layer, each.name) for each in fields(AttentionLayer)}
-    layer = _LimitLayer(**held, limit=limit)
+    values = {field.name: getattr(hessian.layer, field.name) for field in fields(AttentionLayer)}
+    layer = _LimitLayer(**values, limit=limit)
     for head in range(len(layer.query)):
         layer.attention(head)
     return hessian.with_layer(layer)
@@ -77,13 +77,13 @@ class _LimitLayer(AttentionLayer):
 
     def attention(self, head: int) -> Float[Tensor, "B L L"]:
         """Compute A of one head."""
-        found = super().attention(head)
+        attention = super().attention(head)
         if self.limit == "uniform":
-            permitted = self.permitted.to(found.dtype)
-            return (permitted / permitted.sum(-1, keepdim=True)).expand_as(found)
-        first = torch.zeros_like(found).scatter_(-1, found.argmax(-1, keepdim=True), 1.0)
+            permitted = self.permitted.to(attention.dtype)
+            return (permitted / permitted.sum(-1, keepdim=True)).expand_as(attention)
+        first = torch.zeros_like(attention).scatter_(-1, attention.argmax(-1, keepdim=True), 1.0)
         # equal tokens may tie: whichever is chosen, x_* is the same
-        ties = found >= (1 - CLOSE) * found.amax(-1, keepdim=True)
+        ties = attention >= (1 - CLOSE) * attention.amax(-1, keepdim=True)
         distances = torch.cdist(first @ self.x, self.x, compute_mode="donot_use_mm_for_euclid_dist")
         apart = distances > CLOSE * self.x.norm(dim=-1).amax()
         if (ties & apart).any():

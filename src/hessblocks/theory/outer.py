@@ -50,9 +50,9 @@ class TokenCurvature:
     @property
     def numbers(self) -> Float[Tensor, "#N rows O"]:
         """The stored tensor: `matrix` or `factor`."""
-        held = self.matrix if self.factor is None else self.factor
-        assert held is not None
-        return held
+        numbers = self.matrix if self.factor is None else self.factor
+        assert numbers is not None
+        return numbers
 
     @property
     def shared(self) -> bool:
@@ -148,10 +148,10 @@ class OuterPart:
 
     def _between(self, left: Tensor | None, right: Tensor | None) -> Tensor:
         """Multiply U Λ U'ᵀ; U Λ is cached, since one row of blocks shares it."""
-        whole = self._curvature.matrix
-        if left is None or whole is None:
+        matrix = self._curvature.matrix
+        if left is None or matrix is None:
             return self._curvature.between(left, right)
-        half = self._halves.get(id(left), lambda: (whole @ left.mT).mT)
+        half = self._halves.get(id(left), lambda: (matrix @ left.mT).mT)
         return half if right is None else half @ right.mT
 
     def _jacobian(self, group: str, index: int) -> TokenJacobian:

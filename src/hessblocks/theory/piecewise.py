@@ -107,13 +107,13 @@ class PiecewiseHessian(abc.ABC):
             return self._piece_block(rows[0], columns[0], part)
         return self._grid(rows, columns, part)
 
-    def _check_groups(self, *asked: str) -> None:
+    def _check_groups(self, *names: str) -> None:
         if not self.groups:
             raise ArgumentError(
                 "groups: none of these weights is trained, so that there is no block; unfreeze "
                 "them by requires_grad_(True)"
             )
-        for name in asked:
+        for name in names:
             check_name("group", name, self.groups)
 
     def whole(self, part: Part = "full") -> ExactOperator:
@@ -165,10 +165,10 @@ class PiecewiseHessian(abc.ABC):
 
     def _piece_block(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         self._check_autocast()
-        found: ExactOperator = self._blocks.get(
+        block: ExactOperator = self._blocks.get(
             (row, column, part), lambda: self._made(row, column, part)
         )
-        return found
+        return block
 
     def _check_autocast(self) -> None:
         if torch.is_autocast_enabled(self._like.device.type):
@@ -218,7 +218,7 @@ class PiecewiseHessian(abc.ABC):
 def _pair(head: int | tuple[int, int] | None) -> tuple[int | None, int | None]:
     """Read the heads of the rows and of the columns."""
     heads = head if isinstance(head, tuple) else (head, head)
-    whole = all(h is None or (isinstance(h, int) and not isinstance(h, bool)) for h in heads)
-    if len(heads) != 2 or not whole:
+    integers = all(h is None or (isinstance(h, int) and not isinstance(h, bool)) for h in heads)
+    if len(heads) != 2 or not integers:
         raise ArgumentError(f"head: expected a number, a pair of numbers or None, got {head!r}")
     return heads

@@ -25,7 +25,7 @@ from hessblocks.theory.hessian import AttentionHessian
 from hessblocks.theory.piecewise import Piece
 
 SPLIT: tuple[Part, ...] = ("outer", "functional")
-Terms = Sequence[KroneckerTerm]
+TermSequence = Sequence[KroneckerTerm]
 
 
 def rank_bound(
@@ -58,7 +58,7 @@ def rank_bound(
     pieces = hessian.pieces(row, head), hessian.pieces(column, head)
     if part != "full":
         return min(*block.shape, *_bounds(hessian, *pieces, (part,)))
-    apart = [min(_bounds(hessian, *pieces, (each,))) for each in SPLIT]
+    apart = [min(_bounds(hessian, *pieces, (single,))) for single in SPLIT]
     return min(*block.shape, sum(apart), *_bounds(hessian, *pieces, SPLIT))
 
 
@@ -67,7 +67,7 @@ def _bounds(
 ) -> list[int]:
     """Bound by the spaces of rows, by those of columns, by tokens, by the loss (H_o alone)."""
 
-    def cell(row: Piece, column: Piece) -> Terms:
+    def cell(row: Piece, column: Piece) -> TermSequence:
         terms = [term for part in parts for term in hessian.terms(row, column, part)]
         return KroneckerSum(
             terms, row_shape=row.shape, column_shape=column.shape, like=hessian.layer.x
@@ -89,7 +89,7 @@ def _bounds(
     return bounds
 
 
-def _rows(terms: Terms) -> int:
+def _rows(terms: TermSequence) -> int:
     """Multiply the dimensions of two spaces, of outer and inner row index, that hold all rows."""
     if not terms:
         return 0
@@ -99,9 +99,9 @@ def _rows(terms: Terms) -> int:
 
 def _spans(term: KroneckerTerm) -> tuple[Float[Tensor, "vectors P"], Float[Tensor, "others R"]]:
     """Find vectors spanning the row vectors, others spanning the column spaces of all matrices."""
-    held = term.matrices
-    of_matrices = held.right.mT if held.left is None else held.left
-    vectors = term.column.T @ term.row if held.shared else term.row
+    matrices = term.matrices
+    of_matrices = matrices.right.mT if matrices.left is None else matrices.left
+    vectors = term.column.T @ term.row if matrices.shared else term.row
     return vectors, of_matrices.flatten(0, 1)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory.heads import HeadNorm, Rotation
+from hessblocks.theory.heads import HeadNorm, HeadRotation
 from hessblocks.theory.outer import TokenCurvature
 from hessblocks.theory.piecewise import GAINS
 
@@ -70,8 +70,8 @@ def check_tensor(
         )
     bad = ~tensor.isfinite()
     if bool(bad.any()):
-        place = tuple(bad.nonzero()[0].tolist())
-        raise ArgumentError(f"{name}: expected finite entries, got {tensor[place]} at {place}")
+        index = tuple(bad.nonzero()[0].tolist())
+        raise ArgumentError(f"{name}: expected finite entries, got {tensor[index]} at {index}")
     return tensor.detach()
 
 
@@ -83,7 +83,9 @@ def check_shape(name: str, tensor: Shaped[Tensor, "..."], *shapes: tuple[int, ..
     """
     for shape in shapes:
         pairs = zip(shape, tensor.shape, strict=False)
-        if len(shape) == tensor.ndim and all(own in (-1, length) for own, length in pairs):
+        if len(shape) == tensor.ndim and all(
+            expected in (-1, length) for expected, length in pairs
+        ):
             return
     expected = " or ".join(str(shape).replace("-1", "any") for shape in shapes)
     raise ArgumentError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
@@ -187,10 +189,10 @@ def check_gains(
         got = f"{len(gains)} entries" if isinstance(gains, tuple | list) else _kind(gains)
         raise ArgumentError(f"gains: expected (alpha, beta, gamma), got {got}")
     out = {}
-    for name, given in zip(GAINS, gains, strict=True):
-        if isinstance(given, bool) or not isinstance(given, int | float | Tensor):
-            raise ArgumentError(f"gains: expected {name} as a number or a tensor, got {given!r}")
-        gain = given if isinstance(given, Tensor) else like.new_tensor(given)
+    for name, value in zip(GAINS, gains, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+            raise ArgumentError(f"gains: expected {name} as a number or a tensor, got {value!r}")
+        gain = value if isinstance(value, Tensor) else like.new_tensor(value)
         gain = check_tensor(f"gains: {name}", gain, like)
         check_shape(f"gains: {name}", gain, (), (1,), (heads,))
         out[name] = gain.reshape(-1).expand(heads)
@@ -201,7 +203,7 @@ def check_rotary(
     rotary: tuple[Float[Tensor, "..."], Float[Tensor, "..."]] | None,
     width: int,
     x: Float[Tensor, "B L D"],
-) -> Rotation | None:
+) -> HeadRotation | None:
     """Check rotary positions; return a rotation of queries and keys, None for None.
 
     Args:
@@ -231,7 +233,7 @@ def check_rotary(
             f"{tuple(cosines.shape)} and {tuple(sines.shape)}"
         )
     cosines, sines = (table.reshape(-1, *table.shape[-2:]) for table in (cosines, sines))
-    return Rotation.of_halves(cosines, sines, width)
+    return HeadRotation.of_halves(cosines, sines, width)
 
 
 def check_norm(name: str, norm: HeadNorm | None, query: Float[Tensor, "H D K"]) -> None:

@@ -55,9 +55,9 @@ def compare(
         rates = tuned_rates(settings, prepared, folder, progress) if settings.tune else None
         runs = settings.runs(rates)
         for run in runs:
-            own = folder.run(run.preset, run.seed)
-            own.prepare(config_of(prepared, command, run))
-            Run(run, prepared, own, progress).complete()
+            run_folder = folder.run(run.preset, run.seed)
+            run_folder.prepare(config_of(prepared, command, run))
+            Run(run, prepared, run_folder, progress).complete()
             _gather(folder, runs, prepared)
         if finish:
             finish(folder.path)
@@ -80,12 +80,12 @@ def _opened(
 def _draw(out: Path, presets: Mapping[str, Sequence[BlockConfig]]) -> None:
     """Draw the blocks of each preset as SVG for the page."""
     blocks: dict[str, BlockConfig] = {}
-    for name, own in presets.items():
-        distinct = dict.fromkeys(own)
+    for name, layers in presets.items():
+        distinct = dict.fromkeys(layers)
         several = len(distinct) > 1
         blocks |= {
-            f"{place} of {name}" if several else name: block
-            for place, block in enumerate(distinct, start=1)
+            f"{index} of {name}" if several else name: block
+            for index, block in enumerate(distinct, start=1)
         }
     storage.write_text(out / "blocks.svg", draw_blocks(blocks))
     storage.write_text(out / "blocks-narrow.svg", draw_blocks(blocks, columns=2))  # for phones
@@ -98,23 +98,23 @@ def _write_reference(out: Path, prepared: Prepared) -> None:
     settings, corpus = prepared.settings, prepared.corpus
     table = BigramTable(corpus.splits["train"], corpus.vocab_size)
     windows: Any = held_out(corpus, settings)
-    tokens = torch.stack([windows[place]["input_ids"] for place in range(len(windows))])
+    tokens = torch.stack([windows[index]["input_ids"] for index in range(len(windows))])
     storage.write_json(path, {"what": BIGRAMS, "loss": table.loss(tokens)})
 
 
 def _gather(folder: RunFolder, settings: Sequence[RunSettings], prepared: Prepared) -> None:
     """Join the tables of all finished and started runs in the folder of the comparison."""
     runs = [(run, folder.run(run.preset, run.seed)) for run in settings]
-    rows = [storage.read_results(own.results) for _, own in runs]
+    rows = [storage.read_results(run_folder.results) for _, run_folder in runs]
     for name in ("metrics", "observations"):
-        found: list[dict[str, Any]] = []
-        for (run, own), known in zip(runs, rows, strict=True):
-            path = getattr(own, name)
-            finished = storage.is_trained(known) and name in line_files(run, prepared)
-            found += storage.read_finished_lines(path) if finished else storage.read_lines(path)
-        if name == "metrics" or found:
+        lines: list[dict[str, Any]] = []
+        for (run, run_folder), measured in zip(runs, rows, strict=True):
+            path = getattr(run_folder, name)
+            finished = storage.is_trained(measured) and name in line_files(run, prepared)
+            lines += storage.read_finished_lines(path) if finished else storage.read_lines(path)
+        if name == "metrics" or lines:
             storage.write_text(
-                getattr(folder, name), "".join(json.dumps(line) + "\n" for line in found)
+                getattr(folder, name), "".join(json.dumps(entry) + "\n" for entry in lines)
             )
     storage.write_results(folder.results, chain.from_iterable(rows))
 

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel, TrainerCallback, TrainerState
+from transformers import PreTrainedModel
 
 from hessblocks.settings import RunSettings
 from hessblocks.training.optimisers import averages
@@ -36,25 +36,6 @@ def working_seconds(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
-
-
-class StepClock(TrainerCallback):
-    """Callback that times each step, without evaluation, checkpoints and other callbacks."""
-
-    def __init__(self, device: str) -> None:
-        """Time the work on `device`, cpu or cuda."""
-        self.device = device
-        self.each: list[float] = []
-        """Seconds of each step so far."""
-        self._started = 0.0
-
-    def on_step_begin(self, *_: Any, **given: Any) -> None:
-        """Start the clock."""
-        self._started = working_seconds(self.device)
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock."""
-        self.each.append(working_seconds(self.device) - self._started)
 
 
 def update_flops(settings: RunSettings, vocab_size: int) -> int:
@@ -126,28 +107,23 @@ def start_counting(model: PreTrainedModel, settings: RunSettings, sequences: int
     # compiled code hides its tensors
     eager = torch.compiler.set_stance if settings.training.compile else nullcontext
     with eager("force_eager"):
-        found = peak_bytes(step, [*model.parameters(), *model.buffers()])
+        peak = peak_bytes(step, [*model.parameters(), *model.buffers()])
     model.zero_grad(set_to_none=True)
-    kept = averages(model, settings.training.optimiser)
-    return found + sum(count * p.numel() * p.element_size() for count, p in kept)
+    states = averages(model, settings.training.optimiser)
+    return peak + sum(count * p.numel() * p.element_size() for count, p in states)
 
 
-def allocated_peak(device: str) -> int:
-    """Read the peak memory in bytes since `start_counting` on CUDA; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else 0
-
-
-def peak_bytes(run: Callable[[], None], held: Sequence[Shaped[Tensor, "..."]]) -> int:
+def peak_bytes(run: Callable[[], None], tensors: Sequence[Shaped[Tensor, "..."]]) -> int:
     """Count the peak bytes of live tensors during `run`, with the tensors that exist before.
 
     Args:
         run: function to run; temporary memory inside a kernel is not counted.
-        held: tensors that exist before.
+        tensors: those that exist before.
 
     Returns:
         Bytes; tensors that share memory count once.
     """
-    before = {one.data_ptr(): one.nbytes() for one in _storages(list(held))}
+    before = {memory.data_ptr(): memory.nbytes() for memory in _storages(list(tensors))}
     alive = _Alive()
     with alive:
         run()
@@ -163,12 +139,12 @@ class _Alive(TorchDispatchMode):
         self._known: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {int(storage._cdata) for storage in _storages((args, kwargs))}
-        made = func(*args, **(kwargs or {}))
-        for storage in _storages(made):
-            if storage._cdata not in given:
+        inputs = {int(storage._cdata) for storage in _storages((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        for storage in _storages(result):
+            if storage._cdata not in inputs:
                 self._add(storage)
-        return made
+        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = int(storage._cdata), storage.nbytes()
@@ -184,4 +160,6 @@ class _Alive(TorchDispatchMode):
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [one.untyped_storage() for one in tree_leaves(values) if isinstance(one, Tensor)]
+    return [
+        tensor.untyped_storage() for tensor in tree_leaves(values) if isinstance(tensor, Tensor)
+    ]

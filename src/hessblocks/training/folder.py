@@ -105,28 +105,28 @@ class RunFolder:
         try:
             old = storage.read_object(self.config)
             command = new.get("command")
-            if other := old.get("command") != command:
+            if is_other := old.get("command") != command:
                 growing = free = ()  # another command may lack these settings
-            more = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
-            more |= {name: new[name] for name in free if new[name] != old[name]}
+            grown = {name: new[name] for name in growing if set(new[name]) > set(old[name])}
+            grown |= {name: new[name] for name in free if new[name] != old[name]}
             if "blocks" not in old:  # from an earlier version, where presets identify the blocks
                 new.pop("blocks", None)
-            elif more and growing:
-                more["blocks"] = new["blocks"] | old["blocks"]
-            found = storage.differences(old | more, new)
+            elif grown and growing:
+                grown["blocks"] = new["blocks"] | old["blocks"]
+            differing = storage.differences(old | grown, new)
         except (RunError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(f"{self.config}: damaged; remove {self.path} and run again.") from error
-        if other:
+        if is_other:
             raise ArgumentError(
                 f"--out: {self.path} holds something other than a run of `hessblocks {command}`; "
                 "choose a new or empty folder."
             )
-        if found:
+        if differing:
             raise ArgumentError(
-                f"--out: {self.path} holds a run with other settings ({'; '.join(found)}); "
+                f"--out: {self.path} holds a run with other settings ({'; '.join(differing)}); "
                 "choose another folder or the same settings."
             )
-        if more:
+        if grown:
             storage.write_json(self.config, config)
 
 
@@ -200,22 +200,22 @@ def continued(folder: RunFolder, name: str, *, observed: bool = False) -> Path |
     Raises:
         RunError: a file of lines cannot be written.
     """
-    found = newest(folder)
+    checkpoint = newest(folder)
     paths = (folder.metrics, *([folder.observations] if observed else []))
     for path in paths:
         fault = storage.fault_in_lines(path, torn=False)
-        if fault or (found and _lacks_lines(found, path)):
+        if fault or (checkpoint and _lacks_lines(checkpoint, path)):
             why = ""
             if fault:
                 why = f" ({fault}; kept in {storage.set_aside(path, folder.path).parent})"
             _warn(f"{path} is damaged; training {name} from the start{why}")
-            found = None
-    if not found:
-        prune(folder.checkpoints, kept=0)
+            checkpoint = None
+    if not checkpoint:
+        prune(folder.checkpoints, count=0)
     for path in paths:
-        kept = _lines_until(found, path) if found else []
-        storage.write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return found
+        lines = _lines_until(checkpoint, path) if checkpoint else []
+        storage.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return checkpoint
 
 
 def _lacks_lines(checkpoint: Path, path: Path) -> bool:
@@ -241,18 +241,18 @@ def newest(folder: RunFolder) -> Path | None:
     Warns:
         CheckpointWarning: a checkpoint is damaged, renamed or of another run, and is moved.
     """
-    whole = None
+    newest_whole = None
     for checkpoint in _by_step(folder.checkpoints):
         fault = storage.check_manifest(checkpoint, folder.identity, checkpoint.name)
         if not fault:
-            whole = whole or checkpoint
+            newest_whole = newest_whole or checkpoint
         elif (checkpoint / storage.MANIFEST).exists():
-            kept = storage.set_aside(checkpoint, folder.path).parent
-            place = f"{folder.path.name}/{checkpoint.name}"
-            _warn(f"checkpoints: {place} {fault}; it is set aside in {kept}")
+            aside = storage.set_aside(checkpoint, folder.path).parent
+            label = f"{folder.path.name}/{checkpoint.name}"
+            _warn(f"checkpoints: {label} {fault}; it is set aside in {aside}")
         else:
             shutil.rmtree(checkpoint)
-    return whole
+    return newest_whole
 
 
 def _warn(message: str) -> None:
@@ -261,14 +261,14 @@ def _warn(message: str) -> None:
 
 def _step_of(checkpoint: Path) -> int:
     """Read the step of a checkpoint from its name."""
-    found = _NAME.fullmatch(checkpoint.name)
-    assert found, checkpoint
-    return int(found[1])
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match, checkpoint
+    return int(match[1])
 
 
-def prune(folder: Path, kept: int = KEPT) -> None:
-    """Remove all but the newest checkpoints, and the folder if it is then empty."""
-    for checkpoint in _by_step(folder)[kept:]:
+def prune(folder: Path, count: int = KEPT) -> None:
+    """Remove all but the newest `count` checkpoints, and the folder if it is then empty."""
+    for checkpoint in _by_step(folder)[count:]:
         shutil.rmtree(checkpoint)
     with suppress(OSError):
         folder.rmdir()
@@ -276,8 +276,8 @@ def prune(folder: Path, kept: int = KEPT) -> None:
 
 def _by_step(folder: Path) -> list[Path]:
     """List checkpoints, the newest first."""
-    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=_step_of, reverse=True)
+    checkpoints = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
+    return sorted(checkpoints, key=_step_of, reverse=True)
 
 
 def save_model(

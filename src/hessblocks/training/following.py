@@ -47,15 +47,15 @@ class Observer(TrainerCallback):
         self.wanted = recorder.settings.observation
         self.last = recorder.settings.training.steps
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model before the first step."""
         if state.global_step == 0:
-            self._observe(0, given["model"])
+            self._observe(0, kwargs["model"])
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model after a step."""
         if not self.recorder.divergence:
-            self._observe(state.global_step, given["model"])
+            self._observe(state.global_step, kwargs["model"])
 
     def _observe(self, step: int, model: nn.Module) -> None:
         with measuring(model):
@@ -149,7 +149,7 @@ class Following(TrainerCallback, Tabular):
         """Measure at steps 0, `every`, 2 · `every`, ... and after the last step.
 
         Raises:
-            ArgumentError: `every` is no whole number above 0.
+            ArgumentError: `every` is not a whole number above 0.
         """
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ArgumentError(f"every: expected a whole number of steps above 0, got {every!r}")
@@ -176,37 +176,37 @@ class Following(TrainerCallback, Tabular):
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Return the name of a row in the Trainer's log."""
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model before the first step.
 
         Raises:
             RunError: the parameters are sharded over processes. The first process alone would wait
                 for the others.
         """
-        if any(isinstance(parameter, DTensor) for parameter in given["model"].parameters()):
+        if any(isinstance(parameter, DTensor) for parameter in kwargs["model"].parameters()):
             raise RunError(
                 f"{type(self).__name__}: the model's parameters are sharded over processes; "
                 "measure a saved one, loaded whole"
             )
         if state.global_step == 0 and state.is_world_process_zero:
-            self._look(0, **given)
+            self._look(0, **kwargs)
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model after a step, if it is due."""
         due = state.global_step % self.every == 0 or state.global_step == state.max_steps
         if due and state.is_world_process_zero:
-            self._look(state.global_step, **given)
+            self._look(state.global_step, **kwargs)
 
-    def _look(self, step: int, model: nn.Module, **other: Any) -> None:
+    def _look(self, step: int, model: nn.Module, **_: Any) -> None:
         with measuring(model):
             # no need to warn that dropout is off during measurements
             warnings.simplefilter("ignore", curvature.RepeatabilityWarning)
-            found = [{"step": step, **row} for row in self.measure(model)]
-        self.rows += found
-        if self._log and found:
-            known = (row for row in found if row["value"] is not None)
-            numbers = {self.name_of(row): row["value"] for row in known}
-            self._log({name: one for name, one in numbers.items() if math.isfinite(one)})
+            rows = [{"step": step, **row} for row in self.measure(model)]
+        self.rows += rows
+        if self._log and rows:
+            finite_rows = (row for row in rows if row["value"] is not None)
+            numbers = {self.name_of(row): row["value"] for row in finite_rows}
+            self._log({name: number for name, number in numbers.items() if math.isfinite(number)})
 
     def to_rows(self) -> list[dict[str, Any]]:
         """List the measurements: one value per row, with its step."""

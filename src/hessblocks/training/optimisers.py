@@ -20,16 +20,16 @@ class OptimiserPair(Optimizer):
 
     def __init__(self, *inner: Optimizer) -> None:
         self.inner = inner
-        super().__init__([group for one in inner for group in one.param_groups], {})
+        super().__init__([group for optimiser in inner for group in optimiser.param_groups], {})
         self._share()
 
     def _share(self) -> None:
         """Give each optimiser its parameter groups, and all of them one state."""
         start = 0
-        for one in self.inner:
-            end = start + len(one.param_groups)
-            one.param_groups, start = self.param_groups[start:end], end
-            one.state = self.state
+        for optimiser in self.inner:
+            end = start + len(optimiser.param_groups)
+            optimiser.param_groups, start = self.param_groups[start:end], end
+            optimiser.state = self.state
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Load the state of all optimisers."""
@@ -39,8 +39,8 @@ class OptimiserPair(Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step each optimiser."""
-        for one in self.inner:
-            one.step()
+        for optimiser in self.inner:
+            optimiser.step()
 
 
 def layer_matrices(model: PreTrainedModel) -> list[Float[Tensor, "outputs inputs"]]:
@@ -83,17 +83,17 @@ def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | No
         factor = training.base_width / model.config.hidden_size
     rate, decay = training.learning_rate, training.weight_decay
     matrices = layer_matrices(model)
-    own = {id(one) for one in matrices}
-    others = [p for p in model.parameters() if id(p) not in own and p.requires_grad]
+    matrix_ids = {id(matrix) for matrix in matrices}
+    others = [p for p in model.parameters() if id(p) not in matrix_ids and p.requires_grad]
     first = {"params": matrices, "lr": factor * rate, "weight_decay": decay / factor}
     rest: Groups = [
         {"params": [p for p in others if p.ndim >= 2], "lr": rate, "weight_decay": decay},
         {"params": [p for p in others if p.ndim < 2], "lr": rate, "weight_decay": 0.0},
     ]
-    kind, given = Trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
     if not muon:
-        return cast(Optimizer, kind([first, *rest], **given))
-    return OptimiserPair(Muon([first], adjust_lr_fn="match_rms_adamw"), kind(rest, **given))
+        return cast(Optimizer, kind([first, *rest], **options))
+    return OptimiserPair(Muon([first], adjust_lr_fn="match_rms_adamw"), kind(rest, **options))
 
 
 def averages(model: PreTrainedModel, optimiser: str) -> Sequence[tuple[int, Shaped[Tensor, "..."]]]:
@@ -107,5 +107,7 @@ def averages(model: PreTrainedModel, optimiser: str) -> Sequence[tuple[int, Shap
         Pairs (number of state tensors, parameter).
     """
     others, inner = {"adamw": (2, 2), "sgd": (1, 1), "muon": (2, 1)}[optimiser]
-    own = {id(one) for one in layer_matrices(model)} if inner != others else set()
-    return [(inner if id(p) in own else others, p) for p in model.parameters() if p.requires_grad]
+    matrix_ids = {id(matrix) for matrix in layer_matrices(model)} if inner != others else set()
+    return [
+        (inner if id(p) in matrix_ids else others, p) for p in model.parameters() if p.requires_grad
+    ]

@@ -1,6 +1,7 @@
 """Prepare a run: choose the device, build the model, and check everything before writing."""
 
 import importlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,13 +27,36 @@ from hessblocks.settings import (
     chooses,
 )
 from hessblocks.storage import parse_json
-from hessblocks.training.environment import check_environment
 from hessblocks.training.trained_gains import has_gains
 
 WEIGHT_AND_GRADIENT = 8
 """Bytes of a parameter and its gradient in float32, the least memory that training needs."""
 LOGIT = 4
 """Bytes of a logit in float32."""
+OFF = {"WORLD_SIZE": ("", "0", "1"), "LOCAL_RANK": ("", "-1")}
+"""Values of torchrun's variables that mean a single process."""
+FALSE = ("", "0", "false", "no", "off", "n", "f")
+"""Values of accelerate's variables that mean no."""
+
+
+def check_environment(device: str) -> None:
+    """Refuse to train if the environment asks transformers for more than one process.
+
+    Args:
+        device: cpu or cuda.
+
+    Raises:
+        ArgumentError: a variable asks for several processes, another device or a sharded model.
+    """
+    for name, value in os.environ.items():
+        off = FALSE if name.startswith("ACCELERATE_USE_") else OFF.get(name)
+        on_cpu = name == "ACCELERATE_USE_CPU" and device == "cpu"
+        if off is not None and value.strip().lower() not in off and not on_cpu:
+            raise ArgumentError(
+                f"{name}={value} in the environment: hessblocks trains in one process on --device; "
+                "unset it, or train a model of hb.build with transformers.Trainer, which torchrun "
+                "starts on several devices"
+            )
 
 
 def resolve_device(device: str) -> str:
@@ -180,15 +204,15 @@ def blocks_of(sizes: ModelSettings, preset: str) -> list[BlockConfig]:
     Raises:
         ArgumentError: a name is unknown, or parts exclude each other.
     """
-    given = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
+    blocks = {name: BlockConfig.from_dict(parse_json(text)) for name, text in sizes.blocks}
     fields = {size: getattr(sizes, size) for size in ("width", "heads", "mlp_width")}
     slots = slot_pairs(sizes.slots)
     if sizes.position is not None:
         fields["position"] = part_of(sizes.position, Position, "position")
         slots = [("position", sizes.position), *slots]
     return [
-        block_of(one, given=given, start=sizes.start, slots=slots, **fields)
-        for one in pattern_names(preset)
+        block_of(name, given=blocks, start=sizes.start, slots=slots, **fields)
+        for name in pattern_names(preset)
     ]
 
 
@@ -245,10 +269,12 @@ def _check_logits(settings: SharedSettings, vocab_size: int) -> None:
 
 def _check_groups(wanted: Sequence[str], models: Iterable[PreTrainedModel]) -> None:
     """Refuse a pattern that matches no group of any model."""
-    known = {name: group.role for one in models for name, group in parameter_groups(one).items()}
-    for one in wanted:
-        if not any(chooses(one, name, role) for name, role in known.items()):
-            raise unknown_name("--curvature-groups", one, dict.fromkeys(known.values()))
+    roles = {
+        name: group.role for model in models for name, group in parameter_groups(model).items()
+    }
+    for pattern in wanted:
+        if not any(chooses(pattern, name, role) for name, role in roles.items()):
+            raise unknown_name("--curvature-groups", pattern, dict.fromkeys(roles.values()))
 
 
 def line_files(settings: RunSettings, prepared: Prepared) -> tuple[str, ...]:
@@ -278,8 +304,8 @@ def config_of(prepared: Prepared, command: str, run: RunSettings | None = None) 
     model = {name: value for name, value in asdict(settings.model).items() if name != "blocks"}
     blocks = {
         name: {
-            f"{place}": block.to_dict()
-            for place, block in enumerate(prepared.blocks(name), start=1)
+            f"{index}": block.to_dict()
+            for index, block in enumerate(prepared.blocks(name), start=1)
         }
         for name in settings.presets
     }

@@ -6,21 +6,21 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState
 
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
 from hessblocks.storage import append_line, remembered_in
-from hessblocks.training.cost import StepClock, allocated_peak
-from hessblocks.training.divergence import Divergence, located
+from hessblocks.training.cost import working_seconds
 from hessblocks.training.folder import RunFolder, prune
-from hessblocks.training.trainer import GuardedTrainer
+from hessblocks.training.trainer import Divergence, GuardedTrainer, located
 
 Line = dict[str, Any]
 
 
-class Recorder(StepClock):
+class Recorder(TrainerCallback):
     """Callback that decides when to log, evaluate and save, and writes losses as JSON lines.
 
     A line has preset, seed, step, tokens, seconds, split (train or validation) and loss; after a
@@ -47,7 +47,6 @@ class Recorder(StepClock):
             checkpoint: checkpoint to resume from; None: start.
             listener: called with each line.
         """
-        super().__init__(settings.device)
         done = remembered_in(checkpoint) if checkpoint else {}
         self.settings = settings
         self.folder = folder
@@ -56,6 +55,7 @@ class Recorder(StepClock):
         self.seconds: float = done.get("seconds", 0.0)
         self.peak: int = done.get("peak_memory", 0)
         self.divergence: Divergence | None = None
+        self._started = 0.0
         self._logged = (0, self.seconds)
 
     def record(self, trainer: GuardedTrainer, *observers: TrainerCallback) -> None:
@@ -83,17 +83,22 @@ class Recorder(StepClock):
                     "run again."
                 ) from error
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Count tokens from this step on."""
         self._logged = (self._tokens(state.global_step), self.seconds)
 
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        """Stop the clock; request the due logs, evaluations and checkpoints.
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._started = working_seconds(self.settings.device)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Stop the clock, record the peak memory, and request due logs, losses and checkpoints.
 
         A checkpoint always comes with a logged loss.
         """
-        super().on_step_end(args, state, control)
-        self.seconds += self.each[-1]
+        self.seconds += working_seconds(self.settings.device) - self._started
+        if self.settings.device == "cuda":
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated())
         training, step = self.settings.training, state.global_step
         last = step == training.steps
         due = step % training.checkpoint_every == 0
@@ -105,9 +110,9 @@ class Recorder(StepClock):
             control.should_log = True
             control.should_save = control.should_evaluate = False
 
-    def on_log(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the training loss; NaN for a step at which training diverged."""
-        logs = given["logs"]
+        logs = kwargs["logs"]
         if "loss" not in logs:
             return
         before, seconds = self._logged
@@ -122,28 +127,26 @@ class Recorder(StepClock):
         )
         self._logged = (tokens, self.seconds)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Record the validation loss; a loss that is not finite ends training."""
-        loss, step = given["metrics"]["eval_loss"], state.global_step
+        loss, step = kwargs["metrics"]["eval_loss"], state.global_step
         if not (math.isfinite(loss) or self.divergence):
-            self.divergence = located(given["model"], step, "validation loss")
+            self.divergence = located(kwargs["model"], step, "validation loss")
             control.should_training_stop, control.should_save = True, False
         self._note(step, split="validation", loss=loss)
 
-    def on_save(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write the manifest of the Trainer's checkpoint; remove old checkpoints."""
         if not self.folder:
             return
         checkpoint = self.folder.checkpoints / f"checkpoint-{state.global_step}"
         (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
-        self.peak = max(self.peak, allocated_peak(self.device))
         done = {"step": state.global_step, "seconds": self.seconds, "peak_memory": self.peak}
         self.folder.mark_whole(checkpoint, checkpoint.name, done)
         prune(self.folder.checkpoints)
 
-    def on_train_end(self, *_: Any, **given: Any) -> None:
-        """Record the peak memory, and wait until all lines are on the disk."""
-        self.peak = max(self.peak, allocated_peak(self.device))
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Wait until all lines are on the disk."""
         if self.folder:
             self.folder.sync_lines()
 

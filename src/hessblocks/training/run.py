@@ -56,11 +56,11 @@ def carry_out(
     with closed_tracker(settings.report_to):
         recorder.record(trainer, *observers)
     if recorder.divergence:
-        found = recorder.divergence
+        divergence = recorder.divergence
         warnings.warn(
-            f"{settings.preset}, seed {settings.seed}: diverged at step {found.step}: the "
-            f"{found.words} {found.verb} not finite; the run ends there and its numbers are kept. "
-            f"Try a lower --learning-rate than {settings.training.learning_rate:g}.",
+            f"{settings.preset}, seed {settings.seed}: diverged at step {divergence.step}: the "
+            f"{divergence.words} {divergence.verb} not finite; the run ends there and its numbers "
+            f"are kept. Try a lower --learning-rate than {settings.training.learning_rate:g}.",
             DivergenceWarning,
             stacklevel=2,
         )
@@ -115,7 +115,7 @@ class Run:
         if curvature and "mapped-final" not in self._done and not self._diverged:
             with self.progress.stage("curvature after", self.name):
                 self._map(self._trained_model(), curvature, "final")
-        prune(self.folder.checkpoints, kept=0)
+        prune(self.folder.checkpoints, count=0)
         return self.rows
 
     def _check(self) -> None:
@@ -190,9 +190,9 @@ class Run:
         if finished and not any(map(storage.fault_in_finished_lines, self._lines)):
             return self._training_rows(measured)
         if self.folder.model.exists():
-            kept = storage.set_aside(self.folder.model, self.folder.path).parent
+            aside = storage.set_aside(self.folder.model, self.folder.path).parent
             self._warn(
-                f"{self.folder.model} is not the final model of this run; it is kept in {kept}, "
+                f"{self.folder.model} is not the final model of this run; it is kept in {aside}, "
                 f"training {self.name}"
             )
         with self.progress.stage("training", self.name, settings.training.steps):

@@ -55,8 +55,11 @@ def _gains(path: str, module: nn.Module) -> Iterator[tuple[str, Tensor | float]]
     if isinstance(module, ShapedGains):
         yield from (("alpha", module.alpha), ("beta", module.beta), ("gamma", module.gamma))
     elif isinstance(module, ResidualSum):
-        of = BRANCHES.get(name, name)
-        yield from ((f"alpha_{of}", module.skip), (f"beta_{of}", module.gain))
+        letter = BRANCHES.get(name, name)
+        yield from ((f"alpha_{letter}", module.skip), (f"beta_{letter}", module.gain))
     elif isinstance(module, ReparametrisedLinear):
-        of = WEIGHTS.get(path) or WEIGHTS.get(name, name)
-        yield from ((f"alpha_{of}", module.initial_gain), (f"beta_{of}", module.update_gain))
+        letter = WEIGHTS.get(path) or WEIGHTS.get(name, name)
+        yield from (
+            (f"alpha_{letter}", module.initial_gain),
+            (f"beta_{letter}", module.update_gain),
+        )

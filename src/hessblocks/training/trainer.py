@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,47 @@ from hessblocks.conventions import AnyPath
 from hessblocks.data import END_OF_TEXT, MASK, PADDING, Corpus, Example, Windows
 from hessblocks.errors import RunError
 from hessblocks.settings import RunSettings, SharedSettings
-from hessblocks.training.divergence import Divergence, located
 from hessblocks.training.folder import writing
 from hessblocks.training.optimisers import optimiser_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """First quantity that became infinite or not a number."""
+
+    step: int
+    """Number of the update that could not be made, from 1; of a validation loss the last one."""
+    quantity: str
+    """parameters, loss, gradient norm or validation loss."""
+    place: str = ""
+    """Name of the parameter; empty for other quantities."""
+
+    @property
+    def words(self) -> str:
+        """Description, such as "parameters of model.layers.3.mlp.input.weight"."""
+        return f"{self.quantity} of {self.place}" if self.place else self.quantity
+
+    @property
+    def verb(self) -> str:
+        """Verb that agrees with the quantity."""
+        return "are" if self.quantity == "parameters" else "is"
+
+
+def located(model: nn.Module, step: int, quantity: str) -> Divergence:
+    """Name the first parameter that is not finite; if all are, the quantity that is not.
+
+    Args:
+        model: model with the weights that the update started from.
+        step: number of the update.
+        quantity: quantity that is not finite.
+
+    Returns:
+        The divergence.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            return Divergence(step=step, quantity="parameters", place=name)
+    return Divergence(step=step, quantity=quantity)
 
 
 class GuardedTrainer(Trainer):
@@ -32,8 +71,8 @@ class GuardedTrainer(Trainer):
     divergence: Divergence | None = None
     """First quantity that was not finite; None while all are."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.remove_callback(transformers.PrinterCallback)
         self._losses: list[Tensor] = []
 
@@ -41,10 +80,10 @@ class GuardedTrainer(Trainer):
         """List the parameters with two axes or more; gains, norms and biases have no decay."""
         return [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
 
-    def train(self, *given: Any, **named: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; a failure of torch.compile, such as a missing compiler, becomes a RunError."""
         try:
-            return super().train(*given, **named)
+            return super().train(*args, **kwargs)
         except RuntimeError as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
@@ -92,7 +131,7 @@ class GuardedTrainer(Trainer):
 
 
 def quiet_arguments(
-    folder: AnyPath, device: str, report_to: str = "none", **given: Any
+    folder: AnyPath, device: str, report_to: str = "none", **fields: Any
 ) -> TrainingArguments:
     """Make arguments with which the Trainer prints, logs and saves nothing by itself.
 
@@ -102,12 +141,12 @@ def quiet_arguments(
         folder: folder of the checkpoints.
         device: cpu or cuda.
         report_to: experiment tracker of transformers that gets the log, such as `tensorboard`.
-        **given: further fields of `transformers.TrainingArguments`.
+        **fields: further fields of `transformers.TrainingArguments`.
 
     Returns:
         Arguments for a `GuardedTrainer`.
     """
-    made = TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=device == "cpu",
         logging_strategy="no",
@@ -120,11 +159,12 @@ def quiet_arguments(
         disable_tqdm=True,
         log_level="error",
         report_to=report_to,
-        **given,
+        **fields,
     )
-    made.mixed_precision = "bf16" if made.bf16 else "no"  # whatever ACCELERATE_MIXED_PRECISION is
-    made._n_gpu = min(made.n_gpu, 1)  # more GPUs in one process would multiply the batch
-    return made
+    # whatever ACCELERATE_MIXED_PRECISION is
+    arguments.mixed_precision = "bf16" if arguments.bf16 else "no"
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # more GPUs in one process would multiply the batch
+    return arguments
 
 
 class ShuffledPasses(Sampler[int]):
@@ -155,8 +195,8 @@ class RunTrainer(GuardedTrainer):
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         windows = cast(Windows, self.train_dataset)
         arguments = self.args
-        each = arguments.train_batch_size * arguments.gradient_accumulation_steps
-        count = arguments.max_steps * each
+        per_step = arguments.train_batch_size * arguments.gradient_accumulation_steps
+        count = arguments.max_steps * per_step
         return ShuffledPasses(windows, count, arguments.seed)
 
 
@@ -170,12 +210,17 @@ def tokenizer_of(corpus: Corpus, context: int) -> transformers.PreTrainedTokeniz
     Returns:
         The tokenizer, with a mask and a padding token where the corpus has them.
     """
-    known = {"mask_token": MASK, "pad_token": PADDING}
-    own = {
-        name: one for name, one in known.items() if corpus.tokenizer.token_to_id(one) is not None
+    specials = {"mask_token": MASK, "pad_token": PADDING}
+    present = {
+        name: token
+        for name, token in specials.items()
+        if corpus.tokenizer.token_to_id(token) is not None
     }
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer, eos_token=END_OF_TEXT, model_max_length=context, **own
+        tokenizer_object=corpus.tokenizer,
+        eos_token=END_OF_TEXT,
+        model_max_length=context,
+        **present,
     )
 
 
@@ -237,7 +282,7 @@ def spread(size: int, count: int) -> list[int]:
 
 
 def run_arguments(
-    settings: RunSettings, folder: AnyPath, sequences: int, **more: Any
+    settings: RunSettings, folder: AnyPath, sequences: int, **fields: Any
 ) -> TrainingArguments:
     """Translate the settings of a run into arguments of transformers.
 
@@ -245,7 +290,7 @@ def run_arguments(
         settings: settings of the run.
         folder: folder of the checkpoints.
         sequences: number of sequences of each validation loss.
-        **more: further fields of `transformers.TrainingArguments`.
+        **fields: further fields of `transformers.TrainingArguments`.
 
     Returns:
         Arguments for a `GuardedTrainer`.
@@ -254,16 +299,16 @@ def run_arguments(
         ArgumentError: the sequences of an update cannot be divided evenly among its passes.
     """
     training = settings.training
-    each = training.sequences_each()
+    per_pass = training.sequences_each()
     return quiet_arguments(
         folder,
         settings.device,
         report_to=settings.report_to,
         run_name=f"{settings.preset}, seed {settings.seed}",
         max_steps=training.steps,
-        per_device_train_batch_size=each,
-        per_device_eval_batch_size=each,
+        per_device_train_batch_size=per_pass,
+        per_device_eval_batch_size=per_pass,
         seed=settings.seed,
         **training.trainer_arguments(),
-        **more,
+        **fields,
     )

@@ -23,7 +23,7 @@ FARTHEST = 8
 """Most half decades away from there; a search that goes further fails."""
 
 
-def half_decade(place: int) -> float:
+def half_decade(index: int) -> float:
     """Return the rate at an index of the grid 1, 3, 10, 30, ...
 
     Returns:
@@ -32,8 +32,8 @@ def half_decade(place: int) -> float:
     >>> [half_decade(place) for place in (-5, -4, -1, 0, 1)]
     [0.003, 0.01, 0.3, 1.0, 3.0]
     """
-    exponent, odd = divmod(place, 2)
-    return float(f"{3 if odd else 1}e{exponent}")
+    exponent, remainder = divmod(index, 2)
+    return float(f"{3 if remainder else 1}e{exponent}")
 
 
 def next_rate(tried: dict[float, float], middle: int) -> float | None:
@@ -49,10 +49,10 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
     Raises:
         RunError: the losses still fall at the end of the grid.
     """
-    places = {place: half_decade(middle + place) for place in range(-FARTHEST, FARTHEST + 1)}
-    known = {place: tried[rate] for place, rate in places.items() if rate in tried}
-    best = min(known, key=lambda place: (known[place], place), default=0)
-    wanted = [place for place in (best, best - 1, best + 1) if place not in known]
+    rates = {offset: half_decade(middle + offset) for offset in range(-FARTHEST, FARTHEST + 1)}
+    losses = {offset: tried[rate] for offset, rate in rates.items() if rate in tried}
+    best = min(losses, key=lambda offset: (losses[offset], offset), default=0)
+    wanted = [offset for offset in (best, best - 1, best + 1) if offset not in losses]
     if not wanted:
         return None
     if abs(wanted[0]) > FARTHEST:
@@ -60,7 +60,7 @@ def next_rate(tried: dict[float, float], middle: int) -> float | None:
             f"--tune: the best rate lies beyond {half_decade(middle + best):g}; train longer, or "
             "give a rate with --learning-rate."
         )
-    return places[wanted[0]]
+    return rates[wanted[0]]
 
 
 def tuned_rates(
@@ -87,7 +87,9 @@ def tuned_rates(
         At least three runs per block, each as long as a run of the comparison.
     """
     seeded = replace(settings, seeds=(TUNING_SEED,)).runs()
-    losses = {name: dict(own) for name, own in storage.read_tuning(folder.path).items()}
+    losses = {
+        name: dict(rate_losses) for name, rate_losses in storage.read_tuning(folder.path).items()
+    }
     middle = MIDDLE[settings.training.optimiser]
     todo = [run for run in seeded if next_rate(losses.get(run.preset, {}), middle) is not None]
     if todo:
@@ -98,14 +100,17 @@ def tuned_rates(
             f"{len(settings.seeds) * len(seeded) * settings.training.steps:,}"
         )
     for run in seeded:
-        own = losses.setdefault(run.preset, {})
-        while (rate := next_rate(own, middle)) is not None:
+        rate_losses = losses.setdefault(run.preset, {})
+        while (rate := next_rate(rate_losses, middle)) is not None:
             training = replace(run.training, learning_rate=rate)
             brief = replace(run, training=training, report_to="none")
             with progress.stage("tuning", f"{run.preset}, rate {rate:g}", training.steps):
-                own[rate] = tuning_loss(brief, prepared, progress)
+                rate_losses[rate] = tuning_loss(brief, prepared, progress)
             storage.write_tuning(folder.path, TUNING_SEED, losses)
-    return {name: min(own, key=lambda rate: own[rate]) for name, own in losses.items()}
+    return {
+        name: min(rate_losses, key=lambda rate: rate_losses[rate])
+        for name, rate_losses in losses.items()
+    }
 
 
 def tuning_loss(run: RunSettings, prepared: Prepared, progress: Progress | None = None) -> float:

@@ -5,7 +5,7 @@ from tests.mutants.mutant import fault
 # fmt: off
 FAULTS = (
     fault("words of the command are not quoted", "shlex.quote($word) => $word",
-          "test_names_are_quoted_for_the_shell"),
+          "test_a_name_is_shown_on_one_line_and_typed_again_as_it_is"),
     fault("wrong arguments end like failed runs", "$error.exit_status => 1",
           "test_bad_input.py::test_wrong_arguments", within="main"),
     fault("our own faults are swallowed", "if not isinstance($error, OSError): raise $error =>",
@@ -24,8 +24,6 @@ FAULTS = (
           "test_a_table_in_a_file_is_refused", within="_options_in"),
     fault("an option file is not read", "$argument.tokens and '--config' in $argument.names => False",
           "test_option_files.py"),
-    fault("initials mean nothing", "initials or difflib.get_close_matches($given, $known) => difflib.get_close_matches($given, $known)",
-          "test_an_option_that_is_abbreviated_or_misspelt_is_answered_with_the_one_that_is_meant"),
     fault("a text is looked for after the model", "Path($data).exists() => True",
           "test_start.py::test_an_answer_without_work_loads_nothing_heavy", within="check_place"),
     fault("seeds are counted from 0", "range($seed, $seed + $seeds) => range($seeds)",
@@ -36,7 +34,4 @@ FAULTS = (
     fault("settings are none of their stand-ins' instances", "isinstance(instance, $c.__mro__[1])"
           " => type.__instancecheck__($c, instance)",
           "test_settings_are_read_where_pydantic_was_imported", within="__instancecheck__"),
-    fault("weights without memory are given values",
-          "getattr($function, '__module__', '') == 'torch.nn.init' => False",
-          "test_sizes_are_counted_without_models_and_without_values"),
 )

@@ -34,7 +34,7 @@ FAULTS = (
           "($ahead.double() - $behind.double()) / (2 * step)"
           " => ($ahead.double() - $behind.double()) / (4 * step)",
           "test_loss_modules_and_functions_are_checked_too"),
-    fault("a difference without error bar is believed", "TELLING * self.scale => 10 * self.scale",
+    fault("a difference without error bar is believed", "MAX_RELATIVE_ERROR * self.scale => 10 * self.scale",
           "test_verdicts"),
     fault("a group's slope moves its whole parameters",
           "_within($group, $along) => {name: $along[name] for name in $group.parameters}",

@@ -5,9 +5,9 @@ from tests.mutants.mutant import fault
 # fmt: off
 FAULTS = (
     fault("a model that differentiates inside keeps its closed forms",
-          "seen.differentiated => False",
+          "watch.differentiated => False",
           "test_a_model_that_differentiates_by_its_inputs", within="Forward"),
     fault("logits are lazy where they are asked for at once",
-          "other._raise_mode(Mode.CLOSED_FORMS) => pass",
+          "copied._raise_mode(Mode.CLOSED_FORMS) => pass",
           "test_logits_are_made_at_once_where_they_are_asked_for", within="Forward"),
 )

@@ -10,8 +10,6 @@ FAULTS = (
           "test_drawn.py", within="page_picture"),
     fault("a figure of a page is dated", "{'Date': None, 'Creator': None} => {'Creator': None}",
           "test_drawn.py"),
-    fault("a command of before is one that nobody knows", "words and words[0] in GONE => False",
-          "test_every_bad_input.py"),
     fault("a study that fails is named as an option",
           "not isinstance(error, ArgumentError) or not $words or $b => not $words or $b",
           "test_settings_alone_are_named_as_options", within="_named"),

@@ -13,12 +13,12 @@ FAULTS = (
     fault("residuals stay in units", "residuals * basis.unit => residuals",
           "test_numbers_go_with_the_scale", within="find_extremes"),
     fault("the spread of entries is summed in squares",
-          "torch.hypot(self._spread[some], torch.hypot(within, between))"
-          " => (self._spread[some]**2 + within**2 + between**2).sqrt()",
+          "torch.hypot(self._spread[chunk], torch.hypot(within, between))"
+          " => (self._spread[chunk]**2 + within**2 + between**2).sqrt()",
           "test_numbers_go_with_the_scale", within="EntryMoments.take"),
     fault("right-hand sides are taken as they are", "unit_of(column) => 1.0",
           "test_conjugate_gradients_look_at_the_size_of_b_alone", within="solve"),
-    fault("fourth powers of inner products leave float64", "unit_of(one) => 1.0",
+    fault("fourth powers of inner products leave float64", "unit_of(matrices) => 1.0",
           "test_norms_from_pairs_go_with_the_scale", within="norms_from_pairs"),
     fault("inner products of samples leave float32",
           "_products(piece, unit_of(piece)) => _products(piece, 1.0)",

@@ -4,19 +4,17 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("check does not know the samples of price", "partial(read_tensors, of=drawn) => None",
-          "test_numbers_flipped_in_the_samples_are_never_used", within="_price"),
     fault("price: the check sees the text of the forecasts", "found[count:] => found[:count]",
-          "test_every_number_is_that_of_the_library", within="_batches"),
-    fault("price: samples of another run are taken", "file.metadata() == {'of': _tag(of, found)} => True",
+          "test_every_number_is_that_of_the_library", within="drawn_batches"),
+    fault("price: samples of another run are taken", "file.metadata() == {'of': _tag(run, tensors)} => True",
           "test_samples_of_another_run_are_refused", within="read_tensors"),
     fault("price: samples are not kept", "if path.exists(): $$body =>",
-          "test_the_same_call_goes_on_and_draws_nothing", within="_bill"),
+          "test_the_same_call_goes_on_and_draws_nothing", within="stored_bill"),
     fault("price: the allocation's budget is forgotten",
           "bill.allocate(bits=settings.allocate) => bill.allocate(bits=max(settings.round))",
           "test_every_number_is_that_of_the_library", within="_summary"),
     fault("price: the answer names the cheaper width",
-          "bits <= settings.allocate => True",
+          "whole[name] <= settings.allocate => True",
           "test_the_page_opens_with_the_answer", within="_summary"),
     fault("price: a check is announced of more changes than there are",
           "min(settings.check, len($changes)) => settings.check",
@@ -27,6 +25,4 @@ FAULTS = (
           "test_a_merge_and_no_check", within="measure_price"),
     fault("price: a single bit is taken", "least <= $found <= most => True",
           "test_what_cannot_be_priced_is_refused_in_a_sentence", within="_number"),
-    fault("price: a missing table is not seen", "not unasked.get(table) => table == 'bill.csv'",
-          "test_the_same_call_goes_on_and_draws_nothing", within="_price"),
 )

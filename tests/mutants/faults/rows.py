@@ -4,7 +4,7 @@ from tests.mutants.mutant import fault
 
 # fmt: off
 FAULTS = (
-    fault("two pieces stand for a whole batch", "max(2, self.fitting // $piece) => 2",
+    fault("two pieces stand for a whole batch", "max(2, self.rows_that_fit // $piece) => 2",
           "test_rows.py"),
     fault("a tie that rounding breaks is a dependence",
           "[*$points, _moved(self.problem.parameters)] => $points", "test_rows.py"),
@@ -27,7 +27,7 @@ FAULTS = (
           "$change > $rounding and $helped < $change / BETTER => $helped < 1e9",
           "test_padding.py"),
     fault("nothing is said of a text that is read as another",
-          "$left > max(ALIKE, $rounding) => $left > 1e9 * max(ALIKE, $rounding) and $left < 1e+99",
+          "$left > max(NEGLIGIBLE_CHANGE, $rounding) => $left > 1e9 * max(NEGLIGIBLE_CHANGE, $rounding) and $left < 1e+99",
           "test_padding.py"),
     fault("zeros of a mask that is added are padding",
           "$entries.get('position_ids') is not None or bool(($mask < 0).any())"
@@ -38,6 +38,6 @@ FAULTS = (
           "$entries.get('position_ids') is not None or bool(($mask < 0).any())"
           " => bool(($mask < 0).any())", "test_padding.py"),
     fault("closed forms count positions from the edge",
-          "own.get($$a)($model, $told) => own.get($$a)($model, batch)", "test_padding.py",
+          "ours.get($$a)($model, $told) => ours.get($$a)($model, batch)", "test_padding.py",
           within="last_attention"),
 )

@@ -20,6 +20,4 @@ FAULTS = (
     fault("tokens beyond the context pass", "$sample.tokens > self.model.context => False",
           "test_compare.py::test_settings_outside_their_range_are_refused",
           "test_what_cannot_be_run_is_refused_before_anything_is_written"),
-    fault("defaults are said again", "default in ($value, $entries) => default not in ($value, $entries)",
-          "test_options_that_differ_from_their_defaults_are_said_again"),
 )

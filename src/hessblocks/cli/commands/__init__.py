@@ -5,6 +5,7 @@ from hessblocks.cli.commands.curvature import curvature
 from hessblocks.cli.commands.demo import demo
 from hessblocks.cli.commands.presets import presets
 from hessblocks.cli.commands.price import price
+from hessblocks.cli.commands.quantise import quantise
 from hessblocks.cli.commands.report import report
 from hessblocks.cli.commands.signal import signal
 from hessblocks.cli.commands.simplify import simplify
@@ -21,6 +22,7 @@ COMMANDS = {
         curvature: "preset:sas --parts outer --method sampled --map",
         signal: "--presets pre-ln,skipless-plain,skipless",
         price: "FOLDER --data FILE --round 2,3,4,8 --allocate 3.0",
+        quantise: "FOLDER model.gguf --data FILE --size-of Q4_K_M",
         simplify: "FOLDER --data FILE --save 0.15",
     },
     "Show what was found": {

@@ -1,14 +1,13 @@
 """`hessblocks curvature`: norms, map and eigenvalues of a language model, group by group."""
 
-import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from hessblocks.cli import options
-from hessblocks.cli.interruption import interruptible
 from hessblocks.settings import CurvatureInspection, check_place
 
 SHOWN = 40
@@ -37,20 +36,15 @@ def curvature(
 ) -> None:
     """Measure the curvature of a language model; --depth to --vocab-size are for presets."""
     check_place(settings.data)
-    from hessblocks.cli.terminal import curvature_table, make_progress, show, summary_lines
+    from hessblocks.cli.commands.work import measure_in_folder
+    from hessblocks.cli.terminal import curvature_table, summary_lines
     from hessblocks.inspection import measure_curvature
     from hessblocks.report import write_curvature_report
 
-    start, progress = time.perf_counter(), make_progress()
-    report = progress.stage("report")(write_curvature_report)
-    with interruptible():
-        results = measure_curvature(
-            source, out=out, device=device, progress=progress, finish=report, **asdict(settings)
-        )
-    seconds = time.perf_counter() - start
-    show(
-        results.summary(seconds=seconds),
-        [curvature_table(results, SHOWN), *summary_lines(results, SHOWN)],
-        [f"{seconds:.0f} s", "", f"report  {results.folder / 'report.html'}"],
+    measure_in_folder(
+        partial(measure_curvature, source, out=out, device=device, **asdict(settings)),
+        write_curvature_report,
+        lambda results: [curvature_table(results, SHOWN), *summary_lines(results, SHOWN)],
         as_json=screen.json,
+        summarise=lambda results: results.summary(),
     )

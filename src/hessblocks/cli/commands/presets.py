@@ -1,22 +1,14 @@
 """`hessblocks presets`: list every block, what it removes, and its size at given dimensions."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from hessblocks.cli import options
 from hessblocks.errors import ArgumentError
 from hessblocks.settings import PresetSizes
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from hessblocks.blocks import BlockConfig
 
 
 @options.taking
@@ -31,8 +23,8 @@ def presets(
     from hessblocks.cli.terminal import plain_table, show
     from hessblocks.storage import write_json
 
-    found = block_sizes(sizes)
-    described = {"command": "presets", "presets": {s.preset: asdict(s) for s in found}}
+    counted = block_sizes(sizes)
+    described = {"command": "presets", "presets": {s.preset: asdict(s) for s in counted}}
     if out is not None:
         write_json(out / "presets.json", described)
     left_out = described["left_out"] = [
@@ -48,7 +40,7 @@ def presets(
     columns = ("block", "what it is", "parameters", "matmuls", "multiply-adds")
     rows = [
         (s.preset, s.summary, f"{s.parameters:,}", f"{s.matmuls:,}", _millions(s.multiply_adds))
-        for s in found
+        for s in counted
     ]
     show(described, [plain_table(columns, rows, left=2), note], as_json=screen.json)
 
@@ -84,73 +76,50 @@ def block_sizes(sizes: PresetSizes) -> list[BlockSize]:
     """
     from hessblocks.blocks import PRESETS
 
-    found, refusal = [], None  # the first refusal comes from pre-ln, which has most slots
+    counted, refusal = [], None  # the first refusal comes from pre-ln, which has most slots
     for name in PRESETS:
         try:
-            found.append(_size(name, sizes))
+            counted.append(_size(name, sizes))
         except ArgumentError as error:
             refusal = refusal or error
-    if refusal and not (found and (sizes.slots or sizes.position)):
+    if refusal and not (counted and (sizes.slots or sizes.position)):
         raise refusal
-    return found
+    return counted
 
 
 def _size(name: str, sizes: PresetSizes) -> BlockSize:
-    """Count one preset on its layers alone, built on the meta device, without memory."""
-    from hessblocks.blocks import Position, part_of, preset, slot_pairs, summary, with_slots
+    """Count one preset on a model on the meta device, without memory."""
+    import torch
+    from torch import nn
+
+    from hessblocks.blocks import ReparametrisedLinear, preset, summary
+    from hessblocks.models import build
 
     fields = {name: getattr(sizes, name) for name in ("width", "heads", "mlp_width")}
-    if sizes.position is not None:
-        fields["position"] = part_of(sizes.position, Position, "position")
-    block = with_slots(preset(name, **fields), slot_pairs(sizes.slots))
-    model = _trunk(block, sizes)
-    weights = [*_applied_weights(model), embedding := sizes.vocab_size * sizes.width]
-    seen = min(sizes.context, block.attention.window or sizes.context)
+    with torch.device("meta"):
+        model = build(
+            preset(name, **fields),
+            depth=sizes.depth,
+            vocab_size=sizes.vocab_size,
+            context=sizes.context,
+            position=sizes.position,
+            slots=sizes.slots,
+        )
+    block = model.config.block_config
+    weights = [
+        module.weight.numel() if isinstance(module, nn.Linear) else module.update.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Linear | ReparametrisedLinear)
+    ]
+    keys = min(sizes.context, block.attention.window or sizes.context)
     layers = 0 if block.sub_blocks == "mlp" else sizes.depth
-    mixed = block.heads * block.resolved_head_width
     return BlockSize(
         preset=name,
         summary=summary(name),
-        parameters=embedding + sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         matmuls=len(weights) + 2 * layers,
-        multiply_adds=sum(weights) + 2 * layers * seen * mixed,
+        multiply_adds=sum(weights) + 2 * layers * keys * block.heads * block.resolved_head_width,
     )
-
-
-def _trunk(block: BlockConfig, sizes: PresetSizes) -> nn.Module:
-    """Build a model without its token embedding, to which its output head is tied."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    from hessblocks.blocks import Block
-
-    class WithoutValues(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Any, types: Any, arguments: Any = (), keywords: Any = None
-        ) -> Any:
-            """Skip `torch.nn.init`, whose first call on meta tensors takes a second."""
-            if getattr(function, "__module__", "") == "torch.nn.init":
-                return keywords["tensor"]
-            return function(*arguments, **(keywords or {}))
-
-    with torch.device("meta"), WithoutValues():
-        layers = [Block(block, layer, sizes.depth) for layer in range(sizes.depth)]
-        position = block.position.build(sizes.context, sizes.width)
-        parts = [*layers, position, block.final_norm.build(sizes.width)]
-    return torch.nn.ModuleList(filter(None, parts))
-
-
-def _applied_weights(model: nn.Module) -> Iterator[int]:
-    """Yield the number of entries of each matrix that multiplies a token's vector."""
-    from torch import nn
-
-    from hessblocks.blocks import ReparametrisedLinear
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            yield module.weight.numel()
-        elif isinstance(module, ReparametrisedLinear):
-            yield module.update.numel()
 
 
 def _millions(count: int) -> str:

@@ -35,9 +35,9 @@ def report(
         _refuse_model(folder)
     written = [kind.write_page(folder) for folder, kind in kinds.items()]
     pages, lacking = [page for page, _ in written], [line for _, lines in written for line in lines]
-    found = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
+    summary = {"command": "report", "reports": list(map(str, pages)), "missing": lacking}
     lines = [*(f"missing {line}" for line in lacking), *(f"report  {page}" for page in pages)]
-    print(json.dumps(found) if screen.json else "\n".join(map(printable, lines)))
+    print(json.dumps(summary) if screen.json else "\n".join(map(printable, lines)))
 
 
 def _refuse_model(folder: Path) -> None:
@@ -76,8 +76,8 @@ def kind_of(folder: Path) -> FolderKind:
             f"DIR: {folder} cannot be read ({error.strerror}); change its permissions."
         ) from error
     below = [str(path.parent) for path in sorted(folder.glob("*/config.json"))]
-    more = ", ..." if len(below) > NAMED else ""
-    also = f"; such are {', '.join(below[:NAMED])}{more}" if below else ""
+    dots = ", ..." if len(below) > NAMED else ""
+    also = f"; such are {', '.join(below[:NAMED])}{dots}" if below else ""
     raise ArgumentError(
         f"DIR: {folder} has no config.json; expected a folder that a command wrote with --out{also}"
     )
@@ -100,11 +100,12 @@ def _run_page(folder: Path) -> tuple[Path, list[str]]:
     from hessblocks import report as pages
     from hessblocks.storage import held, read_object
 
-    own = {
+    writers = {
         "curvature": pages.write_curvature_report,
         "price": pages.write_price_report,
+        "quantise": pages.write_quantise_report,
         "simplify": pages.write_simplify_report,
     }
     with held(folder):
         command = str(read_object(folder / "config.json").get("command"))
-        return own.get(command, pages.write_report)(folder), []
+        return writers.get(command, pages.write_report)(folder), []

@@ -58,9 +58,9 @@ def signal(
             **asdict(settings),
         )
     seconds = time.perf_counter() - start
-    found = {"command": "signal", "out": str(out), "seconds": round(seconds, 3)}
+    summary = {"command": "signal", "out": str(out), "seconds": round(seconds, 3)}
     show(
-        found | {"models": described(rows)},
+        summary | {"models": described(rows)},
         lines(rows),
         [f"{seconds:.0f} s", "", f"figure  {out / 'figures' / 'signal.png'}"],
         as_json=screen.json,

@@ -50,33 +50,34 @@ def carry_out(
         with progress.stage("data"):
             corpus = load_corpus(text.data, text.vocab_size)
         work(settings, corpus, out, progress, finish=finish)
-    found = compare_results(load_results(out))
-    lost = all(row.diverged and row.final_loss is None for row in found.rows)
+    comparison = compare_results(load_results(out))
+    lost = all(row.diverged and row.final_loss is None for row in comparison.rows)
     seconds = time.perf_counter() - start
-    shares = (f"{name} {100 * own / seconds:.0f} %" for name, own in progress.seconds.items())
+    shares = (f"{name} {100 * spent / seconds:.0f} %" for name, spent in progress.seconds.items())
     terminal.show(
-        summary(found, seconds=seconds),
-        [*_lines(found), f"{seconds:.0f} s: {', '.join(shares)}"],
-        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(found)}"])],
+        summary(comparison, seconds=seconds),
+        [*_lines(comparison), f"{seconds:.0f} s: {', '.join(shares)}"],
+        ["", f"report  {out / 'report.html'}", *([] if lost else [f"next    {hint(comparison)}"])],
         as_json=as_json,
         width=terminal.WIDE,
     )
     if lost:
         where = (
             f"{row.preset}, seed {seed}: {row.causes[seed]}"
-            for seed in found.seeds
-            for row in found.rows
+            for seed in comparison.seeds
+            for row in comparison.rows
             if seed in row.causes
         )
         raise RunError(f"every run diverged ({'; '.join(where)}). Try a lower --learning-rate.")
 
 
 def measure_in_folder(
-    measure: Callable[..., dict[str, Any]],
+    measure: Callable[..., Any],
     write_page: Callable[[Path], Path],
-    lines: Callable[[dict[str, Any]], list[Table | str]],
+    lines: Callable[[Any], list[Table | str]],
     *,
     as_json: bool,
+    summarise: Callable[[Any], dict[str, Any]] = dict,
 ) -> None:
     """Measure in a folder, write its page, and print the results.
 
@@ -85,31 +86,32 @@ def measure_in_folder(
         write_page: writes report.html into the folder.
         lines: makes texts and tables for the terminal, from the results of `measure`.
         as_json: print one JSON object instead of them.
+        summarise: makes that object, with its folder as `out`, from the results.
     """
     start, progress = time.perf_counter(), terminal.make_progress()
     with interruptible():
-        found = measure(progress=progress, finish=progress.stage("report")(write_page))
-    seconds = time.perf_counter() - start
+        results = measure(progress=progress, finish=progress.stage("report")(write_page))
+    seconds, summarised = time.perf_counter() - start, summarise(results)
     terminal.show(
-        {**found, "seconds": round(seconds, 3)},
-        lines(found),
-        [f"{seconds:.0f} s", "", f"report  {Path(found['out'], 'report.html')}"],
+        {**summarised, "seconds": round(seconds, 3)},
+        lines(results),
+        [f"{seconds:.0f} s", "", f"report  {Path(summarised['out'], 'report.html')}"],
         as_json=as_json,
     )
 
 
-def _lines(found: Comparison) -> Iterator[Table | str]:
-    yield terminal.comparison_table(found)
+def _lines(comparison: Comparison) -> Iterator[Table | str]:
+    yield terminal.comparison_table(comparison)
     yield (
         "loss: validation, nats per token; tokens/s: per second of processor time on a CPU, summed "
         "over threads"
     )
-    if found.rate_words:
-        yield found.rate_words
-    if any(row.before for row in found.rows):
+    if comparison.rate_words:
+        yield comparison.rate_words
+    if any(row.before for row in comparison.rows):
         yield (
             "heterogeneity: Frobenius norm of the largest Hessian block over that of the smallest, "
             "one Hessian block a parameter group; of one seed with its 95 % interval"
         )
-    if zeros := found.zero_groups:
+    if zeros := comparison.zero_groups:
         yield zeros

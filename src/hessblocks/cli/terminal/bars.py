@@ -37,18 +37,18 @@ class ScreenProgress(Progress):
     @contextlib.contextmanager
     def stage(self, name: str, detail: str = "", total: int | None = None) -> Iterator[None]:
         """Show a bar while the stage runs, or one line at its end: time and last loss."""
-        what, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
+        label, start, self._loss = printable(f"{name} {detail}".strip()), time.perf_counter(), ""
         hidden = not sys.stderr.isatty()
         columns = rich.progress.TimeElapsedColumn(), rich.progress.TimeRemainingColumn()
         self._bars = task_bars(*columns, field="loss", transient=True, disable=hidden)
         try:
             with super().stage(name, detail, total), self._bars:
-                self._task = self._bars.add_task(what, total=total, loss="")
+                self._task = self._bars.add_task(label, total=total, loss="")
                 yield
         finally:
             if hidden:
                 loss = f", training {self._loss}" if self._loss else ""
-                self.note(f"{what}: {time.perf_counter() - start:.1f} s{loss}")
+                self.note(f"{label}: {time.perf_counter() - start:.1f} s{loss}")
 
     def step(self, done: int, loss: float | None) -> None:
         """Advance the bar, and store the last loss."""

@@ -60,7 +60,7 @@ def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int
     return table
 
 
-def comparison_table(found: report.Comparison) -> Table:
+def comparison_table(comparison: report.Comparison) -> Table:
     """Make the table of a comparison, one block per row."""
     columns = (
         "block",
@@ -85,9 +85,9 @@ def comparison_table(found: report.Comparison) -> Table:
             report.ratio_text(row.before) if row.before else "",
             report.ratio_text(row.after) if row.after else "",
         )
-        for row in found.rows
+        for row in comparison.rows
     ]
-    if (reference := found.results.reference) is not None:
+    if (reference := comparison.results.reference) is not None:
         rows.append(("bigram table", "", "", "", f"{reference:.3f}"))
     return plain_table(columns, rows)
 
@@ -99,26 +99,26 @@ def _number(average: Average | None, form: str) -> str:
     return f"{average.value:{form}}{error}"
 
 
-def curvature_table(results: CurvatureResults, most: int) -> Table:
+def curvature_table(results: CurvatureResults, shown: int) -> Table:
     """Make the table of norms, one group per row, the largest norm first."""
     rows = [
         (group, *(report.norm_text(results.norms[group][part]) for part in results.parts))
-        for group in results.by_size()[:most]
+        for group in results.by_size()[:shown]
     ]
     return plain_table(("group", *(f"‖{part}‖" for part in results.parts)), rows)
 
 
-def summary_lines(results: CurvatureResults, most: int) -> list[str]:
+def summary_lines(results: CurvatureResults, shown: int) -> list[str]:
     """Explain the table, and list the numbers of the whole model."""
     lines = ["Frobenius norms of the groups' own blocks (nats per token), ± 1 standard error"]
-    if len(results.norms) > most:
-        lines.append(f"the {most} largest of {len(results.norms)} groups; the report has them all")
+    if len(results.norms) > shown:
+        lines.append(f"the {shown} largest of {len(results.norms)} groups; the report has them all")
     for part, ratio in results.heterogeneity.items():
         text = report.heterogeneity_text(ratio)
         lines.append(f"heterogeneity of {part}, largest over smallest: {text}")
-    for part, found in results.off_diagonal_shares.items():
-        lines.append(f"off-diagonal share of {part}: {report.norm_text(found)}")
-    for group, values in list(results.eigenvalues.items())[:most]:
+    for part, share in results.off_diagonal_shares.items():
+        lines.append(f"off-diagonal share of {part}: {report.norm_text(share)}")
+    for group, values in list(results.eigenvalues.items())[:shown]:
         lines.append(
             f"largest eigenvalues of H, {group or report.WHOLE}: {report.eigenvalue_text(values)}"
         )

@@ -8,22 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from hessblocks.cli.terminal.console import plain_table
-from hessblocks.report import number
+from hessblocks.report import SIGNAL_QUANTITIES, number
 
 SHOWN = 8
 """Most layers of each model in the table; results.csv has all."""
-QUANTITIES = {
-    "token_similarity": "token\nsimilarity",
-    "stable_rank": "stable\nrank",
-    "norm": "norm",
-    "kurtosis": "kurtosis",
-    "attention_entropy": "attention\nentropy",
-    "largest_logit": "largest\nlogit",
-    "second_moment": "second\nmoment",
-    "spectral_gap": "spectral\ngap",
-    "jacobian_condition": "Jacobian\ncondition",
-}
-"""Quantity → heading of its column in the first table."""
 GRADIENT = "gradient "
 """Prefix of a gradient's name, before its role."""
 Rows = Sequence[Mapping[str, Any]]
@@ -33,13 +21,13 @@ Layers = dict[Any, dict[str, float]]
 
 def by_model(rows: Rows) -> dict[str, Layers]:
     """Group rows by model and layer."""
-    found: dict[str, Layers] = {}
+    models: dict[str, Layers] = {}
     for row in rows:
-        values = found.setdefault(row["model"], {}).setdefault(row["layer"], {})
+        values = models.setdefault(row["model"], {}).setdefault(row["layer"], {})
         if row["value"] is not None:
             name = row["quantity"].replace("gradient_norm", "gradient")
             values[f"{name} {row['role']}".rstrip()] = row["value"]
-    return found
+    return models
 
 
 def reasons(rows: Rows) -> dict[tuple[str, str], str]:
@@ -63,7 +51,7 @@ def described(rows: Rows) -> dict[str, Any]:
     return {
         model: {
             "rank_collapse_from_layer": collapse(layers),
-            "not_measured": {what: why for (name, what), why in reason.items() if name == model},
+            "not_measured": {key: cause for (name, key), cause in reason.items() if name == model},
             "layers": [
                 {
                     "layer": None if layer == "" else layer,
@@ -82,10 +70,10 @@ def lines(rows: Rows) -> Iterator[Table | str]:
 
     models = by_model(rows)
     values = [values for layers in models.values() for values in layers.values()]
-    known = {name for one in values for name in one}
-    columns = {name: title for name, title in QUANTITIES.items() if name in known}
+    measured = {name for entry in values for name in entry}
+    columns = {name: name.replace("_", "\n") for name in SIGNAL_QUANTITIES if name in measured}
     yield _table(models, columns, inputs=True)
-    names = (name for one in values for name in one if name.startswith(GRADIENT))
+    names = (name for entry in values for name in entry if name.startswith(GRADIENT))
     gradients = {name: re.sub("[._]", "\n", name.removeprefix(GRADIENT)) for name in names}
     table = _table(models, gradients, inputs=False)
     table.title, table.title_justify = "gradient norms", "left"
@@ -129,8 +117,8 @@ def _some(layers: Layers) -> list[tuple[Any, dict[str, float]]]:
     items = list(layers.items())
     inputs, rest = items[:1], items[1:]
     count = min(SHOWN, len(rest))
-    places = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
-    return inputs + [rest[place] for place in places]
+    indices = sorted({round(k * (len(rest) - 1) / max(count - 1, 1)) for k in range(count)})
+    return inputs + [rest[index] for index in indices]
 
 
 def _cell(values: Mapping[str, float], quantity: str) -> str:

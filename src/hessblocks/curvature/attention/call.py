@@ -150,11 +150,11 @@ def misfits(
 ) -> Iterator[str]:
     """Yield a sentence for each argument of `second_order_attention` that does not fit."""
     yield from _misfits_of_tensors(query, key, value)
-    heads, own = query.shape[-3], key.shape[-3]
-    if heads != own and not (shared and heads % own == 0):
+    heads, key_heads = query.shape[-3], key.shape[-3]
+    if heads != key_heads and not (shared and heads % key_heads == 0):
         yield (
             f"key: expected {heads} heads as the query has, or a divisor of them and "
-            f"enable_gqa=True; got {own}"
+            f"enable_gqa=True; got {key_heads}"
         )
     if window is not None and (not isinstance(window, Integral) or window < 1 or not causal):
         yield (
@@ -190,8 +190,8 @@ def _misfits_of_tensors(query: Tensor, key: Tensor, value: Tensor) -> Iterator[s
     try:
         torch.broadcast_shapes(*(t.shape[:-3] for t in (query, key, value)))
     except RuntimeError:
-        first, other = tuple(query.shape[:-3]), tuple(key.shape[:-3])
-        yield f"key: its axes {other} do not fit the query's {first}"
+        query_axes, key_axes = tuple(query.shape[:-3]), tuple(key.shape[:-3])
+        yield f"key: its axes {key_axes} do not fit the query's {query_axes}"
 
 
 def _misfits_of_mask(mask: Tensor, scores: tuple[int, ...]) -> Iterator[str]:

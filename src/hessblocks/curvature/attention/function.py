@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
 
-from hessblocks.curvature.attention.tangents import Rows, Vectors, push_forward
-from hessblocks.curvature.attention.tiles import Heads, attend, pull_back
+from hessblocks.curvature.attention.tangents import RowConstants, Tangents, push_forward
+from hessblocks.curvature.attention.tiles import TiledHeads, attend, pull_back
 from hessblocks.curvature.attention.visibility import Visibility
 from hessblocks.errors import RunError
 
@@ -32,7 +32,7 @@ def attention(
 ) -> Float[Tensor, "B H T V"]:
     """Compute O, with two derivatives by queries, keys, values and sinks."""
     out: Tensor
-    out, total, *_ = _Attention.apply(query, key, value, visibility)
+    out, total, *_ = _SoftmaxAttention.apply(query, key, value, visibility)
     if sink is None:
         return out
     # a sink adds to the softmax's denominator, not to O's numerator
@@ -40,9 +40,11 @@ def attention(
     return mixed
 
 
-def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Heads:
+def _heads(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> TiledHeads:
     groups = key.shape[1]
-    return Heads(_rows(query, groups), key.flatten(0, 1), value.flatten(0, 1), visibility, groups)
+    return TiledHeads(
+        _rows(query, groups), key.flatten(0, 1), value.flatten(0, 1), visibility, groups
+    )
 
 
 def _rows(x: Tensor, groups: int, first: int = 0) -> Tensor:
@@ -62,7 +64,7 @@ def _fused(query: Tensor, value: Tensor, visibility: Visibility) -> bool:
     return query.device.type == "cpu" and visibility.plain and query.shape[-1] == value.shape[-1]
 
 
-class _Attention(Function):
+class _SoftmaxAttention(Function):
     """O and L as functions of queries, keys and values; also L as a sum `top` + `rest`."""
 
     @staticmethod
@@ -101,8 +103,10 @@ class _Attention(Function):
         g = torch.zeros_like(ctx.saved_tensors[3]) if g is None else g
 
         def pulled(*both: Tensor | None) -> tuple[Tensor, ...]:
-            found: tuple[Tensor, ...] = _Pullback.apply(*both, *ctx.saved_tensors, ctx.visibility)
-            return found
+            gradients: tuple[Tensor, ...] = _Pullback.apply(
+                *both, *ctx.saved_tensors, ctx.visibility
+            )
+            return gradients
 
         if not any(map(_batched, (g, raised))):
             return *pulled(g, raised), None
@@ -113,13 +117,13 @@ class _Attention(Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor, None, None]:
         query, key, value, top, rest = ctx.saved_tensors
-        kept = (None, None, query, key, value, None, top, rest)
-        found = _Tangent.apply(*_several(tangents[:3]), *kept, ctx.visibility, (False,) * 3)
-        return found[0][0], found[1][0], None, None
+        saved = (None, None, query, key, value, None, top, rest)
+        moved = _Tangent.apply(*_several(tangents[:3]), *saved, ctx.visibility, (False,) * 3)
+        return moved[0][0], moved[1][0], None, None
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return _folded(_Attention, info.batch_size, dims, inputs, tensors=3)
+        return _folded(_SoftmaxAttention, info.batch_size, dims, inputs, tensors=3)
 
 
 class _Pullback(Function):
@@ -139,14 +143,14 @@ class _Pullback(Function):
     ) -> tuple[Tensor, ...]:
         groups = key.shape[1]
         if _fused(query, value, visibility) and raised is None:
-            found = _flash_backward(
+            gradients = _flash_backward(
                 g, query, key, value, out, top, 0.0, visibility.causal, scale=visibility.scale
             )
         else:
             heads, met = _heads(query, key, value, visibility), _met(g, raised, out)
-            found = pull_back(heads, *(_rows(t, groups) for t in (g, met, top, rest)))
+            gradients = pull_back(heads, *(_rows(t, groups) for t in (g, met, top, rest)))
         likes = (query, key, value)
-        return tuple(t.reshape(like.shape) for t, like in zip(found, likes, strict=True))
+        return tuple(t.reshape(like.shape) for t, like in zip(gradients, likes, strict=True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -158,32 +162,35 @@ class _Pullback(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        if all(one is None for one in cotangents):
+        if all(cotangent is None for cotangent in cotangents):
             return (None,) * 9
         wanted = ctx.needs_input_grad[2:5]
         several, alone = _unbatched(cotangents)
         pushed = _Tangent.apply(*several, *ctx.saved_tensors, ctx.visibility, wanted)
-        asked = zip(pushed, ctx.needs_input_grad, strict=False)
-        return (*(alone(t) if t is not None and one else None for t, one in asked), *(None,) * 4)
+        pairs = zip(pushed, ctx.needs_input_grad, strict=False)
+        return (
+            *(alone(t) if t is not None and needed else None for t, needed in pairs),
+            *(None,) * 4,
+        )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
         g, raised, *moved = tangents[:5]
-        given, _, *others = ctx.saved_tensors
-        found: list[Tensor | None] = [None] * 3
-        if any(one is not None for one in moved):
+        cotangent, _, *others = ctx.saved_tensors
+        derivatives: list[Tensor | None] = [None] * 3
+        if any(tangent is not None for tangent in moved):
             pushed = _Tangent.apply(
                 *_several(moved), *ctx.saved_tensors, ctx.visibility, (True,) * 3
             )
-            found = [None if t is None else t[0] for t in pushed[2:]]
+            derivatives = [None if t is None else t[0] for t in pushed[2:]]
         if g is not None or raised is not None:
-            g = torch.zeros_like(given) if g is None else g
+            g = torch.zeros_like(cotangent) if g is None else g
             straight = _Pullback.apply(g, raised, *others, ctx.visibility)
-            found = [
-                other if one is None else one + other
-                for one, other in zip(found, straight, strict=True)
+            derivatives = [
+                linear if curved is None else curved + linear
+                for curved, linear in zip(derivatives, straight, strict=True)
             ]
-        return tuple(found)
+        return tuple(derivatives)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -212,19 +219,19 @@ class _Tangent(Function):
         groups = key.shape[1]
         vectors = next(len(t) for t in (a, b, c) if t is not None)
         met = None if g is None or out is None else _met(g, raised, out)
-        kept = Rows(
+        per_row = RowConstants(
             _rows(top, groups),
             _rows(rest, groups),
             *(None if t is None else _rows(t, groups) for t in (g, met)),
         )
-        tangents = Vectors(
+        tangents = Tangents(
             None if a is None else _rows(a, groups, 1),
             None if b is None else b.flatten(1, 2),
             None if c is None else c.flatten(1, 2),
         )
         heads = _heads(query, key, value, visibility)
-        found = push_forward(heads, kept, tangents, vectors, wanted)
-        moved = (found.out, found.mean, found.query, found.key, found.value)
+        pushed = push_forward(heads, per_row, tangents, vectors, wanted)
+        moved = (pushed.out, pushed.mean, pushed.query, pushed.key, pushed.value)
         shapes = ((*top.shape, value.shape[-1]), top.shape, query.shape, key.shape, value.shape)
         return tuple(
             None if t is None else t.reshape(vectors, *shape)
@@ -245,7 +252,7 @@ class _Tangent(Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], *inputs: Any) -> Any:
-        if any(one is not None for one in dims[3:11]):
+        if any(dim is not None for dim in dims[3:11]):
             return _folded(_Tangent, info.batch_size, dims, inputs, tensors=11, led=3)
         several = [
             None if t is None else _in_front(t, dim, info.batch_size)
@@ -253,8 +260,8 @@ class _Tangent(Function):
         ]
         vectors = next(t.shape[:2] for t in several if t is not None)
         together = [None if t is None else t.flatten(0, 1) for t in several]
-        found = _Tangent.apply(*together, *inputs[3:])
-        return _mapped([None if t is None else t.unflatten(0, vectors) for t in found])
+        pushed = _Tangent.apply(*together, *inputs[3:])
+        return _mapped([None if t is None else t.unflatten(0, vectors) for t in pushed])
 
 
 def _keep_for_tangents(ctx: Any, *tensors: Tensor | None) -> None:
@@ -282,11 +289,11 @@ def _unbatched(cotangents: Any) -> tuple[list[Tensor | None], Callable[[Tensor],
     # to find the level of this vmap, enter one more level and leave it
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
-    whole = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
-    size = next(len(one) for one, t in zip(whole, cotangents, strict=True) if _batched(t))
+    unwrapped = [torch._remove_batch_dim(t, level, 0, 0) if _batched(t) else t for t in cotangents]
+    size = next(len(inner) for inner, t in zip(unwrapped, cotangents, strict=True) if _batched(t))
     several = [
-        one if t is None or _batched(t) else t.expand(size, *t.shape)
-        for one, t in zip(whole, cotangents, strict=True)
+        inner if t is None or _batched(t) else t.expand(size, *t.shape)
+        for inner, t in zip(unwrapped, cotangents, strict=True)
     ]
     return several, lambda t: torch._add_batch_dim(t, 0, level)
 
@@ -316,9 +323,9 @@ def _folded(
             t = _in_front(t, dim, size).movedim(0, axis).flatten(axis, axis + 1)
         joined.append(t)
     axis = int(led > 0)
-    found = function.apply(*joined, *inputs[tensors:])
+    results = function.apply(*joined, *inputs[tensors:])
     return _mapped(
-        [None if t is None else t.unflatten(axis, (size, -1)).movedim(axis, 0) for t in found]
+        [None if t is None else t.unflatten(axis, (size, -1)).movedim(axis, 0) for t in results]
     )
 
 

@@ -63,7 +63,7 @@ def registered_attention(
 
 
 def in_place_of(
-    own: Callable[..., Any],
+    default: Callable[..., Any],
     module: nn.Module,
     query: Float[Tensor, "..."],
     key: Float[Tensor, "..."],
@@ -78,26 +78,26 @@ def in_place_of(
     A test with a few random tokens, and all arguments of this call, checks that both agree.
 
     Args:
-        own: the eager function.
+        default: the eager function.
         module: module that calls it.
         query: (B, H, T, D).
         key: (B, G, S, D).
         value: (B, G, S, V).
-        mask: mask argument of `own`.
+        mask: mask argument of `default`.
         noticed: called when the first derivative is taken with a graph.
-        others: other arguments of `own`.
+        others: other arguments of `default`.
 
     Returns:
         The attention output (B, T, H, V) and None; or only None if the results differ, the weights
         are wanted, or tiles do not support an argument.
     """
     config = getattr(module, "config", None)
-    asked = others.get("output_attentions") or getattr(config, "output_attentions", False)
-    if asked or others.get("dropout") or module._forward_hooks or query.ndim != 4:
+    returns_weights = others.get("output_attentions") or getattr(config, "output_attentions", False)
+    if returns_weights or others.get("dropout") or module._forward_hooks or query.ndim != 4:
         return None
     facts = {"softcap": others.get("softcap"), "sinks": others.get("s_aux")}
-    known = inspect.signature(own).parameters
-    if any(isinstance(t, Tensor) and n != "s_aux" and n in known for n, t in others.items()):
+    accepted = inspect.signature(default).parameters
+    if any(isinstance(t, Tensor) and n != "s_aux" and n in accepted for n, t in others.items()):
         return None
     if any(misfits(query, key, value, mask, False, True, **facts)):
         return None
@@ -110,11 +110,11 @@ def in_place_of(
     few = _few(query, key, value, mask)
     try:
         with torch.no_grad():
-            expected, found = own(module, *few, **others)[0], tiles(*few)
+            expected, ours = default(module, *few, **others)[0], tiles(*few)
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
     near = 1e-5 if query.dtype in (torch.float32, torch.float64) else 5e-2
-    if expected.shape != found.shape or not torch.allclose(expected, found, rtol=near, atol=near):
+    if expected.shape != ours.shape or not torch.allclose(expected, ours, rtol=near, atol=near):
         return None
     return tiles(query, key, value, mask), None
 

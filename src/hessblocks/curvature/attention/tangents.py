@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hessblocks.curvature.attention.tiles import Heads, columns, put, rows, slope
+from hessblocks.curvature.attention.tiles import TiledHeads, columns, put, rows, slope
 from hessblocks.curvature.attention.visibility import Tile
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowConstants:
     """Numbers per row that the forward and the first backward pass save."""
 
     top: Float[Tensor, "N R T"]
@@ -40,7 +40,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class Tangents:
     """K tangents of queries, keys and values, or of the passes' results; None means zeros."""
 
     query: Float[Tensor, "*K N R T D"] | None = None
@@ -51,9 +51,9 @@ class Vectors:
     out: Float[Tensor, "*K N R T V"] | None = None
     """Tangent of O."""
 
-    def number(self, which: int) -> Vectors:
+    def number(self, which: int) -> Tangents:
         """Pick the k-th of the K vectors."""
-        return Vectors(
+        return Tangents(
             *(
                 None if t is None else t[which]
                 for t in (self.query, self.key, self.value, self.mean, self.out)
@@ -62,13 +62,17 @@ class Vectors:
 
 
 def push_forward(
-    heads: Heads, kept: Rows, tangents: Vectors, count: int, wanted: Sequence[bool]
-) -> Vectors:
+    heads: TiledHeads,
+    per_row: RowConstants,
+    tangents: Tangents,
+    count: int,
+    wanted: Sequence[bool],
+) -> Tangents:
     """Compute the tangents of the forward pass and, if G is given, of the backward pass.
 
     Args:
         heads: queries, keys, values.
-        kept: numbers saved by the first two passes.
+        per_row: numbers saved by the first two passes.
         tangents: K tangents of queries, keys and values.
         count: K; all K share P, X and Z of a tile.
         wanted: whether the tangents of q̄, k̄ and v̄ are wanted.
@@ -80,39 +84,39 @@ def push_forward(
     """
     likes = (heads.query, heads.key, heads.value)
     q, k, v = (
-        like.new_zeros(count, *like.shape) if one else None
-        for like, one in zip(likes, wanted, strict=True)
+        like.new_zeros(count, *like.shape) if wants else None
+        for like, wants in zip(likes, wanted, strict=True)
     )
     shape = (count, *heads.query.shape[:3])
     out = heads.query.new_zeros(*shape, heads.value.shape[-1])
-    results = Vectors(q, k, v, heads.query.new_zeros(shape), out)
+    results = Tangents(q, k, v, heads.query.new_zeros(shape), out)
     for tile in heads.tiles:
-        work = _Work(heads, kept, tile)
+        work = _TileWork(heads, per_row, tile)
         for which in range(count):
             work.push(tangents.number(which), results.number(which))
     return results
 
 
-class _Work:
+class _TileWork:
     """Computation of one tile: numbers that all vectors share, and each vector's terms."""
 
-    def __init__(self, heads: Heads, kept: Rows, tile: Tile) -> None:
+    def __init__(self, heads: TiledHeads, per_row: RowConstants, tile: Tile) -> None:
         self._tile, self._scale = tile, heads.visibility.scale
         self._q, self._k = rows(heads.query, tile), columns(heads.key, tile)
         self._v = columns(heads.value, tile)
-        self._weights, bent = heads.weights(tile, kept.top, kept.rest)
+        self._weights, bent = heads.weights(tile, per_row.top, per_row.rest)
         self._slope = None if bent is None else slope(bent)
-        if kept.cotangent is not None:
-            assert kept.met is not None
-            self._g = rows(kept.cotangent, tile)
-            self._centred = torch.baddbmm(-rows(kept.met, tile), self._g, self._v.mT)
+        if per_row.cotangent is not None:
+            assert per_row.met is not None
+            self._g = rows(per_row.cotangent, tile)
+            self._centred = torch.baddbmm(-rows(per_row.met, tile), self._g, self._v.mT)
             self._met = self._weights * self._centred
             if bent is not None and self._slope is not None:
                 assert heads.visibility.softcap is not None
                 self._met.mul_(self._slope)
                 self._bend = bent.mul_(self._met).mul_(-2 / heads.visibility.softcap)
 
-    def push(self, tangents: Vectors, results: Vectors) -> None:
+    def push(self, tangents: Tangents, results: Tangents) -> None:
         """Compute one vector's terms of this tile, and write or add them to `results`."""
         a, b, c = (
             None if tangents.query is None else rows(tangents.query, self._tile),
@@ -142,7 +146,7 @@ class _Work:
         left, right = torch.cat([a, self._q], -1).mul_(scale), torch.cat([self._k, b], -1)
         return torch.bmm(left, right.mT)
 
-    def _moved_weights(self, moved: Tensor, results: Vectors) -> Tensor:
+    def _moved_weights(self, moved: Tensor, results: Tangents) -> Tensor:
         """Compute ρ and Ṗ; write ρ into `results`."""
         shares = (moved if self._slope is None else moved * self._slope) * self._weights
         mean = shares.sum(-1, keepdim=True)
@@ -166,16 +170,16 @@ class _Work:
                 pulled.addcmul_(self._bend, moved)
         return pulled
 
-    def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Vectors) -> None:
+    def _add(self, pulled: Tensor, a: Tensor | None, b: Tensor | None, results: Tangents) -> None:
         """Add s (Ż k + Z b) and s (Żᵀ q + Zᵀ a) to the results."""
         scale, tile = self._scale, self._tile
         if results.query is not None:
-            found = torch.bmm(pulled, self._k)
+            change = torch.bmm(pulled, self._k)
             if b is not None:
-                found.baddbmm_(self._met, b)
-            put(results.query, tile, found.mul_(scale))
+                change.baddbmm_(self._met, b)
+            put(results.query, tile, change.mul_(scale))
         if results.key is not None:
-            place = columns(results.key, tile)
-            place.baddbmm_(pulled.mT, self._q, alpha=scale)
+            strip = columns(results.key, tile)
+            strip.baddbmm_(pulled.mT, self._q, alpha=scale)
             if a is not None:
-                place.baddbmm_(self._met.mT, a, alpha=scale)
+                strip.baddbmm_(self._met.mT, a, alpha=scale)

@@ -19,7 +19,7 @@ from hessblocks.curvature.attention.visibility import Tile, Visibility
 
 
 @dataclass(frozen=True)
-class Heads:
+class TiledHeads:
     """Queries, keys and values, with scale, masks and softcap."""
 
     query: Float[Tensor, "N R T D"]
@@ -37,15 +37,17 @@ class Heads:
     def scores(self, tile: Tile) -> tuple[Float[Tensor, "n I J"], Float[Tensor, "n I J"] | None]:
         """Compute a tile's scores without the mask, and t = tanh(S / c) if there is a softcap."""
         visibility, bent = self.visibility, None
-        found = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(visibility.scale)
+        scores = torch.bmm(rows(self.query, tile), columns(self.key, tile).mT).mul_(
+            visibility.scale
+        )
         if visibility.softcap is not None:
-            bent = found.div_(visibility.softcap).tanh_()
-            found = bent * visibility.softcap
+            bent = scores.div_(visibility.softcap).tanh_()
+            scores = bent * visibility.softcap
         if visibility.added:
             mask = visibility.of(tile, self.groups)
             assert mask is not None
-            self._by_head(found).add_(mask)
-        return found, bent
+            self._by_head(scores).add_(mask)
+        return scores, bent
 
     def weights(
         self, tile: Tile, top: Float[Tensor, "N R T"], rest: Float[Tensor, "N R T"]
@@ -53,14 +55,14 @@ class Heads:
         """Compute P of a tile from the log-sum-exp `top` + `rest`, and t if there is a softcap."""
         bent = None
         if self.visibility.added or self.visibility.softcap is not None:
-            found, bent = self.scores(tile)
-            found.sub_(rows(top, tile)).sub_(rows(rest, tile))  # top + rest loses rest at −3e38
+            weights, bent = self.scores(tile)
+            weights.sub_(rows(top, tile)).sub_(rows(rest, tile))  # top + rest loses rest at −3e38
         else:
             q, k = rows(self.query, tile), columns(self.key, tile)
-            found = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.visibility.scale)
-        found.exp_()
-        self.forbid(found, tile, 0.0)
-        return found, bent
+            weights = torch.baddbmm(-rows(top + rest, tile), q, k.mT, alpha=self.visibility.scale)
+        weights.exp_()
+        self.forbid(weights, tile, 0.0)
+        return weights, bent
 
     def forbid(self, scores: Float[Tensor, "n I J"], tile: Tile, to: float) -> None:
         """Overwrite the scores of masked keys; see `Visibility.forbid`."""
@@ -83,7 +85,7 @@ def columns(x: Float[Tensor, "N S D"], tile: Tile) -> Float[Tensor, "n J D"]:
 
 
 def attend(
-    heads: Heads,
+    heads: TiledHeads,
 ) -> tuple[Float[Tensor, "N R T V"], Float[Tensor, "N R T"], Float[Tensor, "N R T"]]:
     """Compute O and the log-sum-exp of the scores, as the largest score plus a rest.
 
@@ -107,7 +109,7 @@ def attend(
 
 
 def pull_back(
-    heads: Heads,
+    heads: TiledHeads,
     cotangent: Float[Tensor, "N R T V"],
     met: Float[Tensor, "N R T"],
     top: Float[Tensor, "N R T"],
@@ -134,7 +136,7 @@ def slope(bent: Float[Tensor, "n I J"]) -> Float[Tensor, "n I J"]:
     return (bent * bent).neg_().add_(1)
 
 
-def put(whole: Float[Tensor, "N R T *D"], tile: Tile, part: Float[Tensor, "n I *D"]) -> None:
-    """Write a tile's rows into `whole`."""
-    place = whole[tile.pairs, :, tile.queries]
-    place.copy_(part.reshape(place.shape))
+def put(target: Float[Tensor, "N R T *D"], tile: Tile, part: Float[Tensor, "n I *D"]) -> None:
+    """Write a tile's rows into `target`."""
+    entries = target[tile.pairs, :, tile.queries]
+    entries.copy_(part.reshape(entries.shape))

@@ -83,10 +83,10 @@ class Visibility:
         rows = max(1, min(size.rows, size.scores // keys) // shared)
         together = max(1, size.scores // (8 * shared * min(rows, queries) * keys))
         for start in range(0, queries, rows):
-            some = slice(start, min(queries, start + rows))
-            first, last = self._seen(some, keys)
+            span = slice(start, min(queries, start + rows))
+            first, last = self._seen(span, keys)
             for pair in range(0, pairs if first < last else 0, together):
-                yield Tile(slice(pair, min(pairs, pair + together)), some, slice(first, last))
+                yield Tile(slice(pair, min(pairs, pair + together)), span, slice(first, last))
 
     def _seen(self, queries: slice, keys: int) -> tuple[int, int]:
         """Find the range of the keys that any of these queries attends to, the end exclusive."""
@@ -97,11 +97,13 @@ class Visibility:
             first = max(0, queries.start - self.window + 1)
         if self.mask is None:
             return first, last
-        some = self.mask[..., queries, first:last]
+        visible = self.mask[..., queries, first:last]
         if self.added:
-            some = some > torch.finfo(some.dtype).min / 2
-            some = some | ~some.any(-1, keepdim=True)  # softmax of a row of minima is uniform
-        numbers = some.flatten(0, 3).any(0).nonzero()
+            visible = visible > torch.finfo(visible.dtype).min / 2
+            visible = visible | ~visible.any(
+                -1, keepdim=True
+            )  # softmax of a row of minima is uniform
+        numbers = visible.flatten(0, 3).any(0).nonzero()
         if len(numbers) == 0:
             return 0, 0
         return first + int(numbers[0]), first + int(numbers[-1]) + 1

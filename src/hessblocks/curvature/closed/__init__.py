@@ -1,7 +1,11 @@
 """Closed-form second derivatives of single operations, used while a graph is captured."""
 
 from hessblocks.curvature.closed.accumulate import Sum, adding, graph_only, sum_of, wanted
-from hessblocks.curvature.closed.process_wide import Shared, differentiable_checkpoints, swap_eager
+from hessblocks.curvature.closed.process_wide import (
+    CountedContext,
+    differentiable_checkpoints,
+    swap_eager,
+)
 from hessblocks.curvature.closed.swap import (
     ClosedForms,
     spell_weight_norms,

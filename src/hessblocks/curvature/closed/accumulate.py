@@ -68,7 +68,7 @@ def adding(sums: Mapping[int, Sum | None]) -> Iterator[None]:
 
 def graph_only(parameters: Iterable[Float[Tensor, "..."]]) -> AbstractContextManager[None]:
     """Build graphs of these parameters' gradients during the block, without their values."""
-    return adding({id(one): None for one in parameters})
+    return adding({id(parameter): None for parameter in parameters})
 
 
 def sum_of(key: int) -> Sum | None:

@@ -59,8 +59,8 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Any:
     """Normalise by batch statistics; leave running statistics to torch, whose Hessian is right."""
-    own = training and running_mean is None
-    return _of_channels(x, 0, weight, bias, eps) if own else NotImplemented
+    of_batch = training and running_mean is None
+    return _of_channels(x, 0, weight, bias, eps) if of_batch else NotImplemented
 
 
 def _instance_norm(
@@ -98,8 +98,8 @@ def _normalised(
 
 def _grouped_products(rows: Tensor, weights: Tensor, *, offs: Any = None, **others: Any) -> Any:
     """Multiply each group of rows with its matrix; torch's kernel does not support float64."""
-    given = any(value is not None for value in others.values())
-    if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or given:
+    has_options = any(value is not None for value in others.values())
+    if rows.dtype != torch.float64 or (rows.ndim, weights.ndim) != (2, 3) or has_options:
         return NotImplemented
     *groups, rest = rows.tensor_split(offs.tolist())
     products = [group @ weight for group, weight in zip(groups, weights, strict=True)]

@@ -32,7 +32,7 @@ def linear(
     """
     if input.ndim < 2 or _other(input, weight, bias):
         return NotImplemented
-    y: Tensor = _Forwards.apply(input.reshape(-1, input.shape[-1]), weight, bias, True)
+    y: Tensor = _Linear.apply(input.reshape(-1, input.shape[-1]), weight, bias, True)
     return y.view(*input.shape[:-1], len(weight))
 
 
@@ -40,7 +40,7 @@ def addmm(
     input: Float[Tensor, "..."],
     mat1: Float[Tensor, "N D"],
     mat2: Float[Tensor, "D E"],
-    *more: Any,
+    *args: Any,
     **others: Any,
 ) -> Any:
     """Compute `torch.addmm` of a bias, rows and a parameter: GPT-2's linear layer.
@@ -48,21 +48,21 @@ def addmm(
     Returns:
         (N, E), or NotImplemented, which makes the caller call torch.
     """
-    if more or others or input.ndim != 1 or _other(mat1, mat2, input):
+    if args or others or input.ndim != 1 or _other(mat1, mat2, input):
         return NotImplemented
-    return _Forwards.apply(mat1, mat2, input, False)
+    return _Linear.apply(mat1, mat2, input, False)
 
 
 def _other(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Tell whether the closed form does not support these arguments."""
-    given = [x, weight] if bias is None else [x, weight, bias]
-    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in given)
-    own = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad
-    fits = own and x.dtype in DTYPES and x.numel() > 0 and (bias is None or bias.ndim == 1)
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    plain = all(type(t) in (Tensor, torch.nn.Parameter) and t.dtype == x.dtype for t in tensors)
+    is_parameter = plain and weight.ndim == 2 and weight.is_leaf and weight.requires_grad
+    fits = is_parameter and x.dtype in DTYPES and x.numel() > 0 and (bias is None or bias.ndim == 1)
     return not fits or torch.is_autocast_enabled(x.device.type) or transformed()
 
 
-class _Forwards(Function):
+class _Linear(Function):
     """y as a function of x, W and b."""
 
     @staticmethod
@@ -79,14 +79,14 @@ class _Forwards(Function):
         if torch.is_grad_enabled():
             note_derivative()
             biased = ctx.needs_input_grad[2]
-            return *_Backwards.apply(g, x, weight, ctx.keys, ctx.turned, biased), None
+            return *_LinearBackward.apply(g, x, weight, ctx.keys, ctx.turned, biased), None
         W = weight.T if ctx.turned else weight
         for_x = g @ W.T if ctx.needs_input_grad[0] else None
         for_bias = g.sum(0) if ctx.needs_input_grad[2] and wanted(ctx.keys[1]) else None
         return for_x, _share(ctx.keys[0], x, g, turned=ctx.turned), for_bias, None
 
 
-class _Backwards(Function):
+class _LinearBackward(Function):
     """(g Wᵀ, xᵀ g, Σ g) as functions of g, x and W.
 
     Their cotangents (c, Z, z) give the cotangents c W + x Z + z of g, g Zᵀ of x and cᵀ g of W.
@@ -100,8 +100,8 @@ class _Backwards(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g, x, weight)
         W = weight.T if turned else weight
-        whole = _product(x, g, turned=turned) if wanted(keys[0]) else unread(weight)
-        return g @ W.T, whole, g.sum(0) if biased else None
+        product = _product(x, g, turned=turned) if wanted(keys[0]) else unread(weight)
+        return g @ W.T, product, g.sum(0) if biased else None
 
     @staticmethod
     @once_differentiable
@@ -131,10 +131,10 @@ def _share(key: int, rows: Tensor, cotangents: Tensor, *, turned: bool) -> Tenso
     """Compute rowsᵀ cotangents for W; None if it was added to W's sum or is not needed."""
     if not wanted(key):
         return None
-    if (own := sum_of(key)) is None:
+    if (total := sum_of(key)) is None:
         return _product(rows, cotangents, turned=turned)
     left, right = (cotangents, rows) if turned else (rows, cotangents)
-    own.add_product(left.T, right)
+    total.add_product(left.T, right)
     return None
 
 
@@ -165,10 +165,10 @@ def embedding(
     Returns:
         (*shape, D), or NotImplemented, which makes the caller call torch.
     """
-    asked = max_norm is not None or scale_grad_by_freq
-    other = not weight.is_leaf or weight.ndim != 2 or weight.dtype not in DTYPES
-    known = padding_idx is None or -len(weight) <= padding_idx < len(weight)
-    if asked or other or not known or transformed():
+    renormalises = max_norm is not None or scale_grad_by_freq
+    unusual = not weight.is_leaf or weight.ndim != 2 or weight.dtype not in DTYPES
+    padding_fits = padding_idx is None or -len(weight) <= padding_idx < len(weight)
+    if renormalises or unusual or not padding_fits or transformed():
         if not sparse:
             return NotImplemented
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
@@ -191,11 +191,11 @@ class _Lookup(Function):
         if torch.is_grad_enabled():
             note_derivative()
             return _Scatter.apply(values, rows, ctx.size, ctx.padding, ctx.key), None, None
-        if (own := sum_of(ctx.key)) is not None:
+        if (total := sum_of(ctx.key)) is not None:
             flat, values = rows.flatten(), values.reshape(-1, values.shape[-1])
             if ctx.padding >= 0:
                 values = values.masked_fill((flat == ctx.padding)[:, None], 0)
-            own.add_rows(flat, values)
+            total.add_rows(flat, values)
             return None, None, None
         if not wanted(ctx.key):
             return None, None, None
@@ -219,12 +219,12 @@ class _Scatter(Function):
     @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (rows,), (along,) = ctx.saved_tensors, cotangents
-        found = along[rows]
+        gradient = along[rows]
         if ctx.padding >= 0:
-            found = found.masked_fill((rows == ctx.padding)[..., None], 0)
-        return found, None, None, None, None
+            gradient = gradient.masked_fill((rows == ctx.padding)[..., None], 0)
+        return gradient, None, None, None, None
 
 
 def _scattered(values: Tensor, rows: Tensor, size: int, padding: int) -> Tensor:
-    whole: Tensor = torch.ops.aten.embedding_dense_backward(values, rows, size, padding, False)
-    return whole
+    gradient: Tensor = torch.ops.aten.embedding_dense_backward(values, rows, size, padding, False)
+    return gradient

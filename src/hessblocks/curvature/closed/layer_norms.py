@@ -54,11 +54,11 @@ def _norm(
     rows = x.reshape(-1, width)
     flat = None if weight is None else weight.reshape(width)
     shift = None if bias is None else bias.reshape(width)
-    y: Tensor = _Forwards.apply(rows, flat, shift, eps, centre)
+    y: Tensor = _LayerNormForward.apply(rows, flat, shift, eps, centre)
     return y.view_as(x)
 
 
-class _Forwards(Function):
+class _LayerNormForward(Function):
     """y of x, w and b."""
 
     @staticmethod
@@ -79,7 +79,7 @@ class _Forwards(Function):
         (g,) = cotangents
         if torch.is_grad_enabled():
             note_derivative()
-            for_x, for_weight = _Backwards.apply(g, x, weight, n, s, ctx.centre)
+            for_x, for_weight = _LayerNormBackward.apply(g, x, weight, n, s, ctx.centre)
         else:
             for_x = _across(g if weight is None else g * weight, n, s, centre=ctx.centre)
             for_weight = (g * n).sum(0) if ctx.needs_input_grad[1] else None
@@ -96,7 +96,7 @@ def _centred(z: Tensor, *, centre: bool) -> Tensor:
     return z - z.mean(-1, keepdim=True) if centre else z
 
 
-class _Backwards(Function):
+class _LayerNormBackward(Function):
     """ḡ_x = A h and ḡ_w = Σ g n as functions of g, x and w.
 
     Let v be the cotangent of A h, and a that of Σ g n. The cotangents are

@@ -31,12 +31,12 @@ Values = Float[Tensor, "*shape"]
 """Tensor of any shape; all `Values` in a signature have the same shape."""
 
 
-class Curve(abc.ABC):
+class ActivationCurve(abc.ABC):
     """Elementwise function f, twice differentiable."""
 
     def __call__(self, x: Values) -> Values:
         """Compute f(x)."""
-        y: Tensor = _Forwards.apply(x, self)[0]
+        y: Tensor = _Pointwise.apply(x, self)[0]
         return y
 
     @abc.abstractmethod
@@ -48,32 +48,32 @@ class Curve(abc.ABC):
         """Compute f''(x) in a new tensor."""
 
 
-class Tanh(Curve):
+class Tanh(ActivationCurve):
     """Hyperbolic tangent."""
 
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
-        """See `Curve`."""
+        """See `ActivationCurve`."""
         y = x.tanh()
         return y, 1 - y * y
 
     def bend(self, x: Values) -> Values:
-        """See `Curve`."""
+        """See `ActivationCurve`."""
         y = x.tanh()
         return (y * y).sub_(1).mul_(y).mul_(2)
 
 
-class TanhGelu(Curve):
+class TanhGelu(ActivationCurve):
     """½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
 
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
-        """See `Curve`."""
+        """See `ActivationCurve`."""
         t, inner = self._tanh(x)
         y = (t + 1).mul_(x).mul_(0.5)
         slope = (t * t).neg_().add_(1).mul_(inner).mul_(x).add_(t).add_(1).mul_(0.5)
         return y, slope
 
     def bend(self, x: Values) -> Values:
-        """See `Curve`; with t = tanh(u): (1 − t²) (u' + ½ x u'' − x t u'²)."""
+        """See `ActivationCurve`; with t = tanh(u): (1 − t²) (u' + ½ x u'' − x t u'²)."""
         x = x.clamp(-_FAR, _FAR)
         t, inner = self._tanh(x)
         curved = (x * (3 * SQRT_2_OVER_PI * CUBIC)).sub_((inner * inner).mul_(t)).mul_(x)
@@ -87,16 +87,16 @@ class TanhGelu(Curve):
         return t, square.mul_(3 * SQRT_2_OVER_PI * CUBIC).add_(SQRT_2_OVER_PI)
 
 
-class Gelu(Curve):
+class Gelu(ActivationCurve):
     """x Φ(x) with Φ the normal distribution."""
 
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
-        """See `Curve`."""
+        """See `ActivationCurve`."""
         share = (x * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
         return x * share, self._density(x).mul_(x).add_(share)
 
     def bend(self, x: Values) -> Values:
-        """See `Curve`; (2 − x²) φ(x)."""
+        """See `ActivationCurve`; (2 − x²) φ(x)."""
         return (x * x).neg_().add_(2).mul_(self._density(x))
 
     @staticmethod
@@ -104,7 +104,7 @@ class Gelu(Curve):
         return (x * x).mul_(-0.5).exp_().mul_(math.sqrt(0.5 / math.pi))
 
 
-class Silu(Curve):
+class Silu(ActivationCurve):
     """x σ(b x) with σ the logistic function: SiLU for b = 1, quick GELU for b = 1.702."""
 
     def __init__(self, steepness: float = 1.0) -> None:
@@ -112,24 +112,24 @@ class Silu(Curve):
         self._steepness = steepness
 
     def value_and_slope(self, x: Values) -> tuple[Values, Values]:
-        """See `Curve`; s (1 + b x (1 − s))."""
+        """See `ActivationCurve`; s (1 + b x (1 − s))."""
         s = (x * self._steepness).sigmoid_()
         return x * s, (1 - s).mul_(x).mul_(self._steepness).add_(1).mul_(s)
 
     def bend(self, x: Values) -> Values:
-        """See `Curve`; b s (1 − s) (2 + b x (1 − 2 s))."""
+        """See `ActivationCurve`; b s (1 − s) (2 + b x (1 − 2 s))."""
         s = (x * self._steepness).sigmoid_()
         curved = (s * -2).add_(1).mul_(x).mul_(self._steepness).add_(2)
         return curved.mul_(s).mul_(1 - s).mul_(self._steepness)
 
 
-class _Forwards(Function):
+class _Pointwise(Function):
     """y = f(x), and f'(x)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, curve: ActivationCurve) -> tuple[Tensor, Tensor]:
         return curve.value_and_slope(x)
 
     @staticmethod
@@ -147,16 +147,18 @@ class _Forwards(Function):
         if not torch.is_grad_enabled():
             return g * slope, None
         note_derivative()
-        return _Backwards.apply(g, x, slope, ctx.curve)[0], None
+        return _PointwiseBackward.apply(g, x, slope, ctx.curve)[0], None
 
 
-class _Backwards(Function):
+class _PointwiseBackward(Function):
     """g f'(x) as a function of g and x, and g f''(x)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, slope: Tensor, curve: Curve) -> tuple[Tensor, Tensor]:
+    def forward(
+        g: Tensor, x: Tensor, slope: Tensor, curve: ActivationCurve
+    ) -> tuple[Tensor, Tensor]:
         return g * slope, curve.bend(x) * g
 
     @staticmethod
@@ -175,7 +177,7 @@ class _Backwards(Function):
 
 def _alone(cotangents: tuple[Tensor | None, ...]) -> Tensor | None:
     """Return the first cotangent; the second output is an internal derivative and has none."""
-    if any(one is not None for one in cotangents[1:]):
+    if any(cotangent is not None for cotangent in cotangents[1:]):
         raise RunError(
             "hessblocks: an activation has two derivatives here, and a third was asked for "
             "(once_differentiable)"

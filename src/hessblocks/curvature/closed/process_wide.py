@@ -19,7 +19,7 @@ from hessblocks.curvature.closed import softmax
 from hessblocks.curvature.closed.watch import Watch, note_derivative
 
 
-class Shared(AbstractContextManager[None]):
+class CountedContext(AbstractContextManager[None]):
     """Process-wide setting: the first thread to enter makes it, the last to leave undoes it."""
 
     def __init__(self, setting: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -62,7 +62,7 @@ def _checkpoint(function: Callable[..., Any], preserve: bool, *args: Any) -> Any
 
 
 # Process-wide, since a GPU's backward pass runs in another thread.
-differentiable_checkpoints = Shared(_without_reentry)
+differentiable_checkpoints = CountedContext(_without_reentry)
 """Makes `checkpoint(use_reentrant=True)` behave as `use_reentrant=False`."""
 
 _inside = threading.local()
@@ -88,21 +88,23 @@ def swap_eager(watch: Watch) -> Iterator[None]:
 def _our_choice() -> Iterator[None]:
     """Patch `AttentionInterface.get_interface` to return our attention in place of eager."""
     registry = sys.modules["transformers.modeling_utils"].AttentionInterface
-    own = registry.get_interface
-    registry.get_interface = lambda self, name, default: _chosen(own(self, name, default), default)
+    original = registry.get_interface
+    registry.get_interface = lambda self, name, default: _chosen(
+        original(self, name, default), default
+    )
     try:
         yield
     finally:
-        registry.get_interface = own
+        registry.get_interface = original
 
 
-_choosing = Shared(_our_choice)
+_choosing = CountedContext(_our_choice)
 
 
-def _chosen(found: Callable[..., Any], default: Callable[..., Any]) -> Callable[..., Any]:
+def _chosen(choice: Callable[..., Any], default: Callable[..., Any]) -> Callable[..., Any]:
     watches = getattr(_inside, "watches", None)
-    if not watches or found is not default:
-        return found
+    if not watches or choice is not default:
+        return choice
     watch: Watch = watches[-1]
 
     def attention(

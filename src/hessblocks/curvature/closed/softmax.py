@@ -63,7 +63,7 @@ def attention(
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         scores, attn_mask = scores + attn_mask, None
-    shares: Tensor = _Forwards.apply(scores, attn_mask)
+    shares: Tensor = _Softmax.apply(scores, attn_mask)
     return shares @ value
 
 
@@ -87,7 +87,7 @@ def _torch_alone(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) ->
     return dropout_p > 0 or (is_causal and attn_mask is not None)
 
 
-class _Forwards(Function):
+class _Softmax(Function):
     """P as a function of S, with 0 at masked entries."""
 
     @staticmethod
@@ -103,13 +103,13 @@ class _Forwards(Function):
         if not torch.is_grad_enabled():
             return torch._softmax_backward_data(cotangents[0], shares, -1, shares.dtype), None
         note_derivative()
-        return _Backwards.apply(cotangents[0], shares), None
+        return _SoftmaxBackward.apply(cotangents[0], shares), None
 
 
-class _Backwards(Function):
+class _SoftmaxBackward(Function):
     """dS as a function of dP and P.
 
-    Its gradient by P goes only into `_Forwards.backward`, which subtracts any constant per row. So
+    Its gradient by P goes only into `_Softmax.backward`, which subtracts any constant per row. So
     the gradient may be shortened to (D − Σ P ∘ D) ∘ (dP − Σ P ∘ dP).
     """
 

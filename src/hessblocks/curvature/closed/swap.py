@@ -50,7 +50,7 @@ SPELLED: dict[Any, Callable[..., Any]] = {
 }
 """Replacements for third derivatives and for transforms of `torch.func`."""
 
-MODULES: dict[str, closed_pointwise.Curve] = {
+MODULES: dict[str, closed_pointwise.ActivationCurve] = {
     "GELUActivation": closed_pointwise.Gelu(),
     "GELUTanh": closed_pointwise.TanhGelu(),
     "SiLUActivation": _SILU,
@@ -83,8 +83,8 @@ class ClosedForms(TorchFunctionMode):
                 "model: its forward pass differentiates (torch.autograd.grad) and uses activation "
                 "checkpointing; switch checkpointing off to take second derivatives"
             )
-        found = self._ours(func, args, kwargs)
-        return func(*args, **kwargs) if found is NotImplemented else found
+        result = self._ours(func, args, kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     def _plain(self, query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> bool:
         """Tell whether attention over at least `LONG` keys runs without tiles."""
@@ -134,7 +134,7 @@ def swap_activations(model: nn.Module, watch: Watch) -> None:
             module.forward = functools.partial(_activation, curve, module.forward, watch)
 
 
-def _curve_of(module: nn.Module) -> closed_pointwise.Curve | None:
+def _curve_of(module: nn.Module) -> closed_pointwise.ActivationCurve | None:
     kind = type(module)
     if kind is nn.GELU:
         return _GELUS[str(module.approximate)]
@@ -156,6 +156,6 @@ def _weight_of(dim: int, length: Tensor, direction: Tensor) -> Tensor:
 
 
 def _activation(
-    curve: closed_pointwise.Curve, plain: Callable[..., Any], watch: Watch, x: Tensor
+    curve: closed_pointwise.ActivationCurve, plain: Callable[..., Any], watch: Watch, x: Tensor
 ) -> Any:
     return plain(x) if x.dtype not in DTYPES or watch.in_recomputed_part() else curve(x)

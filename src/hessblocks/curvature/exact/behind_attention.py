@@ -65,9 +65,9 @@ def token_derivatives(
         numbers for each of Λ_o and Λ_f.
     """
     with torch.no_grad():
-        gradient, outer, found = _first(network, attended, x, loss)
+        gradient, outer, hidden = _first(network, attended, x, loss)
         functional = _functional(network, attended, x, loss)
-    return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=found)
+    return TokenDerivatives(gradient=gradient, outer=outer, functional=functional, hidden=hidden)
 
 
 def _first(
@@ -85,14 +85,14 @@ def _first(
     outer = attended.new_empty(len(attended), len(rows), width) if few else loss.curvature()
 
     def jacobian_of(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        found, pull, *_ = vjp(lambda point: network(point, x), a)
-        return vmap(pull)(rows)[0], found
+        out, pull, *_ = vjp(lambda point: network(point, x), a)
+        return vmap(pull)(rows)[0], out
 
     gradient, hidden = torch.empty_like(attended), torch.empty_like(attended)
-    for some in chunks(len(attended), _together(attended, loss.memory_limit)):
-        J, hidden[some] = vmap(jacobian_of)(attended[some], x[some])
-        gradient[some] = (slopes[some, None] @ J)[:, 0]
-        outer[some] = loss.root(J, some) if few else J.mT @ outer[some] @ J
+    for chunk in chunks(len(attended), _together(attended, loss.memory_limit)):
+        J, hidden[chunk] = vmap(jacobian_of)(attended[chunk], x[chunk])
+        gradient[chunk] = (slopes[chunk, None] @ J)[:, 0]
+        outer[chunk] = loss.root(J, chunk) if few else J.mT @ outer[chunk] @ J
     if few:
         return gradient, TokenCurvature(factor=outer), hidden
     return gradient, TokenCurvature(matrix=outer, positive_semidefinite=True), hidden
@@ -112,8 +112,8 @@ def _functional(
     if not vmap(times, chunk_size=step)(generic, attended, pulled, x).any():
         return None
     matrix = attended.new_empty(*attended.shape, attended.shape[-1])
-    for some in chunks(len(attended), step):  # jacrev: forward mode is wrong for torch layer norm
-        matrix[some] = vmap(jacrev(gradient))(attended[some], pulled[some], x[some])
+    for chunk in chunks(len(attended), step):  # jacrev: forward mode is wrong for torch layer norm
+        matrix[chunk] = vmap(jacrev(gradient))(attended[chunk], pulled[chunk], x[chunk])
     return TokenCurvature(matrix=matrix)
 
 

@@ -88,8 +88,8 @@ class LastBlockHessian(PiecewiseHessian):
         self._loss = loss
         self._norm = norm
         before = [] if norm is None else [name for name in norm.places if name not in tail.parts]
-        own = (UNEMBEDDING,) * unembedding
-        self.groups = (*attention.groups, *before, *tail.parts, *own)
+        after = (UNEMBEDDING,) * unembedding
+        self.groups = (*attention.groups, *before, *tail.parts, *after)
 
     def pieces(self, group: str, head: int | None = None) -> list[Piece]:
         """List the pieces of a group, or of one head of an attention group."""
@@ -100,8 +100,8 @@ class LastBlockHessian(PiecewiseHessian):
         if group == UNEMBEDDING:
             shape = self._loss.shape
         elif self._norm is not None and group in self._norm.places:
-            place = self._norm.places[group]
-            shape = (1, place.stop - place.start)
+            rows = self._norm.places[group]
+            shape = (1, rows.stop - rows.start)
         else:
             shape = self._tail.parts[group].shape
         return [Piece(group=group, heads=(), shape=shape)]
@@ -126,13 +126,13 @@ class LastBlockHessian(PiecewiseHessian):
         others = moves if row == column else self._moves(row)
         if part == "outer":
             return [self._outer(a, b) for a in others for b in moves]
-        found = self._within_attention(row, column)
+        terms = self._within_attention(row, column)
         for a in others:
             for b in moves:
-                found += [*self._curved(a, b), *self._fed(a, b, column)]
+                terms += [*self._curved(a, b), *self._fed(a, b, column)]
                 if row != column:
-                    found += [term.adjoint() for term in self._fed(b, a, row)]
-        return found
+                    terms += [term.adjoint() for term in self._fed(b, a, row)]
+        return terms
 
     def _made(self, row: Piece, column: Piece, part: Part) -> ExactOperator:
         if not row.group == column.group == UNEMBEDDING:
@@ -143,22 +143,22 @@ class LastBlockHessian(PiecewiseHessian):
         return piece.group in self.attention.groups
 
     def _moves(self, piece: Piece) -> list[_Move]:
-        found = []
+        moves = []
         if self._normed(piece):
-            found.append(_Move(site=ATTENTION, vector=self._ones, map=self._jacobians[piece.group]))
+            moves.append(_Move(site=ATTENTION, vector=self._ones, map=self._jacobians[piece.group]))
         if piece.group in self._tail.parts:
-            found.append(_Move(site=piece.group, vector=self._tail.inputs(piece.group)))
+            moves.append(_Move(site=piece.group, vector=self._tail.inputs(piece.group)))
         if not self._attends(piece):
-            return found
+            return moves
         for jacobian in self.attention.jacobians(piece):
             to_site = jacobian.matrix
             if jacobian.output_map is not None:
                 across = jacobian.output_map.mT
                 to_site = across[None] if to_site is None else across @ to_site
-            found.append(
+            moves.append(
                 _Move(site=ATTENTION, vector=jacobian.vector, map=to_site, swapped=jacobian.swapped)
             )
-        return found
+        return moves
 
     def _normed(self, piece: Piece) -> bool:
         return self._norm is not None and piece.group in self._norm.places

@@ -36,22 +36,22 @@ class InputNorm:
             places: rows of the wider weights for each parameter.
         """
         self._wide = wide
-        self._own = slice(min(place.start for place in places.values()))
+        self._own = slice(min(rows.start for rows in places.values()))
         self.places = places
         """Rows of the wider weights, by name of the parameter."""
 
     def jacobian(self, name: str) -> Float[Tensor, "N O D"]:
         """Compute ∂(attention output)/∂φ for every token."""
         total = self._wide.layer.x.new_zeros(())
-        for group, head, seen in self._reads():
-            matrix, to_output = seen.matrix, seen.output_map
+        for group, head, jacobian in self._reads():
+            matrix, to_output = jacobian.matrix, jacobian.output_map
             if matrix is None:  # values: the identity
                 matrix = torch.eye(len(to_output)).to(to_output)[None]
             term = KroneckerTerm(
-                row=seen.vector,
-                column=torch.ones_like(seen.vector[:, :1]),
+                row=jacobian.vector,
+                column=torch.ones_like(jacobian.vector[:, :1]),
                 matrices=TokenMatrices(right=matrix.mT),
-                row_swapped=seen.swapped,
+                row_swapped=jacobian.swapped,
             )
             moved = self._contracted(term, group, head, name).matrices.whole()
             total = total + moved @ to_output
@@ -68,28 +68,28 @@ class InputNorm:
     def functional(self, name: str, piece: Piece) -> list[KroneckerTerm]:
         """List the terms of Σ ⟨g, ∂²(attention)/∂φ ∂W⟩ for a piece W of the attention's weights."""
         group = "query" if piece.group == "query_key" else piece.group
-        found = []
+        terms = []
         for number in piece.heads:
             head = self._wide.heads[number]
             for read in READ:
                 for term in functional_terms(head, read, group):
                     rows = self._contracted(term, read, number, name)
-                    found.append(self._restricted(rows, group, head) if group in READ else rows)
+                    terms.append(self._restricted(rows, group, head) if group in READ else rows)
             if group in READ:
-                found.append(self._gradient(name, group, number))
-        return found
+                terms.append(self._gradient(name, group, number))
+        return terms
 
     def functional_own(self, row: str, column: str) -> list[KroneckerTerm]:
         """List the terms of Σ ⟨g, ∂²(attention)/∂φ ∂φ'⟩ for two parameters of the norm."""
-        found = []
+        terms = []
         for number, head in enumerate(self._wide.heads):
             for left in READ:
                 for right in READ:
                     for term in functional_terms(head, left, right):
                         rows = self._contracted(term, left, number, row)
                         columns = self._contracted(rows.adjoint(), right, number, column)
-                        found.append(columns.adjoint())
-        return found
+                        terms.append(columns.adjoint())
+        return terms
 
     def _weight(self, group: str, head: int) -> Float[Tensor, "rows K"]:
         """Return W of one head for all inputs; for keys of a joined weight, the identity."""
@@ -100,14 +100,14 @@ class InputNorm:
         """Contract the new rows of a wider weight with W, to rows of φ."""
         at = self.places[name]
         weight = self._weight(group, head)[: at.stop - at.start]
-        whole = term.matrices.whole()
+        matrix = term.matrices.whole()
         if group == "key" and self._wide.layer.joined:
-            picked = whole.unflatten(1, (-1, weight.shape[1]))[:, at]
+            picked = matrix.unflatten(1, (-1, weight.shape[1]))[:, at]
             matrices = (weight[None, :, :, None] * picked).sum(2)
         elif term.row_swapped:
-            matrices = whole[:, at] * (term.row @ weight.T)[:, :, None]
+            matrices = matrix[:, at] * (term.row @ weight.T)[:, :, None]
         else:
-            matrices = term.row[:, at, None] * (weight @ whole)
+            matrices = term.row[:, at, None] * (weight @ matrix)
         ones = matrices.new_ones(term.tokens, 1)
         return replace(term, row=ones, matrices=TokenMatrices(right=matrices), row_swapped=False)
 
@@ -128,13 +128,13 @@ class InputNorm:
         gradient = self._gradients[group, head][self.places[name]]
         rows = len(gradient)
         unit = torch.eye(rows, dtype=gradient.dtype, device=gradient.device)
-        own = gradient.new_zeros(rows, self._own.stop)
-        own[:, :rows] = unit
+        padded = gradient.new_zeros(rows, self._own.stop)
+        padded[:, :rows] = unit
         if group == "key" and self._wide.layer.joined:
-            right = (own[:, :, None] * gradient[:, None]).flatten(1)
+            right = (padded[:, :, None] * gradient[:, None]).flatten(1)
             column, swapped = unit.new_ones(rows, 1), True
         else:
-            right, column, swapped = gradient, own, False
+            right, column, swapped = gradient, padded, False
         return KroneckerTerm(
             row=unit.new_ones(rows, 1),
             column=column,
@@ -145,14 +145,14 @@ class InputNorm:
     @cached_property
     def _gradients(self) -> dict[tuple[str, int], Float[Tensor, "rows K"]]:
         """∂ℓ/∂W of the wider weights, by group and head."""
-        found = {}
-        for group, head, seen in self._reads():
-            along = self._wide.heads[head].gradient @ seen.output_map.T
-            if seen.matrix is not None:
-                along = (along[:, None] @ seen.matrix)[:, 0]
-            summed = along.T @ seen.vector if seen.swapped else seen.vector.T @ along
-            found[group, head] = summed.reshape(self._weight(group, head).shape)
-        return found
+        gradients = {}
+        for group, head, jacobian in self._reads():
+            along = self._wide.heads[head].gradient @ jacobian.output_map.T
+            if jacobian.matrix is not None:
+                along = (along[:, None] @ jacobian.matrix)[:, 0]
+            summed = along.T @ jacobian.vector if jacobian.swapped else jacobian.vector.T @ along
+            gradients[group, head] = summed.reshape(self._weight(group, head).shape)
+        return gradients
 
 
 def widened(

@@ -86,9 +86,9 @@ def exact_attention_curvature(
         True
     """
     model = plain_model(model)
-    with taken(model, batch, loss, memory_limit) as (found, targets, valid):
-        behind = behind_cross_entropy(found, targets, valid, memory_limit)
-    return hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+    with taken(model, batch, loss, memory_limit) as (last, targets, valid):
+        behind = behind_cross_entropy(last, targets, valid, memory_limit)
+    return hessian_of(replace(last.layer, memory_limit=memory_limit), behind, valid)
 
 
 def exact_last_block(
@@ -134,36 +134,36 @@ def exact_last_block(
         (256, 320)
     """
     model = plain_model(model)
-    with taken(model, batch, loss, memory_limit) as (found, targets, valid):
-        if found.left_out:
+    with taken(model, batch, loss, memory_limit) as (last, targets, valid):
+        if last.left_out:
             raise ArgumentError(
-                f"model: the trained {found.left_out[0]!r} of its last attention has no closed "
+                f"model: the trained {last.left_out[0]!r} of its last attention has no closed "
                 "form; use hessblocks.exact_attention_curvature, which leaves it out, or "
                 "hessblocks.Hessian"
             )
         positions = valid.any(0).nonzero()[:, 0]
         labelled = valid[:, positions].flatten()
-        tail = TokenTail(model, found, positions, memory_limit)
-        seen = SeenLoss(
-            found.output_layer,
+        tail = TokenTail(model, last, positions, memory_limit)
+        hidden_loss = SeenLoss(
+            last.output_layer,
             tail.hidden,
             targets[:, positions].flatten().masked_fill(~labelled, 0),
             labelled.to(tail.hidden) / int(valid.sum()),
             memory_limit,
         )
-        behind = behind_cross_entropy(found, targets, valid, memory_limit)
+        behind = behind_cross_entropy(last, targets, valid, memory_limit)
     tail.note_state()
     weight = last_layer.output_layer(model).weight
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
-    attention = hessian_of(replace(found.layer, memory_limit=memory_limit), behind, valid)
+    attention = hessian_of(replace(last.layer, memory_limit=memory_limit), behind, valid)
     norm = None
-    if found.multipliers:
-        wide, places = widened(attention.layer, found.multipliers)
+    if last.multipliers:
+        wide, places = widened(attention.layer, last.multipliers)
         norm = InputNorm(hessian_of(wide, behind, valid), places)
     return LastBlockHessian(
         attention,
         tail,
-        seen,
+        hidden_loss,
         norm=norm,
         unembedding=weight.requires_grad,
         tied=getattr(embedding, "weight", None) is weight,
@@ -185,21 +185,21 @@ def taken(
     check_task(model, loss)
     targets = _TARGETS[loss](unpacked).long()
     with last_layer.undisturbed(model):
-        found = last_layer.last_attention(model, unpacked)
-        _check_targets(targets, unpacked, len(found.output_layer.weight))
-        if found.seen.pooled != (loss == "classification"):
+        last = last_layer.last_attention(model, unpacked)
+        _check_targets(targets, unpacked, len(last.output_layer.weight))
+        if last.seen.pooled != (loss == "classification"):
             raise ArgumentError(
                 f"loss: {loss} does not fit {type(model).__name__}; expected "
-                + ("classification" if found.seen.pooled else "causal-lm or masked-lm")
+                + ("classification" if last.seen.pooled else "causal-lm or masked-lm")
             )
-        if found.seen.pooled:
+        if last.seen.pooled:
             targets = nn.functional.pad(
-                targets[:, None], (0, found.seen.x.shape[1] - 1), value=IGNORED
+                targets[:, None], (0, last.seen.x.shape[1] - 1), value=IGNORED
             )
         valid = targets != IGNORED
         with torch.no_grad():
-            found.check(valid)
-        yield found, targets, valid
+            last.check(valid)
+        yield last, targets, valid
 
 
 def hessian_of(
@@ -277,7 +277,7 @@ def _check_targets(targets: Tensor, batch: Batch, classes: int) -> None:
 
 
 def behind_cross_entropy(
-    found: last_layer.LastAttention,
+    last: last_layer.LastAttention,
     targets: Int[Tensor, "B L"],
     valid: Bool[Tensor, "B L"],
     memory_limit: int = MEMORY_LIMIT,
@@ -285,7 +285,7 @@ def behind_cross_entropy(
     """Differentiate the mean cross-entropy of labelled tokens by the attention's output.
 
     Args:
-        found: the last attention.
+        last: the last attention.
         targets: class of each token.
         valid: mask of the labelled tokens.
         memory_limit: approximate bytes of intermediate results.
@@ -294,18 +294,18 @@ def behind_cross_entropy(
         See `token_derivatives`.
 
     Raises:
-        ArgumentError: the network in `found` does not reproduce the model's final hidden states.
+        ArgumentError: the network in `last` does not reproduce the model's final hidden states.
     """
     labelled = int(valid.sum())
     loss = SeenLoss(
-        found.output_layer,
-        found.seen.hidden[valid],
+        last.output_layer,
+        last.seen.hidden[valid],
         targets[valid],
-        found.seen.x.new_full((labelled,), 1 / labelled),
+        last.seen.x.new_full((labelled,), 1 / labelled),
         memory_limit,
     )
     derivatives = token_derivatives(
-        found.network, found.seen.attended[valid], found.seen.x[valid], loss
+        last.network, last.seen.attended[valid], last.seen.x[valid], loss
     )
-    found.check_behind(derivatives.hidden, valid)
+    last.check_behind(derivatives.hidden, valid)
     return derivatives

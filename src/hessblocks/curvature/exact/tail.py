@@ -55,7 +55,7 @@ class TokenTail:
     def __init__(
         self,
         model: nn.Module,
-        found: LastAttention,
+        last: LastAttention,
         positions: Int[Tensor, " Q"],
         memory_limit: int,
     ) -> None:
@@ -63,7 +63,7 @@ class TokenTail:
 
         Args:
             model: model that holds the parameters.
-            found: its last attention and the network after it.
+            last: its last attention and the network after it.
             positions: positions of the labelled tokens, the same in every sequence.
             memory_limit: bytes that intermediate results may take; a cached derivative may take
                 `KEPT_LIMITS` times as many.
@@ -71,18 +71,18 @@ class TokenTail:
         Raises:
             ArgumentError: a trained parameter is used in an unsupported way.
         """
-        self._tail = _Tail(model, found.network)
-        self._before = found.before - found.multipliers.keys()
+        self._tail = _Tail(model, last.network)
+        self._before = last.before - last.multipliers.keys()
         self._model = model
-        inputs_of_tail = (found.seen.attended, found.seen.x)
-        self._points = tuple(each[:, positions].flatten(0, 1) for each in inputs_of_tail)
+        inputs_of_tail = (last.seen.attended, last.seen.x)
+        self._points = tuple(tensor[:, positions].flatten(0, 1) for tensor in inputs_of_tail)
         self._limit = memory_limit
         self._kept: dict[tuple[str, ...], Tensor] = {}
         self.parts = {part.name: part for part in self._find_parts()}
         self._linear = {
             name: model.get_submodule(name) for name, part in self.parts.items() if part.linear
         }
-        self.width = found.seen.attended.shape[-1]
+        self.width = last.seen.attended.shape[-1]
         with undisturbed(model), torch.no_grad():
             hidden, inputs = vmap(lambda *point: self._run({}, *point))(*self._points)
         self._inputs: dict[str, Tensor] = inputs
@@ -100,7 +100,7 @@ class TokenTail:
     def inputs(self, name: str) -> Float[Tensor, "N P"]:
         """Return a linear layer's inputs times its gain, with a column of ones for its bias.
 
-        For a parameter that is no linear layer, return only the column of ones.
+        For a parameter that is not a linear layer, return only the column of ones.
         """
         part = self.parts[name]
         ones = self.hidden.new_ones(len(self.hidden), 1)
@@ -142,8 +142,8 @@ class TokenTail:
             def read(added: Tensor) -> Tensor:
                 return part.gain * self._run({site: added}, *point)[1][layer]
 
-            found: Tensor = jacrev(read)(self._zeros(site))
-            return nn.functional.pad(found, (0, 0, 0, int(part.biased)))
+            slope: Tensor = jacrev(read)(self._zeros(site))
+            return nn.functional.pad(slope, (0, 0, 0, int(part.biased)))
 
         return self._of_tokens(("between", layer, site), of_token, part.shape[0], self.size(site))
 
@@ -156,7 +156,7 @@ class TokenTail:
         of_token: Callable[..., Any],
         rows: int,
         columns: int,
-        *more: Tensor,
+        *per_token: Tensor,
     ) -> Tensor:
         """Compute a derivative for all tokens, in batches of tokens, and cache it."""
         if key not in self._kept:
@@ -171,13 +171,13 @@ class TokenTail:
             step = max(
                 1, self._limit // (16 * size * max(rows, self.width) * max(columns, self.width))
             )
-            points = (*more, *self._points)
+            points = (*per_token, *self._points)
             self._check_weights()
             with undisturbed(self._model), torch.no_grad():
                 self._kept[key] = torch.cat(
                     [
-                        vmap(of_token)(*(point[some] for point in points))
-                        for some in chunks(tokens, step)
+                        vmap(of_token)(*(point[chunk] for point in points))
+                        for chunk in chunks(tokens, step)
                     ]
                 )
         return self._kept[key]
@@ -202,9 +202,9 @@ class TokenTail:
         }
         if ATTENTION in added:
             a = a + added[ATTENTION]
-        with _watched(self._linear, added) as seen:
+        with _watched(self._linear, added) as recorded:
             hidden: Tensor = functional_call(self._tail, moved, (a, x), tie_weights=False)
-        return hidden, seen
+        return hidden, recorded
 
     def _find_parts(self) -> Iterator[TailPart]:
         """Yield the trained parameters of the network after the attention, by module."""
@@ -219,20 +219,20 @@ class TokenTail:
         used = {name for name, slope in zip(trained, slopes, strict=True) if slope is not None}
         layers: dict[str, Any] = {}
         for name in used:
-            stem, _, own = name.rpartition(".")
+            stem, _, suffix = name.rpartition(".")
             module = self._model.get_submodule(stem)
-            if own == "bias":  # the bias of a frozen weight is treated like a norm's bias
+            if suffix == "bias":  # the bias of a frozen weight is treated like a norm's bias
                 continue
             if isinstance(module, nn.Linear | Conv1D):
                 check_linear(stem, module)
             if isinstance(module, nn.Linear | Conv1D) or _reparametrised(module):
                 layers[stem] = module
         for name in trained:
-            stem, _, own = name.rpartition(".")
-            if name not in used or name in self._before or (stem in layers and own == "bias"):
+            stem, _, suffix = name.rpartition(".")
+            if name not in used or name in self._before or (stem in layers and suffix == "bias"):
                 continue
             if stem in layers:
-                yield _linear_part(stem, layers[stem], own)
+                yield _linear_part(stem, layers[stem], suffix)
             elif trained[name].ndim > 1:
                 raise uncovered(
                     f"does not know how {name!r} enters the network after the last attention"
@@ -241,16 +241,16 @@ class TokenTail:
                 yield TailPart(name=name, shape=(1, trained[name].numel()))
 
 
-def _linear_part(name: str, module: Any, own: str) -> TailPart:
+def _linear_part(name: str, module: Any, suffix: str) -> TailPart:
     """Describe a linear layer, for a reparametrised one its trained matrix."""
     bias = getattr(module, "bias", None)
     biased = bias is not None and bias.requires_grad
     gain = 1.0
     if _reparametrised(module):
-        if own != "update" or isinstance(module.update_gain, nn.Parameter):
+        if suffix != "update" or isinstance(module.update_gain, nn.Parameter):
             raise uncovered(f"does not cover the trained gains of {name!r}")
         gain = float(module.update_gain)
-    weight = module.get_parameter(own)
+    weight = module.get_parameter(suffix)
     inputs, outputs = weight.shape if isinstance(module, Conv1D) else weight.shape[::-1]
     return TailPart(
         name=name, shape=(inputs + int(biased), outputs), linear=True, biased=biased, gain=gain
@@ -284,23 +284,25 @@ def _watched(
     modules: Mapping[str, nn.Module], added: Mapping[str, Tensor]
 ) -> Iterator[dict[str, Tensor]]:
     """Record the inputs of modules, and add the vectors `added` to their outputs."""
-    seen: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., Any]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            if name in seen:
+            if name in recorded:
                 raise ArgumentError(
                     f"model: {name!r} is used twice after the last attention; the closed form "
                     "expects one use; use hessblocks.Hessian for this model"
                 )
-            seen[name] = inputs[0].reshape(-1)  # one token: all axes before the last have length 1
+            recorded[name] = inputs[0].reshape(
+                -1
+            )  # one token: all axes before the last have length 1
             return output + added[name] if name in added else output
 
         return hook
 
     handles = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
     try:
-        yield seen
+        yield recorded
     finally:
         for handle in handles:
             handle.remove()

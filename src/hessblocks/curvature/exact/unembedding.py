@@ -73,11 +73,11 @@ class SoftmaxBlock(ExactOperator):
         count, classes = columns.shape[1], self._p.shape[1]
         out = columns.new_zeros(self._inputs.shape[1], classes * count)
         step = max(1, self._limit // (4 * classes * count * columns.element_size()))
-        for some in chunks(len(self._p), step):
-            h, p = self._inputs[some], self._p[some, :, None]
-            seen = p * (h @ columns.view(h.shape[1], -1)).view(len(h), classes, count)
-            seen = seen - p * seen.sum(1, keepdim=True)
-            out += h.T @ seen.flatten(1)
+        for chunk in chunks(len(self._p), step):
+            h, p = self._inputs[chunk], self._p[chunk, :, None]
+            weighted = p * (h @ columns.view(h.shape[1], -1)).view(len(h), classes, count)
+            weighted = weighted - p * weighted.sum(1, keepdim=True)
+            out += h.T @ weighted.flatten(1)
         return out.view(-1, count)
 
     def diagonal(self) -> Float[Tensor, " size"]:
@@ -153,19 +153,19 @@ class SeenLoss:
     @cached_property
     def gradient(self) -> Float[Tensor, "N D"]:
         """∂ℓ/∂h = Wᵀ r, computed for a batch of tokens at a time."""
-        return torch.cat([self._residual(some) @ self.weight for some in self._cut(4)])
+        return torch.cat([self._residual(chunk) @ self.weight for chunk in self._cut(4)])
 
     @cached_property
     def residual(self) -> Float[Tensor, "N C"]:
         """∂ℓ/∂f = r."""
         return self._residual(slice(None))
 
-    def _residual(self, some: slice) -> Tensor:
+    def _residual(self, chunk: slice) -> Tensor:
         """Compute r of some tokens; for accuracy, the label's entry is minus the others' sum."""
-        label = self._labels[some, None]
-        residual = self._shares(some).scatter_(-1, label, 0.0)
+        label = self._labels[chunk, None]
+        residual = self._shares(chunk).scatter_(-1, label, 0.0)
         residual.scatter_(-1, label, -residual.sum(-1, keepdim=True))
-        return residual.mul_(self._weights[some, None])
+        return residual.mul_(self._weights[chunk, None])
 
     @cached_property
     def through(self) -> Float[Tensor, "N D C"]:
@@ -190,9 +190,9 @@ class SeenLoss:
         """Return the Gauss-Newton block of the unembedding's weight."""
         return SoftmaxBlock(self.inputs, self._probabilities, self._weights, self.memory_limit)
 
-    def _shares(self, some: slice) -> Tensor:
+    def _shares(self, chunk: slice) -> Tensor:
         """Compute p of some tokens."""
-        return nn.functional.linear(self._hidden[some], self.weight, self._bias).softmax(-1)
+        return nn.functional.linear(self._hidden[chunk], self.weight, self._bias).softmax(-1)
 
     @cached_property
     def _probabilities(self) -> Float[Tensor, "N C"]:
@@ -216,26 +216,26 @@ class SeenLoss:
         """
         out = self._hidden.new_empty(*self._hidden.shape, self._hidden.shape[-1])
         centred = self.weight - self.weight.mean(0)
-        for some in self._cut(2):
-            out[some] = self._curvature(some, centred)
+        for chunk in self._cut(2):
+            out[chunk] = self._curvature(chunk, centred)
         return out
 
-    def _curvature(self, some: slice, centred: Tensor) -> Tensor:
-        p = self._shares(some)
+    def _curvature(self, chunk: slice, centred: Tensor) -> Tensor:
+        p = self._shares(chunk)
         likeliest = p.argmax(-1, keepdim=True)
-        most = p.gather(-1, likeliest)
+        top = p.gather(-1, likeliest)
         others = p.scatter_(-1, likeliest, 0.0)
         rest = others.sum(-1, keepdim=True)
         row, sums = centred[likeliest[:, 0]], others @ centred
-        left = torch.stack([most * rest * row, -sums, -most * sums, -row], dim=-1)
-        right = torch.stack([row, sums, row, most * sums], dim=1)
+        left = torch.stack([top * rest * row, -sums, -top * sums, -row], dim=-1)
+        right = torch.stack([row, sums, row, top * sums], dim=1)
         out = summed_squares(others, centred).baddbmm_(left, right)
-        return out.mul_(self._weights[some, None, None])
+        return out.mul_(self._weights[chunk, None, None])
 
     def _cut(self, copies: int) -> Iterator[slice]:
         """Split the tokens into batches; `copies` arrays of a batch's logits fit the limit."""
-        one = copies * len(self.weight) * self._hidden.element_size()
-        return chunks(len(self._hidden), max(1, self.memory_limit // one))
+        bytes_each = copies * len(self.weight) * self._hidden.element_size()
+        return chunks(len(self._hidden), max(1, self.memory_limit // bytes_each))
 
     @cached_property
     def _half(self) -> Float[Tensor, "N _ D"]:
@@ -263,9 +263,9 @@ def summed_squares(
     for left in chunks(width, _COLUMNS):
         count = (left.stop - left.start) * (width - left.start)
         total = weights.new_zeros(len(weights), count)
-        for some in chunks(len(rows), _ROWS):
-            products = rows[some, left, None] * rows[some, None, left.start :]
-            total.addmm_(weights[:, some], products.flatten(1))
+        for chunk in chunks(len(rows), _ROWS):
+            products = rows[chunk, left, None] * rows[chunk, None, left.start :]
+            total.addmm_(weights[:, chunk], products.flatten(1))
         strip = total.view(len(weights), -1, width - left.start)
         out[:, left, left.start :] = strip
         out[:, left.start :, left] = strip.mT

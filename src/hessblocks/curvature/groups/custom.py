@@ -24,7 +24,7 @@ def select_groups(
         The chosen groups, in their order in `groups`.
 
     Raises:
-        ArgumentError: a pattern is no string, or matches nothing; similar names are listed.
+        ArgumentError: a pattern is not a string, or matches nothing; similar names are listed.
 
     Examples:
         >>> import hessblocks as hb
@@ -54,7 +54,7 @@ def custom_groups(
         agree on them. Entries that match no pattern belong to no group.
 
     Raises:
-        ArgumentError: `specifications` is no dict of patterns, a pattern matches no trainable
+        ArgumentError: `specifications` is not a dict of patterns, a pattern matches no trainable
             parameter, a slice does not fit, or two groups share an entry.
 
     Examples:
@@ -74,26 +74,26 @@ def custom_groups(
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with warnings.catch_warnings():  # the warning recommends the groups that are being made
             warnings.simplefilter("ignore", UnknownRoleWarning)
-            known = [*parameter_groups(model).values()]
+            role_groups = [*parameter_groups(model).values()]
     groups = {}
-    for name, given in specifications.items():
-        own = [view for text in _texts(given) for view in _views(text, parameters)]
-        owners = [owner for view in own for owner in _owners(view, known, parameters)]
-        groups[name] = replace(merge(name, owners), views=tuple(own))
+    for name, patterns in specifications.items():
+        selected = [view for text in _texts(patterns) for view in _views(text, parameters)]
+        owners = [owner for view in selected for owner in _owners(view, role_groups, parameters)]
+        groups[name] = replace(merge(name, owners), views=tuple(selected))
     views.check_disjoint(groups.values(), parameters)
     return groups
 
 
-def _texts(given: str | Iterable[str]) -> list[str]:
-    texts = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+def _texts(spec: str | Iterable[str]) -> list[str]:
+    texts = [spec] if isinstance(spec, str) or not isinstance(spec, Iterable) else [*spec]
     if not all(isinstance(text, str) for text in texts):
-        raise ArgumentError(f"groups: expected patterns on names, got {given!r}")
+        raise ArgumentError(f"groups: expected patterns on names, got {spec!r}")
     return texts
 
 
 def _owners(
     view: views.ParameterView,
-    known: Sequence[views.ParameterGroup],
+    role_groups: Sequence[views.ParameterGroup],
     parameters: Mapping[str, Tensor],
 ) -> list[views.ParameterGroup]:
     """List the known groups that entries of a view belong to."""
@@ -101,10 +101,10 @@ def _owners(
     mine.as_strided(view.shape, view.stride, view.offset).fill_(True)
     return [
         group
-        for group in known
-        for one in group.views
-        if one.parameter == view.parameter
-        and mine.as_strided(one.shape, one.stride, one.offset).any()
+        for group in role_groups
+        for candidate in group.views
+        if candidate.parameter == view.parameter
+        and mine.as_strided(candidate.shape, candidate.stride, candidate.offset).any()
     ]
 
 
@@ -117,12 +117,12 @@ def _views(text: str, parameters: Mapping[str, Tensor]) -> list[views.ParameterV
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:
     names = list(names)
-    found = [name for name in names if fnmatchcase(name, pattern)]
-    if not found:
+    matching = [name for name in names if fnmatchcase(name, pattern)]
+    if not matching:
         near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
         hint = f"; near: {', '.join(near)}" if near else f"; there are: {', '.join(names[:5])}, ..."
         raise ArgumentError(f"groups: {pattern!r} matches nothing{hint}")
-    return found
+    return matching
 
 
 def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterView:
@@ -135,14 +135,14 @@ def _sliced(name: str, parameter: Tensor, cut: str | None) -> views.ParameterVie
             f"groups: [{cut}] has {len(texts)} slices, {name!r} has {parameter.ndim} axes"
         )
     slices = tuple(_slice(text, name) for text in texts)
-    forward = all(one.step is None or one.step > 0 for one in slices)
-    if not forward or not (found := torch.empty(view.shape, device="meta")[slices]).numel():
-        raise ArgumentError(f"groups: [{cut}] selects nothing, or backwards, of {name!r}")
+    forward = all(part.step is None or part.step > 0 for part in slices)
+    if not forward or not (selected := torch.empty(view.shape, device="meta")[slices]).numel():
+        raise ArgumentError(f"groups: [{cut}] is empty for {name!r}, or runs backwards")
     return views.ParameterView(
         parameter=name,
-        shape=tuple(found.shape),
-        stride=found.stride(),
-        offset=int(found.storage_offset()),
+        shape=tuple(selected.shape),
+        stride=selected.stride(),
+        offset=int(selected.storage_offset()),
     )
 
 

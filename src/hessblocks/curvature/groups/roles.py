@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from hessblocks.architectures import (
     ARCHITECTURES,
     Heads,
-    Piece,
     Rule,
+    Span,
     heads_of,
     thirds,
     usual_rules,
@@ -109,8 +109,8 @@ def _rules_of(model: nn.Module, kind: str) -> Sequence[Rule]:
     usual = usual_rules(names, conv1d=conv1d, registered=bool(kind))
     rules = [rule for rule in usual if _fits(rule, model)]
     patterns = [re.compile(rule.pattern) for rule in rules]
-    known = any(pattern.fullmatch(name) for pattern in patterns for name in names)
-    return [*rules, *_outside_rules(model)] if known else []
+    matched = any(pattern.fullmatch(name) for pattern in patterns for name in names)
+    return [*rules, *_outside_rules(model)] if matched else []
 
 
 def _outside_rules(model: nn.Module) -> list[Rule]:
@@ -132,7 +132,7 @@ def _fits(rule: Rule, model: nn.Module) -> bool:
         for name, parameter in model.named_parameters()
         if parameter.ndim == 2 and re.fullmatch(rule.pattern, name)
     ]
-    return all(one.shape[rule.axis] == 3 * one.shape[1 - rule.axis] for one in weights)
+    return all(weight.shape[rule.axis] == 3 * weight.shape[1 - rule.axis] for weight in weights)
 
 
 def merge(name: str, parts: Sequence[ParameterGroup]) -> ParameterGroup:
@@ -154,8 +154,8 @@ def _cut(
         layer = match.groupdict().get("layer") if match else None
         heads = partial(heads_of, config, int(layer or 0))
         if match and (pieces := _pieces(rule, name, parameter, heads, by_head=level == "head")):
-            if level == "expert" and (found := EXPERTS.search(name)):
-                pieces = _by_expert(*pieces[0], config, found["number"])
+            if level == "expert" and (expert := EXPERTS.search(name)):
+                pieces = _by_expert(*pieces[0], config, expert["number"])
             return [
                 ParameterGroup(
                     name=title.format(layer=layer),
@@ -177,12 +177,12 @@ def _pieces(
     alike = rule.packing is thirds and not by_head
     heads = Heads(count=1, groups=1) if alike else heads_of_layer()
     axis = min(rule.axis, parameter.ndim - 1)
-    found: list[tuple[str, str, ParameterView]] = []
+    named: list[tuple[str, str, ParameterView]] = []
     pieces = rule.packing(parameter.shape[axis], heads)
     if sum(piece.blocks * piece.length for piece in pieces) != parameter.shape[axis]:
-        return found
+        return named
     if by_head and not all(piece.divides(heads.of(piece.role)) for piece in pieces):
-        return found
+        return named
     for piece in pieces:
         title = rule.name.replace("{role}", piece.role)
         parts = {title: piece}
@@ -190,8 +190,8 @@ def _pieces(
             numbered = enumerate(piece.by_head(heads.of(piece.role)))
             parts = {f"{title}.head.{number}": part for number, part in numbered}
         for name_of_part, part in parts.items():
-            found.append((name_of_part, piece.role, _view(name, parameter, axis, part)))
-    return found
+            named.append((name_of_part, piece.role, _view(name, parameter, axis, part)))
+    return named
 
 
 def _by_expert(
@@ -210,7 +210,7 @@ def _by_expert(
     ]
 
 
-def _view(name: str, parameter: Tensor, axis: int, piece: Piece) -> ParameterView:
+def _view(name: str, parameter: Tensor, axis: int, piece: Span) -> ParameterView:
     full = whole(name, parameter)
     unit = full.stride[axis]
     return ParameterView(

@@ -147,13 +147,13 @@ class ParameterGroup:
         Returns:
             (K, *shape) by parameter name.
         """
-        found = {}
+        by_name = {}
         for view, piece in self._by_view(vectors):
-            own = like[view.parameter]
-            alike = (own.dtype, own.device) == (vectors.dtype, vectors.device)
-            if alike and view == whole(view.parameter, own):
-                found[view.parameter] = piece.view(len(vectors), *own.shape)
-        return found
+            parameter = like[view.parameter]
+            alike = (parameter.dtype, parameter.device) == (vectors.dtype, vectors.device)
+            if alike and view == whole(view.parameter, parameter):
+                by_name[view.parameter] = piece.view(len(vectors), *parameter.shape)
+        return by_name
 
     def scatter(
         self, vectors: Float[Tensor, "K size"], like: Mapping[str, Float[Tensor, "..."]]
@@ -223,7 +223,7 @@ def overlap(groups: Iterable[ParameterGroup]) -> bool:
     views: dict[str, list[ParameterView]] = {}
     for view in (view for group in groups for view in group.views):
         views.setdefault(view.parameter, []).append(view)
-    for several in (found for found in views.values() if len(found) > 1):
+    for several in (shared for shared in views.values() if len(shared) > 1):
         owners = torch.zeros(max(view.end for view in several), dtype=torch.uint8)
         for view in several:
             owners.as_strided(view.shape, view.stride, view.offset).add_(1)
@@ -243,8 +243,8 @@ def plain_model(model: nn.Module, *, sharded: bool = False) -> nn.Module:
         The innermost module.
 
     Raises:
-        ArgumentError: `model` is no module, its parameters are sharded and may not be, or they are
-            lazy and have no shape yet.
+        ArgumentError: `model` is not a module, its parameters are sharded and may not be, or they
+            are lazy and have no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model: expected a module, got {type(model).__name__}")

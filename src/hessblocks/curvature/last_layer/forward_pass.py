@@ -78,10 +78,10 @@ def forward_pass(
     Raises:
         ArgumentError: the last layer, or the output layer, runs more than once.
     """
-    seen: dict[str, Any] = {"tried": _first_tokens(batch)}
+    recorded: dict[str, Any] = {"tried": _first_tokens(batch)}
 
     def once(module: nn.Module, key: str) -> None:
-        if key in seen:
+        if key in recorded:
             raise uncovered(
                 f"expects one use of the last layer, and {type(module).__name__} runs twice in a "
                 "forward pass"
@@ -89,21 +89,21 @@ def forward_pass(
 
     def enter_layer(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
         once(module, "x")
-        seen["x"] = inputs[0] if inputs else keywords["hidden_states"]
-        seen["layer_keywords"] = {k: v for k, v in keywords.items() if k != "hidden_states"}
+        recorded["x"] = inputs[0] if inputs else keywords["hidden_states"]
+        recorded["layer_keywords"] = {k: v for k, v in keywords.items() if k != "hidden_states"}
 
     def enter_attention(module: nn.Module, inputs: tuple[Any, ...], keywords: Any) -> None:
         once(module, "inputs")
-        seen["inputs"] = inputs[0] if inputs else keywords["hidden_states"]
-        seen["arguments"], seen["keywords"] = inputs, keywords
+        recorded["inputs"] = inputs[0] if inputs else keywords["hidden_states"]
+        recorded["arguments"], recorded["keywords"] = inputs, keywords
 
     def leave_attention(module: nn.Module, inputs: Any, output: Any) -> None:
-        seen["attended"] = output[0] if isinstance(output, tuple) else output
+        recorded["attended"] = output[0] if isinstance(output, tuple) else output
 
     def enter_output(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         once(module, "hidden")
-        hidden = seen["hidden"] = inputs[0]
-        tried = seen["tried"][seen["tried"] < hidden.shape[1]]
+        hidden = recorded["hidden"] = inputs[0]
+        tried = recorded["tried"][recorded["tried"] < hidden.shape[1]]
         return (hidden[:1, tried] if hidden.ndim == 3 else hidden[:1], *inputs[1:])
 
     hooks = [
@@ -113,24 +113,24 @@ def forward_pass(
         output_layer.register_forward_pre_hook(enter_output),
     ]
     try:
-        seen["logits"] = logits(model, batch)
+        recorded["logits"] = logits(model, batch)
     finally:
         for hook in hooks:
             hook.remove()
-    first = seen["hidden"]
+    first = recorded["hidden"]
     if pooled := first.ndim == 2:
-        seen["hidden"] = torch.zeros_like(seen["x"])
-        seen["hidden"][:, 0] = first
-    return Seen(pooled=pooled, **seen)
+        recorded["hidden"] = torch.zeros_like(recorded["x"])
+        recorded["hidden"][:, 0] = first
+    return Seen(pooled=pooled, **recorded)
 
 
 def logits(model: nn.Module, batch: Batch) -> Float[Tensor, "_ *_ C"]:
     """Compute the logits of a batch."""
     # no key-value cache; models of images take no such argument
     without = {} if batch.inputs.is_floating_point() else {"use_cache": False}
-    given = model(*batch.arguments, **{**batch.keywords, **without})
-    found: Tensor = given[0] if isinstance(given, tuple) else given.logits
-    return found
+    outputs = model(*batch.arguments, **{**batch.keywords, **without})
+    values: Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits
+    return values
 
 
 def _first_tokens(batch: Batch) -> Int[Tensor, " _"]:
@@ -191,8 +191,8 @@ class LastAttention:
                 "attn_implementation='sdpa' would not have?); use hessblocks.Hessian for this batch"
             )
         hidden = seen.hidden[:1, 0] if seen.pooled else seen.hidden[:1, seen.tried]
-        own = self.output_layer
-        if not _close(nn.functional.linear(hidden, own.weight, own.bias), seen.logits):
+        head = self.output_layer
+        if not _close(nn.functional.linear(hidden, head.weight, head.bias), seen.logits):
             raise ArgumentError(
                 "model: its logits are not the output layer's of the final hidden state (scaled, "
                 f"capped, changed by a hook?); {ELSEWHERE}"
@@ -215,11 +215,11 @@ class LastAttention:
             )
 
 
-def _close(found: Tensor, seen: Tensor, rounding: float = 0.0) -> bool:
+def _close(value: Tensor, expected: Tensor, rounding: float = 0.0) -> bool:
     """Tell whether the largest relative difference is at most 1e4 eps or 100 `rounding`."""
-    share = max(1e4 * torch.finfo(seen.dtype).eps, 100 * rounding)
-    tolerance = share * seen.abs().amax()
-    return found.shape == seen.shape and bool((found - seen).abs().amax() <= tolerance)
+    share = max(1e4 * torch.finfo(expected.dtype).eps, 100 * rounding)
+    tolerance = share * expected.abs().amax()
+    return value.shape == expected.shape and bool((value - expected).abs().amax() <= tolerance)
 
 
 def token_network(modules: LastModules, model: Any, keywords: Mapping[str, Any]) -> HiddenNetwork:
@@ -236,11 +236,11 @@ def token_network(modules: LastModules, model: Any, keywords: Mapping[str, Any])
     """
 
     def network(a: Tensor, x: Tensor) -> Tensor:
-        given = a[None, None]
+        attended = a[None, None]
         with ExitStack() as stack:
-            stack.enter_context(_replaced(modules.attention, lambda *_, **__: (given, None)))
+            stack.enter_context(_replaced(modules.attention, lambda *_, **__: (attended, None)))
             if modules.apart:
-                stack.enter_context(_replaced(modules.linear["projection"], lambda _: given))
+                stack.enter_context(_replaced(modules.linear["projection"], lambda _: attended))
             stack.enter_context(_replaced(output_layer(model), lambda hidden: hidden))
             out = modules.layer(x[None, None], **keywords)
             hidden: Tensor = out[0] if isinstance(out, tuple) else out
@@ -255,21 +255,21 @@ def feeding(
     modules: LastModules, model: Any, x: Float[Tensor, " D"], keywords: Mapping[str, Any]
 ) -> frozenset[str]:
     """List the parameters of the last layer that its attention's input depends on."""
-    seen: list[Tensor] = []
+    recorded: list[Tensor] = []
 
     def note(*inputs: Any, **words: Any) -> tuple[Tensor, None]:
-        seen.append(inputs[0] if inputs else words["hidden_states"])
-        return torch.zeros_like(seen[0]), None
+        recorded.append(inputs[0] if inputs else words["hidden_states"])
+        return torch.zeros_like(recorded[0]), None
 
-    known = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not known:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
         return frozenset()
     with torch.enable_grad(), _replaced(modules.attention, note):
         modules.layer(x.detach()[None, None].requires_grad_(), **keywords)
-        if not seen[0].requires_grad:  # a hook detached it
+        if not recorded[0].requires_grad:  # a hook detached it
             return frozenset()
-        slopes = torch.autograd.grad(seen[0].sum(), list(known.values()), allow_unused=True)
-    met = zip(known, slopes, strict=True)
+        slopes = torch.autograd.grad(recorded[0].sum(), list(trained.values()), allow_unused=True)
+    met = zip(trained, slopes, strict=True)
     return frozenset(name for name, slope in met if slope is not None)
 
 
@@ -277,12 +277,12 @@ def feeding(
 def _replaced(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the module's `forward`, and restore it afterwards."""
     had = "forward" in vars(module)
-    own = module.forward
+    original = module.forward
     module.forward = forward
     try:
         yield
     finally:
         if had:
-            module.forward = own
+            module.forward = original
         else:
             del module.forward

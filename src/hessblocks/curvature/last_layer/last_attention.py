@@ -1,13 +1,15 @@
 """Extract the last attention of a known model, of transformers or of ours.
 
-Letters: D width.
+Letters: B sequences, L tokens, D width.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from hessblocks.architectures import ARCHITECTURES, heads_of
@@ -19,7 +21,6 @@ from hessblocks.curvature.last_layer.forward_pass import (
     logits,
     token_network,
 )
-from hessblocks.curvature.last_layer.heads_and_masks import cut_into_heads, permitted
 from hessblocks.curvature.last_layer.norms import head_norms, norm_multipliers
 from hessblocks.curvature.last_layer.supported import check_linear, uncovered
 from hessblocks.curvature.last_layer.weights import (
@@ -31,7 +32,7 @@ from hessblocks.curvature.last_layer.weights import (
 )
 from hessblocks.curvature.losses import Batch, TextPositions, check_packing
 from hessblocks.errors import ArgumentError, check_name
-from hessblocks.theory import Rotation
+from hessblocks.theory import AttentionLayer, HeadRotation
 
 _PARAMETRISED = ".parametrizations."
 
@@ -50,13 +51,13 @@ def last_attention(model: nn.Module, batch: Batch) -> LastAttention:
         ArgumentError: the architecture is unknown, or the closed form does not support a part.
     """
     kind = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    own = {"hessblocks": from_hessblocks}
-    known = [name for name, architecture in ARCHITECTURES.items() if architecture.behind]
-    check_name("model: closed-form attention curvature of", kind, [*own, *known])
+    ours = {"hessblocks": from_hessblocks}
+    families = [name for name, architecture in ARCHITECTURES.items() if architecture.behind]
+    check_name("model: closed-form attention curvature of", kind, [*ours, *families])
     check_linear("the output layer", output_layer(model))
     with torch.no_grad():
         positioned = TextPositions(model).put_into(batch, partial(logits, model))
-        return own.get(kind, _from_family)(model, positioned)
+        return ours.get(kind, _from_family)(model, positioned)
 
 
 def _from_family(model: Any, batch: Batch) -> LastAttention:
@@ -71,34 +72,34 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
     attention, projection = modules.attention, modules.linear["projection"]
     last = output_layer(model)
     written = projection if modules.apart else attention
-    seen = forward_pass(model, batch, modules.layer, attention, written, last)
+    recorded = forward_pass(model, batch, modules.layer, attention, written, last)
     weights, heads = modules.weights(config), heads_of(config)
     head_width = weights["query"].shape[1] // heads.count
-    turned = seen.keywords.get("position_embeddings")
-    rotation = turned and Rotation.of_halves(
-        turned[0].to(seen.inputs), turned[1].to(seen.inputs), head_width
+    turned = recorded.keywords.get("position_embeddings")
+    rotation = turned and HeadRotation.of_halves(
+        turned[0].to(recorded.inputs), turned[1].to(recorded.inputs), head_width
     )
-    _check_rows(batch, seen)
+    _check_rows(batch, recorded)
     bias = projection.bias
     norms = head_norms(
-        seen.inputs.new_zeros(1, head_width),
+        recorded.inputs.new_zeros(1, head_width),
         *(
             getattr(attention, f"{role}_norm", getattr(attention, f"{role}_layernorm", None))
             for role in ("q", "k")
         ),
     )
-    before = feeding(modules, model, seen.x[0, 0], seen.layer_keywords)
+    before = feeding(modules, model, recorded.x[0, 0], recorded.layer_keywords)
     stems = {name.partition(_PARAMETRISED)[0] for name in before if _PARAMETRISED in name}
     stems |= {name.rpartition(".")[0] for name in before if _PARAMETRISED not in name}
     trained = [name for name, norm in norms.items() if len(norm.parameters)]
     return LastAttention(
         layer=cut_into_heads(
-            seen.inputs,
+            recorded.inputs,
             weights,
             heads=heads.count,
             groups=heads.groups,
             permitted=permitted(
-                seen.inputs,
+                recorded.inputs,
                 batch.attention_mask,
                 causal=architecture.causal,
                 window=_window(attention, config),
@@ -110,20 +111,20 @@ def _from_family(model: Any, batch: Batch) -> LastAttention:
             projection_bias=bias is not None,
             rotation=rotation,
         ),
-        seen=seen,
-        network=token_network(modules, model, seen.layer_keywords),
+        seen=recorded,
+        network=token_network(modules, model, recorded.layer_keywords),
         projection_bias=None if bias is None else bias.detach(),
         output_layer=last,
         rounding=torch.finfo(torch.float32).eps if architecture.single_rotation else 0.0,
         before=before,
-        multipliers=norm_multipliers(model, stems, seen),
+        multipliers=norm_multipliers(model, stems, recorded),
     )
 
 
-def _check_rows(batch: Batch, seen: Seen) -> None:
+def _check_rows(batch: Batch, recorded: Seen) -> None:
     """Refuse packed rows with a key-value cache, and an output layer that skips tokens."""
     check_packing(batch)
-    if seen.hidden.shape[1] != seen.x.shape[1]:
+    if recorded.hidden.shape[1] != recorded.x.shape[1]:
         raise ArgumentError(
             "batch: the output layer does not read every token (logits_to_keep?); leave that out"
         )
@@ -131,8 +132,8 @@ def _check_rows(batch: Batch, seen: Seen) -> None:
 
 def _window(attention: Any, config: Any) -> int | None:
     """Count the tokens that a query attends to, itself included; None: no limit."""
-    of = config if config.model_type == "mistral" else attention
-    return getattr(of, "sliding_window", None)
+    holder = config if config.model_type == "mistral" else attention
+    return getattr(holder, "sliding_window", None)
 
 
 def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
@@ -157,9 +158,9 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         raise uncovered("covers values without a residual of the first layer's")
     if model.softcap is not None:
         raise uncovered("covers logits without a softcap")
-    seen = forward_pass(model, batch, block, attention, attention, model.lm_head)
-    inputs = seen.inputs
-    context = next(one for one in seen.arguments if hasattr(one, "rotation"))
+    recorded = forward_pass(model, batch, block, attention, attention, model.lm_head)
+    inputs = recorded.inputs
+    context = next(argument for argument in recorded.arguments if hasattr(argument, "rotation"))
     turned = context.rotation
 
     def network(a: Tensor, state: Tensor) -> Tensor:
@@ -204,7 +205,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
         scale=float(attention.scale),
         softmax=not attention.linear,
         bias=context.bias,
-        rotation=turned and Rotation.of_halves(turned[0][:, 0], turned[1][:, 0], width),
+        rotation=turned and HeadRotation.of_halves(turned[0][:, 0], turned[1][:, 0], width),
         gains={name: gain.detach() for name, gain in gains.items()},
         parameters=tuple(trained),
         projection_bias=bias is not None,
@@ -212,14 +213,14 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     )
     return LastAttention(
         layer=layer,
-        seen=seen,
+        seen=recorded,
         output_layer=model.lm_head,
         network=network,
         before=frozenset(
             [f"{stem}.{name}" for name in before] + [of_layer + name for name in mixed]
         ),
         multipliers=norm_multipliers(
-            model, {stem} if before else set(), replace(seen, x=block.read(seen.x))
+            model, {stem} if before else set(), replace(recorded, x=block.read(recorded.x))
         ),
         left_out=tuple(
             name
@@ -257,3 +258,75 @@ def _matrix(module: nn.Module, width: int) -> Tensor:
         return matrix(module)
     effective: Tensor = module.effective_weight()  # type: ignore[operator]
     return effective.T
+
+
+def cut_into_heads(
+    inputs: Float[Tensor, "B L D"],
+    weights: Mapping[str, Float[Tensor, "rows columns"]],
+    *,
+    heads: int,
+    groups: int,
+    **fields: Any,
+) -> AttentionLayer:
+    """Split the weights into heads; append a column of ones to the inputs for biases."""
+    width = inputs.shape[-1]
+    biased = {len(w) == width + 1 for name, w in weights.items() if name != "projection"}
+    if "key" not in weights and True in biased:
+        raise uncovered("covers one query-key matrix without biases only")
+    if len(biased) == 2:
+        raise uncovered("expects biases on all of query, key and value, or on none")
+    x = torch.cat([inputs, torch.ones_like(inputs[..., :1])], dim=-1) if True in biased else inputs
+
+    def per_head(name: str, count: int) -> Tensor:
+        weight = weights[name].to(inputs).reshape(x.shape[-1], count, -1)
+        return weight.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+    value = per_head("value", groups)
+    projection = weights["projection"][: heads * value.shape[2]].to(inputs).clone()
+    return AttentionLayer(
+        x=x,
+        query=per_head("query", heads),
+        key=per_head("key", groups) if "key" in weights else None,
+        value=value,
+        projection=projection.unflatten(0, (heads, -1)),
+        **fields,
+    )
+
+
+def permitted(
+    inputs: Float[Tensor, "B L D"],
+    attention_mask: Shaped[Tensor, "B L"] | None,
+    *,
+    causal: bool,
+    window: int | None = None,
+    places: Int[Tensor, "*B L"] | None = None,
+) -> Bool[Tensor, "#B L L"]:
+    """Build the mask, True where a query may attend; a padded query attends to itself.
+
+    Args:
+        inputs: inputs of the attention.
+        attention_mask: 0 at padding.
+        causal: whether a token attends only to itself and earlier tokens.
+        window: number of tokens that a token attends to, itself included (to each side if not
+            causal).
+        places: positions. A position that is not the previous one plus 1 starts a new sequence in
+            the same row; without a mask, causal models of transformers separate such sequences.
+
+    Returns:
+        One mask for all rows, or one per row.
+    """
+    tokens = inputs.shape[1]
+    diagonal = torch.eye(tokens, dtype=torch.bool, device=inputs.device)
+    allowed = torch.ones_like(diagonal)[None]
+    if causal:
+        allowed = allowed.tril()
+    if window:
+        allowed = allowed.triu(1 - window)
+        allowed = allowed if causal else allowed & allowed.mT
+    if attention_mask is not None:
+        return (allowed & attention_mask.bool()[:, None, :]) | diagonal
+    if causal and places is not None:
+        places = places.reshape(-1, tokens)
+        sequence = nn.functional.pad(places.diff(dim=-1) != 1, (1, 0)).cumsum(-1)
+        allowed = allowed & (sequence[:, :, None] == sequence[:, None, :])
+    return allowed

@@ -55,10 +55,10 @@ def check_model(model: nn.Module) -> None:
 
 def _check_ties(model: Any) -> None:
     ends = {
-        id(getattr(getattr(model, name)(), own, None))
+        id(getattr(getattr(model, name)(), attribute, None))
         for name in ("get_input_embeddings", "get_output_embeddings")
         if hasattr(model, name)
-        for own in ("weight", "bias")
+        for attribute in ("weight", "bias")
     }
     uses: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -90,8 +90,8 @@ def check_linear(name: str, module: nn.Module | None) -> None:
             f"expects {name} to be a plain linear layer, got {type(module).__name__} (adapters, "
             "pruned and reparametrised weights are none)"
         )
-    asked = {p.requires_grad for p in module.parameters(recurse=False)}
-    if len(asked) > 1:
+    trained = {p.requires_grad for p in module.parameters(recurse=False)}
+    if len(trained) > 1:
         raise uncovered(f"expects weight and bias of {name} to be trained both or neither")
 
 

@@ -73,10 +73,10 @@ def last_modules(model: Any) -> LastModules:
             f"which {type(model).__name__} has not"
         )
     for name, expected in architecture.expected.items():
-        if (found := getattr(config, name, expected)) != expected:
+        if (value := getattr(config, name, expected)) != expected:
             raise uncovered(
                 f"expects {name}={expected!r} in the configuration of {config.model_type}, got "
-                f"{found!r}"
+                f"{value!r}"
             )
     paths: dict[str, str] = {}
     for name in modules:
@@ -109,15 +109,15 @@ def output_layer(model: Any) -> Any:
     Raises:
         ArgumentError: the model has no such layer.
     """
-    found = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    found = getattr(model, "classifier", None) if found is None else found
-    if found is None:
+    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    layer = getattr(model, "classifier", None) if layer is None else layer
+    if layer is None:
         raise ArgumentError(
             "model: expected a language model with a head or an image classifier, got "
             f"{type(model).__name__}; use AutoModelForCausalLM, AutoModelForMaskedLM, "
             "AutoModelForImageClassification or hessblocks.build"
         )
-    return found
+    return layer
 
 
 def is_trained(module: nn.Module) -> bool:

@@ -166,12 +166,12 @@ class Differentiated(BatchLoss):
         """
         if logits.shape[axis] == 1:
             return torch.zeros_like(logits)
-        found = []
+        gradients = []
         for sure in (0, -1):
             certain = torch.zeros_like(logits)
             certain.select(axis, sure).fill_(CERTAIN)
-            found.append(self.derivatives(certain, share).gradient.narrow(axis, 0, 1))
-        return found[0] - found[1]
+            gradients.append(self.derivatives(certain, share).gradient.narrow(axis, 0, 1))
+        return gradients[0] - gradients[1]
 
 
 def _convex(curvature: Tensor) -> Tensor:
@@ -220,9 +220,9 @@ def callable_loss(
         return losses
 
     def count() -> int:
-        found, again = losses(logits.detach()), losses(logits.detach())
-        number = found.numel()
-        if again.numel() != number or _differ(found, again):
+        first, again = losses(logits.detach()), losses(logits.detach())
+        number = first.numel()
+        if again.numel() != number or _differ(first, again):
             raise RunError(
                 "loss: two calls of the callable on the same logits differ, so that nothing "
                 "computed from it can be repeated; look for dropout or other random numbers in it"
@@ -238,11 +238,11 @@ def callable_loss(
 
 
 @contextmanager
-def named_errors(what: str) -> Iterator[None]:
+def named_errors(subject: str) -> Iterator[None]:
     """Re-raise an exception of the caller's code as a RunError that quotes its first line.
 
     Args:
-        what: name of the code that runs in the block, for the message.
+        subject: name of the code that runs in the block, for the message.
 
     Raises:
         RunError: the block raised anything but our errors or an out-of-memory error.
@@ -255,7 +255,7 @@ def named_errors(what: str) -> Iterator[None]:
         if out_of_memory(error):
             raise
         first = next(iter(str(error).splitlines()), "")
-        raise RunError(f"{what} failed: {type(error).__name__}: {first}") from error
+        raise RunError(f"{subject} failed: {type(error).__name__}: {first}") from error
 
 
 def _differ(first: Tensor, second: Tensor) -> bool:
@@ -270,7 +270,7 @@ def _counts_ignored(number: int, labels: Tensor | None) -> bool:
         return False
     counted = labels != IGNORED
     moved = counted[:, 1:] if labels.ndim > 1 else counted
-    valid = [int(some.sum()) for some in (counted, moved) if some.numel() == number]
+    valid = [int(labelled.sum()) for labelled in (counted, moved) if labelled.numel() == number]
     return bool(valid) and max(valid) < number and int(counted.sum()) != number
 
 
@@ -280,9 +280,9 @@ def _with_logits(outputs: Any, logits: Tensor) -> Any:
         return logits
     if isinstance(outputs, tuple):
         return (logits, *outputs[1:])
-    other = copy.copy(outputs)
+    copied = copy.copy(outputs)
     if isinstance(outputs, dict):
-        other["logits"] = logits
+        copied["logits"] = logits
     if not isinstance(outputs, dict) or hasattr(outputs, "logits"):
-        other.logits = logits
-    return other
+        copied.logits = logits
+    return copied

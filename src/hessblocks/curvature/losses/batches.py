@@ -49,8 +49,8 @@ class Batch:
         usual = ("input_ids", "pixel_values", "inputs_embeds")
         named = _tensors(self.keywords)
         others = (self.ids or _without_masks(named) or named).values()
-        own = (self.keywords[name] for name in usual if name in self.keywords)
-        first: Tensor = next(iter((*self.arguments, *own, *others)))
+        preferred = (self.keywords[name] for name in usual if name in self.keywords)
+        first: Tensor = next(iter((*self.arguments, *preferred, *others)))
         return first
 
     @property
@@ -78,14 +78,14 @@ class Batch:
         Returns:
             SHA-256, 32 bytes.
         """
-        seen = hashlib.sha256()
+        hasher = hashlib.sha256()
         for tensor in self.tensors():
-            seen.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            hasher.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
             flat = tensor.detach().flatten()
             if sampled:
                 flat = flat[:: max(1, flat.numel() // SAMPLED)]
-            seen.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return seen.digest()
+            hasher.update(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return hasher.digest()
 
     def split(self, rows: int) -> list[Batch]:
         """Split the batch into microbatches of at most `rows` rows."""
@@ -95,9 +95,9 @@ class Batch:
 
     def piece(self, start: int, stop: int) -> Batch:
         """Return rows `start` to `stop` − 1, counted from 0, as a microbatch."""
-        some = self._some(slice(start, stop))
-        own = unpack(some, self.inputs.device, number=self.number)
-        return replace(own, first=self.first + start)
+        cut = self._some(slice(start, stop))
+        piece = unpack(cut, self.inputs.device, number=self.number)
+        return replace(piece, first=self.first + start)
 
     def _some(self, part: slice) -> Any:
         """Slice axis 0 of every tensor whose axis 0 has length `rows`."""
@@ -161,39 +161,39 @@ class Batches:
     """
 
     def __init__(
-        self, given: Iterable[Any], device: torch.device, *, limit: int, number: int | None = None
+        self, batches: Iterable[Any], device: torch.device, *, limit: int, number: int | None = None
     ) -> None:
         """Read everything once.
 
         Args:
-            given: batches, or a single dict, tensor or pair.
+            batches: batches, or a single dict, tensor or pair.
             device: the model's device.
-            limit: bytes of batches that may be cached if `given` is not a list.
+            limit: bytes of batches that may be cached if `batches` is not a list.
             number: take only the first `number` batches; None: all.
 
         Raises:
             ArgumentError: there is no batch, a batch is empty or of an unknown form, a list may be
                 a pair, or an iterator returns more than `limit` bytes.
         """
-        if isinstance(given, tuple) and given:  # the inputs of a pair may be of any form
-            is_one = all(map(_is_single_tensor, given[1:] if len(given) == 2 else given))
+        if isinstance(batches, tuple) and batches:  # the inputs of a pair may be of any form
+            is_one = all(map(_is_single_tensor, batches[1:] if len(batches) == 2 else batches))
         else:
-            is_one = isinstance(given, Mapping | Tensor | np.ndarray)
+            is_one = isinstance(batches, Mapping | Tensor | np.ndarray)
         if is_one:
-            given = [given]
-        if isinstance(given, list) and len(given) == 2 and _same_length(*given):
+            batches = [batches]
+        if isinstance(batches, list) and len(batches) == 2 and _same_length(*batches):
             raise ArgumentError(
                 "batches: a list of two tensors of equal length is a pair or two batches; give a "
                 "pair as a tuple, (inputs, labels), and two batches as [(first,), (second,)]"
             )
-        if not isinstance(given, Iterable):
+        if not isinstance(batches, Iterable):
             raise ArgumentError(
                 "batches: expected a batch, a list of them or a DataLoader, got "
-                f"{type(given).__name__}"
+                f"{type(batches).__name__}"
             )
         if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise ArgumentError(f"num_batches: expected at least 1, got {number}")
-        self._given, self._device, self._number = given, device, number
+        self._given, self._device, self._number = batches, device, number
         self._kept: list[Batch] | None = []
         self._seen: list[bytes] = []
         self.rows: list[int] = []
@@ -206,27 +206,27 @@ class Batches:
 
     def _read_first(self, limit: int) -> None:
         in_memory, once = isinstance(self._given, list | tuple), isinstance(self._given, Iterator)
-        held = most = 0
+        nbytes = longest = 0
         for number, raw in enumerate(islice(self._given, self._number)):
             batch = unpack(raw, None, number=number)
             if not batch.inputs.numel():
-                what = "inputs of length 0" if batch.rows else "no rows"
+                lack = "inputs of length 0" if batch.rows else "no rows"
                 raise ArgumentError(
-                    f"batches: batch {number} (counted from 0) has {what}; leave it out"
+                    f"batches: batch {number} (counted from 0) has {lack}; leave it out"
                 )
-            if (tokens := batch.inputs.numel() // max(1, batch.rows)) > most or not number:
-                most, self._widest = tokens, _map(batch._some(slice(1)), Tensor.clone)
+            if (tokens := batch.inputs.numel() // max(1, batch.rows)) > longest or not number:
+                longest, self._widest = tokens, _map(batch._some(slice(1)), Tensor.clone)
             self.rows.append(batch.rows)
             if not in_memory:
-                held += sum(tensor.nbytes for tensor in batch.tensors())
+                nbytes += sum(tensor.nbytes for tensor in batch.tensors())
                 self._seen.append(b"" if once else batch.digest(sampled=True))
-            if held > limit and once:
+            if nbytes > limit and once:
                 raise ArgumentError(
                     "batches: an iterator can be read only once, and what it gives does not fit "
                     f"into {in_units(limit)}; give a DataLoader or another iterable that can be "
                     "read again, take fewer with num_batches, or raise memory_limit"
                 )
-            if held > limit:
+            if nbytes > limit:
                 self._kept = None
             if self._kept is not None:
                 self._kept.append(batch)

@@ -135,9 +135,9 @@ def defer_logits(model: nn.Module, watch: Watch) -> None:
 
     A layer with hooks, of another class, or in a dtype other than float32 and float64 is unchanged.
     """
-    found = getattr(model, "get_output_embeddings", lambda: None)()
-    if type(found) is nn.Linear and "forward" not in vars(found) and not _is_watched(found):
-        found.forward = functools.partial(_late, found, watch)  # type: ignore[method-assign]
+    layer = getattr(model, "get_output_embeddings", lambda: None)()
+    if type(layer) is nn.Linear and "forward" not in vars(layer) and not _is_watched(layer):
+        layer.forward = functools.partial(_late, layer, watch)  # type: ignore[method-assign]
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -59,9 +59,9 @@ class LossNode:
 
     def start(self) -> tuple[float, Float[Tensor, "..."]]:
         """Compute φ and its gradient by the first input; call it before any product."""
-        found = self._loss.derivatives(self._logits, self._share)
-        self._curvature = found.curvature
-        return found.total, found.gradient
+        derivatives = self._loss.derivatives(self._logits, self._share)
+        self._curvature = derivatives.curvature
+        return derivatives.total, derivatives.gradient
 
     def products(
         self, part: Part, directions: Directions, wanted: Sequence[bool], sums: Sums = ()
@@ -89,7 +89,7 @@ class LossNode:
             φ, and the gradient by each input. Only the first has values; nobody reads the others.
         """
         total, first = self.start()
-        gradients: tuple[Tensor, ...] = _Gradient.apply(self, part, first, *self.inputs)
+        gradients: tuple[Tensor, ...] = _LossGradient.apply(self, part, first, *self.inputs)
         return total, gradients
 
 
@@ -113,14 +113,14 @@ def make_loss_node(
     return _OfHidden(readout, loss, share, keep=keep)
 
 
-_Piece = tuple[slice, Tensor, Callable[[Tensor], Tensor]]
+_LossPiece = tuple[slice, Tensor, Callable[[Tensor], Tensor]]
 """Slice of rows, their r and their u ↦ H_ℓ u."""
 
 
 class _OfHidden(LossNode):
     def __init__(self, readout: Readout, loss: CrossEntropy, share: float, *, keep: bool) -> None:
         super().__init__(readout, loss, share)
-        self._kept: list[_Piece] | None = [] if keep else None
+        self._kept: list[_LossPiece] | None = [] if keep else None
         hidden, self._weight, *bias = (tensor.detach() for tensor in self.inputs)
         self._bias = bias[0] if bias else None
         self._rows = loss.counted_rows(tuple(hidden.shape[:-1]), readout.classes)
@@ -144,7 +144,7 @@ class _OfHidden(LossNode):
             logits = self._pushed(self._hidden[None, rows], shift=shift)[0]
             yield rows, self._counting.of_rows(rows), logits
 
-    def _pieces(self) -> Iterator[_Piece]:
+    def _pieces(self) -> Iterator[_LossPiece]:
         """Yield a slice of rows at a time with its derivatives, from the cache if there is one."""
         if self._kept:
             yield from self._kept
@@ -176,17 +176,17 @@ class _OfHidden(LossNode):
         curves = part != "functional"
         moves = (curves or changes is not None, curves or a is not None, curves)
         sums = (*sums, None, None, None)[: len(shapes)]
-        found: list[Tensor | None] = [
+        results: list[Tensor | None] = [
             None
             if not (want and move)
             else self._hidden.new_zeros(together, *shape)
-            if own is None
-            else own.started()[None]
-            for shape, want, move, own in zip(shapes, wanted, moves, sums, strict=False)
+            if total is None
+            else total.started()[None]
+            for shape, want, move, total in zip(shapes, wanted, moves, sums, strict=False)
         ]
         for rows, residual, curvature in self._pieces():
             for block in _cut(together, rows_together(residual.numel())):
-                into = [None if t is None else t[block] for t in (*found, None)[:3]]
+                into = [None if t is None else t[block] for t in (*results, None)[:3]]
                 if into[0] is not None:
                     into[0] = into[0][:, rows]
                 at = self._hidden[rows].expand(len(range(together)[block]), -1, -1)
@@ -199,9 +199,9 @@ class _OfHidden(LossNode):
                         into[2] += curved.sum(1)
                 if part != "outer":
                     self._add(into, residual.expand(len(at), -1, -1), to, change)
-        if found[0] is not None:
-            found[0] = self._spread(found[0])
-        return [None if own is not None else t for t, own in zip(found, sums, strict=True)]
+        if results[0] is not None:
+            results[0] = self._spread(results[0])
+        return [None if total is not None else t for t, total in zip(results, sums, strict=True)]
 
     def _pushed(
         self,
@@ -215,11 +215,11 @@ class _OfHidden(LossNode):
         assert like is not None
         words = len(self._weight)
         u = (like.new_zeros if to is None else like.new_empty)(*like.shape[:-1], words)
-        for some in _cut(words, WORDS if u.device.type == "cpu" else words):
+        for chunk in _cut(words, WORDS if u.device.type == "cpu" else words):
             if to is not None:
-                torch.mm(to.flatten(0, 1), self._weight[some].T, out=u.view(-1, words)[:, some])
+                torch.mm(to.flatten(0, 1), self._weight[chunk].T, out=u.view(-1, words)[:, chunk])
             if at is not None and change is not None:
-                u[..., some].baddbmm_(at, change[:, some].mT)
+                u[..., chunk].baddbmm_(at, change[:, chunk].mT)
         return u if shift is None else u.add_(shift[:, None])
 
     @staticmethod
@@ -233,14 +233,14 @@ class _OfHidden(LossNode):
             into[1].baddbmm_(rows.mT, hidden)
 
 
-def _cut(size: int, most: int) -> Iterator[slice]:
-    """Split `size` into slices of nearly equal length, none longer than `most`."""
-    pieces = -(-size // max(1, most))
+def _cut(size: int, limit: int) -> Iterator[slice]:
+    """Split `size` into slices of nearly equal length, none longer than `limit`."""
+    pieces = -(-size // max(1, limit))
     step = -(-size // max(1, pieces))
     return (slice(start, start + step) for start in range(0, size, max(1, step)))
 
 
-class _Gradient(Function):
+class _LossGradient(Function):
     """Gradient of φ in its inputs."""
 
     @staticmethod
@@ -254,11 +254,11 @@ class _Gradient(Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = iter(_Products.apply(ctx.end, ctx.part, *directions))
-        return None, None, None, *(next(found) if there else None for there in ctx.end.present)
+        values = iter(_LossProducts.apply(ctx.end, ctx.part, *directions))
+        return None, None, None, *(next(values) if there else None for there in ctx.end.present)
 
 
-class _Products(Function):
+class _LossProducts(Function):
     """`LossNode.products` as an autograd function with a rule for `torch.vmap`."""
 
     # our rule computes the logits once for all directions; a generated rule repeats them
@@ -266,9 +266,9 @@ class _Products(Function):
 
     @staticmethod
     def forward(end: LossNode, part: Part, *directions: Tensor | None) -> tuple[Tensor, ...]:
-        one = [None if d is None else d[None] for d in directions]
+        single = [None if d is None else d[None] for d in directions]
         sums = [sum_of(id(t)) for t in end.inputs]
-        return tuple(t[0] for t in _present(end, part, one, sums))
+        return tuple(t[0] for t in _present(end, part, single, sums))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -289,6 +289,6 @@ class _Products(Function):
 def _present(
     end: LossNode, part: Part, directions: Directions, sums: Sequence[Sum | None] = ()
 ) -> list[Tensor]:
-    found = end.products(part, directions, [wanted(id(t)) for t in end.inputs], sums)
-    end.present = [t is not None for t in found]
-    return [t for t in found if t is not None]
+    values = end.products(part, directions, [wanted(id(t)) for t in end.inputs], sums)
+    end.present = [t is not None for t in values]
+    return [t for t in values if t is not None]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.losses.batches import Batch
 from hessblocks.errors import ArgumentError, out_of_memory
 
-ALIKE = 1e-3
+NEGLIGIBLE_CHANGE = 1e-3
 """Padding may change the logits by this share of their norm: rotary embeddings round so much."""
 BETTER = 4
 """Add positions if they shrink the distance to the unpadded text's logits by this factor."""
@@ -44,8 +44,8 @@ def check_packing(batch: Batch) -> bool:
     if not isinstance(places, Tensor) or batch.attention_mask is not None:
         return False
     packed = bool((places.diff(dim=-1) != 1).any())
-    asked = batch.keywords.get("use_cache")
-    if packed and asked is not None and asked is not False:
+    use_cache = batch.keywords.get("use_cache")
+    if packed and use_cache is not None and use_cache is not False:
         raise ArgumentError(
             f"batches: in batch {batch.number} (counted from 0) use_cache=True would let packed "
             "sequences see each other; leave it out, as in training"
@@ -109,11 +109,11 @@ class TextPositions:
         plain = outputs(row)  # an error here does not come from our changes to the row
         alone = _tried(outputs, _without(row, mask.shape, before))
         counted = _tried(outputs, _counted(row, mask))
-        change, helped = (_change(found, alone, before) for found in (plain, counted))
+        change, helped = (_change(logits, alone, before) for logits in (plain, counted))
         rounding = 0.0 if alone is None else 16 * torch.finfo(alone.dtype).eps
         needed = change > rounding and helped < change / BETTER
         left = helped if needed else change
-        if left > max(ALIKE, rounding):
+        if left > max(NEGLIGIBLE_CHANGE, rounding):
             by = f"by {left:.2g} of their norm" if left < float("inf") else "in number, or fail"
             warnings.warn(
                 f"curvature: logits of a row padded on the left (batch {batch.number}, counted "
@@ -160,15 +160,15 @@ def _tried(outputs: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
         return None
 
 
-def _change(found: Tensor | None, alone: Tensor | None, before: int) -> float:
-    """Compute ‖found − alone‖ / ‖alone‖ after cutting `before` padded positions off `found`."""
-    if found is None or alone is None or found.ndim != alone.ndim:
+def _change(logits: Tensor | None, alone: Tensor | None, before: int) -> float:
+    """Compute ‖found − alone‖ / ‖alone‖ after cutting `before` padded positions off `logits`."""
+    if logits is None or alone is None or logits.ndim != alone.ndim:
         return float("inf")
-    for axis, (whole, own) in enumerate(zip(found.shape, alone.shape, strict=True)):
-        if whole - own == before:
-            found = found.narrow(axis, before, own)
+    for axis, (length, alone_length) in enumerate(zip(logits.shape, alone.shape, strict=True)):
+        if length - alone_length == before:
+            logits = logits.narrow(axis, before, alone_length)
             break
-    if found.shape != alone.shape:
+    if logits.shape != alone.shape:
         return float("inf")
-    change = (found - alone).nan_to_num().norm()
+    change = (logits - alone).nan_to_num().norm()
     return float(change / alone.nan_to_num().norm().clamp(min=torch.finfo(alone.dtype).tiny))

@@ -52,8 +52,8 @@ class CrossEntropy(BatchLoss):
         step = rows_together(rows.shape[1])
         pieces = zip(rows.split(step), targets.split(step), strict=True)
         return math.fsum(
-            float(F.cross_entropy(part, some, ignore_index=IGNORED, reduction="sum"))
-            for part, some in pieces
+            float(F.cross_entropy(part, labels, ignore_index=IGNORED, reduction="sum"))
+            for part, labels in pieces
         )
 
     def counted_rows(self, rows: tuple[int, ...], classes: int) -> Int[Tensor, " N"]:
@@ -109,15 +109,15 @@ class CrossEntropy(BatchLoss):
         roots = logits.softmax(-1).sqrt_().flatten(0, -2)
 
         def times_root(signs: Tensor) -> Tensor:
-            found = torch.empty_like(roots)
+            product = torch.empty_like(roots)
             flat = signs.flatten(0, -2)
             step = rows_together(roots.shape[1])
             for part in (slice(start, start + step) for start in range(0, len(roots), step)):
                 weighted = roots[part] * flat[part]
                 inner = weighted.sum(-1, keepdim=True)
-                torch.addcmul(weighted, roots[part].square(), inner, value=-1, out=found[part])
-                found[part].mul_(shares[part])
-            return found.view_as(logits)
+                torch.addcmul(weighted, roots[part].square(), inner, value=-1, out=product[part])
+                product[part].mul_(shares[part])
+            return product.view_as(logits)
 
         return times_root
 
@@ -163,11 +163,11 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
             f"batches: {' and '.join(map(repr, batch.ids))} may all be the tokens that causal-lm "
             "predicts; name them input_ids, or give them as labels too"
         )
-    found = batch.inputs if batch.labels is None else batch.labels
-    if found.ndim != 2 or found.is_floating_point():
+    labels = batch.inputs if batch.labels is None else batch.labels
+    if labels.ndim != 2 or labels.is_floating_point():
         raise ArgumentError(
             "batches: causal-lm needs token ids, as labels or as the inputs, of shape (sequences, "
-            f"tokens); got {found.dtype} with {found.ndim} axes"
+            f"tokens); got {labels.dtype} with {labels.ndim} axes"
         )
     if _moved(batch.inputs, batch.labels):
         raise ArgumentError(
@@ -175,14 +175,14 @@ def causal_targets(batch: Batch) -> Int[Tensor, "sequences tokens"]:
             "them again; give loss='classification' with them, or the inputs themselves as labels"
         )
     # as in transformers, the loss shifts the labels
-    targets = F.pad(found[:, 1:].long(), (0, 1), value=IGNORED)
+    targets = F.pad(labels[:, 1:].long(), (0, 1), value=IGNORED)
     mask = batch.attention_mask
     if batch.labels is not None or mask is None:
         return targets
-    if mask.shape != found.shape:
+    if mask.shape != labels.shape:
         raise ArgumentError(
             f"batches: an attention_mask with rows of shape {tuple(mask.shape[1:])} does not say "
-            f"which of {found.shape[1]} tokens are padding; give labels, {IGNORED} where there is "
+            f"which of {labels.shape[1]} tokens are padding; give labels, {IGNORED} where there is "
             "nothing to predict"
         )
     real = mask != 0
@@ -208,9 +208,9 @@ def _moved(inputs: Tensor, labels: Tensor | None) -> bool:
     """Tell whether all labels equal the next input, and so many that it is no coincidence."""
     if labels is None or labels.shape != inputs.shape:
         return False
-    own, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]
+    current, following, labels = inputs[:, :-1], inputs[:, 1:], labels[:, :-1]
     counted = labels != IGNORED
-    others = int((counted & (labels != own)).sum())
+    others = int((counted & (labels != current)).sum())
     return others >= SHIFTED_LABELS_MIN and not bool((counted & (labels != following)).any())
 
 

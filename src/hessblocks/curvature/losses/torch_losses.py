@@ -80,27 +80,29 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
     of_classes = isinstance(module, OF_CLASSES)
 
     def losses(logits: Tensor) -> Tensor:
-        given = labels
+        targets = labels
         if not of_classes or labels.is_floating_point():
-            given = labels.to(logits.dtype)
+            targets = labels.to(logits.dtype)
         if column and (logits.ndim, logits.shape[-1]) == (labels.ndim + 1, 1):
-            given = given[..., None]
-        if not of_classes and given.shape != logits.shape:
+            targets = targets[..., None]
+        if not of_classes and targets.shape != logits.shape:
             raise ArgumentError(
                 f"labels: expected the shape of the logits, {tuple(logits.shape)}, got "
                 f"{tuple(labels.shape)}"
             )
         for name in () if of_classes else ("weight", "pos_weight"):
-            _check_rows(f"{type(module).__name__}({name}=...)", getattr(module, name, None), given)
+            _check_rows(
+                f"{type(module).__name__}({name}=...)", getattr(module, name, None), targets
+            )
         try:
-            found: Tensor = module.to(logits.dtype)(logits, given)
+            total: Tensor = module.to(logits.dtype)(logits, targets)
         except (RuntimeError, IndexError, ValueError) as error:
             raise ArgumentError(
                 f"labels: {type(module).__name__} does not take labels {tuple(labels.shape)} with "
                 f"logits {tuple(logits.shape)} ({str(error).splitlines()[0]}); its classes stand "
                 "on axis 1, those of loss='classification' and 'causal-lm' on the last"
             ) from error
-        return found
+        return total
 
     def count() -> float:
         if not of_classes:
@@ -113,14 +115,14 @@ def _differentiated(module: Any, labels: Tensor, *, column: bool = False) -> Dif
     return Differentiated(losses, count, classes=of_classes, module=module)
 
 
-def _check_rows(what: str, weight: Tensor | None, given: Tensor) -> None:
+def _check_rows(name: str, weight: Tensor | None, labels: Tensor) -> None:
     """Check that a weight has no axis for rows, or one of length 1 or of the batch's rows."""
-    if weight is None or weight.ndim < given.ndim:
+    if weight is None or weight.ndim < labels.ndim:
         return
-    rows, own = len(given), weight.shape[weight.ndim - given.ndim]
-    if weight.ndim > given.ndim or own not in (1, rows):
+    rows, length = len(labels), weight.shape[weight.ndim - labels.ndim]
+    if weight.ndim > labels.ndim or length not in (1, rows):
         raise ArgumentError(
-            f"loss: {what} of shape {tuple(weight.shape)} has a row for each of {own} examples, "
+            f"loss: {name} of shape {tuple(weight.shape)} has a row for each of {length} examples, "
             f"but batches, and the pieces they are cut into, have others, such as {rows}; give a "
             "callable that takes weights from the batch"
         )
@@ -150,7 +152,7 @@ def is_convex(loss: Any) -> bool:
     if not isinstance(loss, nn.Module):
         return isinstance(loss, str)
     weights = [getattr(loss, name, None) for name in ("weight", "pos_weight")]
-    return all(one is None or bool((one >= 0).all()) for one in weights)
+    return all(weight is None or bool((weight >= 0).all()) for weight in weights)
 
 
 TASKS = {"ForMaskedLM": "masked-lm", "Classification": "classification"}
@@ -172,7 +174,7 @@ def loss_of(loss: Any) -> tuple[Any, Callable[[Batch], BatchLoss] | None]:
     """
     of_parts = isinstance(loss, functools.partial)
     function, options = (loss.func, loss.keywords) if of_parts else (loss, {})
-    loss = next((kind(**options) for kind, known in KNOWN.items() if known is function), loss)
+    loss = next((kind(**options) for kind, named in KNOWN.items() if named is function), loss)
     if isinstance(loss, nn.Module):
         return loss, torch_loss(loss)
     if isinstance(loss, type):
@@ -195,11 +197,11 @@ def check_task(model: nn.Module, loss: Any) -> None:
     inner = _worker(model)
     kind, config = type(inner).__name__, getattr(inner, "config", None)
     named = (name for end, name in TASKS.items() if kind.endswith(end))
-    own = "seq2seq" if getattr(config, "is_encoder_decoder", False) else next(named, None)
-    if loss == "causal-lm" and own:
+    task = "seq2seq" if getattr(config, "is_encoder_decoder", False) else next(named, None)
+    if loss == "causal-lm" and task:
         raise ArgumentError(
             f"loss: causal-lm predicts the next token, which is not the task of {kind}; give "
-            f"loss={own!r}, or a callable"
+            f"loss={task!r}, or a callable"
         )
 
 

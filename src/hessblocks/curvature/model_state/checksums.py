@@ -49,14 +49,14 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _checksum(flats: Sequence[Tensor]) -> float:
-    whole = [len(flat) // WIDTH * WIDTH for flat in flats]
-    ends = torch.cat([flat[end:] for flat, end in zip(flats, whole, strict=True)])
+    cuts = [len(flat) // WIDTH * WIDTH for flat in flats]
+    ends = torch.cat([flat[end:] for flat, end in zip(flats, cuts, strict=True)])
     ends = nn.functional.pad(ends, (0, -len(ends) % WIDTH))
-    large = [flat[:end] for flat, end in zip(flats, whole, strict=True) if end]
+    large = [flat[:end] for flat, end in zip(flats, cuts, strict=True) if end]
     rows = torch.cat([_weighted(flat.view(-1, WIDTH)) for flat in (*large, ends)])
-    found = float(rows.double() @ _weights(len(rows), torch.float64, rows.device))
-    if math.isfinite(found) or all(bool(flat.isfinite().all()) for flat in flats):
-        return found
+    checksum = float(rows.double() @ _weights(len(rows), torch.float64, rows.device))
+    if math.isfinite(checksum) or all(bool(flat.isfinite().all()) for flat in flats):
+        return checksum
     return _checksum([flat.nan_to_num(0.5, 1.5, -1.5) for flat in flats])  # masks hold −∞
 
 
@@ -65,7 +65,7 @@ def _weighted(rows: Tensor) -> Float[Tensor, " rows"]:
     if rows.dtype not in (torch.float32, torch.float64):
         wide = torch.float32 if rows.is_floating_point() else torch.float64
         if len(rows) > ROWS:
-            return torch.cat([_weighted(some) for some in rows.split(ROWS)])
+            return torch.cat([_weighted(chunk) for chunk in rows.split(ROWS)])
         rows = rows.to(wide)
     return rows @ _weights(WIDTH, rows.dtype, rows.device)
 

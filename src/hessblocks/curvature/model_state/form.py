@@ -59,7 +59,7 @@ def form_of(model: nn.Module, *others: object) -> Form:
     Returns:
         Tuple that is equal for two calls if none of what it lists changed between them.
     """
-    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    weights = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     visited: set[int] = set()
     form: list[Any] = []
 
@@ -70,7 +70,7 @@ def form_of(model: nn.Module, *others: object) -> Form:
         form.append(_Same(value))
         if isinstance(value, Tensor):
             form.extend((value.shape, value.dtype, value.requires_grad))
-            if id(value) not in own and not value.is_inference():
+            if id(value) not in weights and not value.is_inference():
                 form.append(value._version)
         elif depth < DEPTH and id(value) not in visited and len(visited) < LIMIT:
             visited.add(id(value))

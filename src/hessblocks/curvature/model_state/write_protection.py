@@ -27,14 +27,17 @@ Attributes = list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]]
 
 def _attributes_of(model: nn.Module) -> Attributes:
     """List each module with copies of its attributes and of its dictionaries."""
-    found = [(module, dict(vars(module))) for module in model.modules()]
-    return [(module, own, {name: dict(own[name]) for name in REGISTERS}) for module, own in found]
+    pairs = [(module, dict(vars(module))) for module in model.modules()]
+    return [
+        (module, values, {name: dict(values[name]) for name in REGISTERS})
+        for module, values in pairs
+    ]
 
 
 def _restore(attributes: Attributes) -> None:
     """Restore each module's attributes; none is missing meanwhile, since other threads may read."""
-    for module, own, registers in attributes:
-        _refill(vars(module), own)
+    for module, values, registers in attributes:
+        _refill(vars(module), values)
         for name, content in registers.items():
             _refill(vars(module)[name], content)
 
@@ -49,8 +52,8 @@ def exclusive(model: nn.Module) -> Iterator[None]:
     with _lock:
         if model not in _locks:
             _locks[model] = threading.RLock()
-        own = _locks[model]
-    with own:
+        lock = _locks[model]
+    with lock:
         yield
 
 
@@ -203,10 +206,10 @@ def _has_values(parameter: Tensor) -> bool:
     return type(parameter) is nn.Parameter and not special
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    if torch.equal(one, other):
+def _same(a: Tensor, b: Tensor) -> bool:
+    if torch.equal(a, b):
         return True
-    return one.is_floating_point() and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -21,11 +21,11 @@ from hessblocks.curvature.products.operators import (
     check_problem,
     groups_of,
 )
-from hessblocks.curvature.products.passes import Plan, make_plan
+from hessblocks.curvature.products.passes import PassPlan, make_plan
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.curvature.products.repeatability import RepeatabilityWarning
 from hessblocks.curvature.products.totals import (
-    Block,
+    HessianBlock,
     PrecisionWarning,
     say_precision,
     squared_products,

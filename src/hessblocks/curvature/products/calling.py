@@ -23,7 +23,7 @@ class AuxiliaryLossWarning(UserWarning):
     """Warning that the model adds an auxiliary loss, which the curvature leaves out."""
 
 
-class Call:
+class ForwardCall:
     """Calls a model with a batch, according to the signature of `forward`."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
@@ -58,19 +58,19 @@ class Call:
             AuxiliaryLossWarning: the model adds an auxiliary loss; once.
             UserWarning: the model may ignore an entry of the batch; once.
         """
-        whole = self._takes_mapping(batch.keywords)
-        if self._first and not whole:
+        takes_mapping = self._takes_mapping(batch.keywords)
+        if self._first and not takes_mapping:
             self._first = False
             self._warn_of_unknown(batch.keywords)
         keywords: dict[str, Any] = {}
-        if not whole:
+        if not takes_mapping:
             keywords = {**batch.keywords, **self._decoder_inputs(batch)}
             packed = check_packing(batch)
             if self._named_cache or (self._inner_cache and packed):
                 keywords["use_cache"] = False
-        arguments = (batch.keywords,) if whole else batch.arguments
-        what = f"model: the forward pass of batch {batch.number} (counted from 0)"
-        with named_errors(what), readable_errors():
+        arguments = (batch.keywords,) if takes_mapping else batch.arguments
+        subject = f"model: the forward pass of batch {batch.number} (counted from 0)"
+        with named_errors(subject), readable_errors():
             outputs = self._model(*arguments, **keywords)
         if self._own_loss:
             self._own_loss = False
@@ -96,8 +96,8 @@ class Call:
             near = difflib.get_close_matches(name, self._accepted, n=1, cutoff=0.9)
             if near or not self._callable_loss:
                 warnings.warn(
-                    f"batches: {name!r} is no input that the forward pass of "
-                    f"{type(self._model).__name__} names, and may be ignored"
+                    f"batches: {name!r} is not an argument of the forward pass of "
+                    f"{type(self._model).__name__}, and may be ignored"
                     + (f"; did you mean {near[0]!r}?" if near else ""),
                     stacklevel=4,
                 )
@@ -106,8 +106,8 @@ class Call:
         """Return `decoder_input_ids` made from the labels, if the decoder needs them."""
         if not self._shift_labels or "decoder_input_ids" in batch.keywords:
             return {}
-        own = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
-        shifted = (own or partial(_shifted, self._model))(labels=given_labels(batch))
+        shift = getattr(self._model, "prepare_decoder_input_ids_from_labels", None)
+        shifted = (shift or partial(_shifted, self._model))(labels=given_labels(batch))
         if shifted is None:
             raise ArgumentError(
                 "loss: seq2seq expects an encoder-decoder of transformers, got "
@@ -140,19 +140,19 @@ def _shifted(model: nn.Module, labels: Tensor) -> Tensor | None:
 def _warn_of_auxiliary_losses(model: nn.Module, outputs: Any) -> None:
     """Warn of an auxiliary loss, such as the router loss of a mixture of experts."""
     named = dict(outputs) if isinstance(outputs, Mapping) else {}
-    found = [name for name, value in named.items() if name.endswith("_loss") and value is not None]
+    names = [name for name, value in named.items() if name.endswith("_loss") and value is not None]
     config = getattr(model, "config", None)
     parts = [config, getattr(config, "text_config", None)]
     weights = [(part, name) for part in parts for name in ROUTER_LOSSES if hasattr(part, name)]
     if weights:  # which may be 0
-        found = [
+        names = [
             name
             for part, name in weights
             if getattr(part, "output_router_logits", False) and getattr(part, name)
         ]
-    if found:
+    if names:
         warnings.warn(
-            f"model: {type(model).__name__} adds {' and '.join(sorted({*found}))} to its loss, "
+            f"model: {type(model).__name__} adds {' and '.join(sorted({*names}))} to its loss, "
             "which is left out: what is measured is the loss of the logits alone; a callable loss "
             "can add it",
             AuxiliaryLossWarning,
@@ -174,18 +174,18 @@ def logits_of(outputs: Any) -> Float[Tensor, "... classes"]:
     """
     if isinstance(outputs, Tensor):
         return outputs
-    found = getattr(outputs, "logits", None)
+    logits = getattr(outputs, "logits", None)
     if isinstance(outputs, Mapping):
-        found = outputs.get("logits")
-    if found is None and isinstance(outputs, tuple) and outputs:
-        found = outputs[0]
-    if not isinstance(found, Tensor):
+        logits = outputs.get("logits")
+    if logits is None and isinstance(outputs, tuple) and outputs:
+        logits = outputs[0]
+    if not isinstance(logits, Tensor):
         raise RunError(
             f"curvature: the model returned {type(outputs).__name__} without logits; use a model "
             "with a head (AutoModelForCausalLM, ...), or wrap it in a module that returns the "
             "logits"
         )
-    return found
+    return logits
 
 
 Params = Mapping[str, Float[Tensor, "..."]] | Sequence[Float[Tensor, "..."]]
@@ -202,11 +202,11 @@ class FunctionModel(nn.Module):
         """Register each tensor under its name.
 
         Raises:
-            ArgumentError: a value is no tensor of real numbers, or a name is no string.
+            ArgumentError: a value is not a tensor of real numbers, or a name not a string.
         """
         super().__init__()
         self._function, self._named = function, isinstance(params, Mapping)
-        made: dict[int, nn.Parameter] = {}  # a tensor given under two names is one parameter
+        parameters: dict[int, nn.Parameter] = {}  # a tensor given under two names is one parameter
         named = params if isinstance(params, Mapping) else {str(n): t for n, t in enumerate(params)}
         for name, tensor in named.items():
             real = isinstance(tensor, Tensor) and tensor.is_floating_point()
@@ -216,7 +216,7 @@ class FunctionModel(nn.Module):
                     f"{tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}"
                 )
             # `register_parameter` refuses names with dots
-            self._parameters[name] = made.setdefault(id(tensor), _parameter(tensor))
+            self._parameters[name] = parameters.setdefault(id(tensor), _parameter(tensor))
 
     def get_submodule(self, target: str) -> nn.Module:
         """Return the owner of a parameter, whose name may hold dots."""
@@ -224,8 +224,8 @@ class FunctionModel(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         """Call the function with the parameters, in a mapping or list as the caller gave them."""
-        found = dict(self._parameters)
-        return self._function(found if self._named else list(found.values()), inputs)
+        parameters = dict(self._parameters)
+        return self._function(parameters if self._named else list(parameters.values()), inputs)
 
 
 def _parameter(tensor: Tensor) -> nn.Parameter:

@@ -34,7 +34,7 @@ from hessblocks.errors import ArgumentError, HessblocksError, RunError, main_mem
 COPIES = 16
 """Number of float64 copies of the parameters that finite differences need at once."""
 
-WITHOUT = "NotImplemented"
+MISSING_SUFFIX = "NotImplemented"
 """Suffix of the names of graph nodes that torch inserts where a derivative is missing."""
 
 FIRST = (
@@ -61,9 +61,9 @@ class NotFiniteError(RunError):
 class Compared:
     """Comparisons of first and second derivatives with central differences, by name."""
 
-    first: Mapping[str, witness.Comparison]
+    first: Mapping[str, witness.Agreement]
     """⟨g, z⟩ for each of several z."""
-    second: Mapping[str, witness.Comparison]
+    second: Mapping[str, witness.Agreement]
     """Norms of some rows of H z, for one z."""
     dtype: torch.dtype
     """Dtype of the comparison."""
@@ -71,15 +71,15 @@ class Compared:
     def names(self, verdict: str) -> list[str]:
         """List the names of the comparisons with this verdict, first derivatives first."""
         both = [*self.first.items(), *self.second.items()]
-        return [name for name, one in both if one.verdict == verdict]
+        return [name for name, comparison in both if comparison.verdict == verdict]
 
 
 def compare_derivatives(
     problem: Any,
     batches: Sequence[Batch],
-    along: witness.Tensors,
-    slopes: Mapping[str, witness.Tensors],
-    rows: Mapping[str, Callable[[witness.Tensors], Float[Tensor, "..."]]],
+    along: witness.ByName,
+    slopes: Mapping[str, witness.ByName],
+    rows: Mapping[str, Callable[[witness.ByName], Float[Tensor, "..."]]],
     *,
     twice: bool = True,
 ) -> Compared:
@@ -110,7 +110,7 @@ def compare_derivatives(
     if wider is None:
         return compared
 
-    def wide(tensors: witness.Tensors) -> witness.Tensors:
+    def wide(tensors: witness.ByName) -> witness.ByName:
         return {name: _wide(tensor) for name, tensor in tensors.items()}
 
     try:
@@ -124,9 +124,9 @@ def compare_derivatives(
 def _compare(
     problem: Any,
     batches: Sequence[Batch],
-    along: witness.Tensors,
-    slopes: Mapping[str, witness.Tensors],
-    rows: Mapping[str, Callable[[witness.Tensors], Tensor]],
+    along: witness.ByName,
+    slopes: Mapping[str, witness.ByName],
+    rows: Mapping[str, Callable[[witness.ByName], Tensor]],
     twice: bool,
 ) -> Compared:
     parameters, plain = problem.parameters, problem.without_lazy_logits()
@@ -138,12 +138,17 @@ def _compare(
     if not (math.isfinite(value) and all(bool(t.isfinite().all()) for t in derivatives)):
         raise NotFiniteError("curvature: the loss is finite, but a derivative of it is not")
 
-    def second(differences: witness.Differences) -> list[witness.Comparison]:
-        return [witness.compare_rows(one, product, gradient, differences) for one in rows.values()]
+    def second(differences: witness.Differences) -> list[witness.Agreement]:
+        return [
+            witness.compare_rows(entries, product, gradient, differences)
+            for entries in rows.values()
+        ]
 
-    def first(z: witness.Tensors) -> witness.Comparison:
+    def first(z: witness.ByName) -> witness.Agreement:
         slope = witness.inner(gradient, z)
-        return steps(z, lambda seen: [witness.compare_slopes(slope, seen)], gradients=False)[0]
+        return steps(
+            z, lambda differences: [witness.compare_slopes(slope, differences)], gradients=False
+        )[0]
 
     seconds = steps(along, second, gradients=True) if rows else []
     return Compared(
@@ -158,7 +163,7 @@ def _evaluate(
     batches: Iterable[Batch],
     names: Sequence[str],
     twice: bool,
-    parameters: witness.Tensors,
+    parameters: witness.ByName,
     gradient: bool,
 ) -> tuple[float, witness.Gradient]:
     """Compute φ and, if `gradient`, g by parameter name, by `torch.autograd.grad` of all logits."""
@@ -178,12 +183,12 @@ def _evaluate(
                 pulled = torch.autograd.grad(
                     readout.hidden, list(leaves.values()), cotangent, materialize_grads=True
                 )
-            for name, one in zip(leaves, pulled, strict=True):
-                sums[name] += one
+            for name, slope in zip(leaves, pulled, strict=True):
+                sums[name] += slope
     return total, sums
 
 
-def _product(problem: Any, batches: Iterable[Batch], along: witness.Tensors) -> witness.Gradient:
+def _product(problem: Any, batches: Iterable[Batch], along: witness.ByName) -> witness.Gradient:
     """Compute H z by parameter name, in float64, with the graphs of the operators."""
     sums = {name: torch.zeros_like(z, dtype=torch.float64) for name, z in along.items()}
     vectors = {name: z[None] for name, z in along.items()}
@@ -206,9 +211,9 @@ def _in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch
     wide = all(p.dtype == torch.float64 for p in weights)
     if wide or COPIES * 8 * sum(p.numel() for p in weights) > main_memory() // 4:
         return None
-    other = copy.copy(problem)
+    wider = copy.copy(problem)
     try:
-        other.move_to(copy.deepcopy(problem.model).double())
+        wider.move_to(copy.deepcopy(problem.model).double())
     except Exception:  # the model holds something that cannot be copied
         return None
 
@@ -216,7 +221,7 @@ def _in_float64(problem: Any, batches: Iterable[Batch]) -> tuple[Any, list[Batch
         fields = {name: getattr(batch, name) for name in ("raw", "arguments", "keywords", "labels")}
         return replace(batch, **tree_map(_wide, fields))
 
-    return other, [widened(batch) for batch in batches]
+    return wider, [widened(batch) for batch in batches]
 
 
 def _wide(value: Any) -> Any:
@@ -241,36 +246,36 @@ def check_guard(
     if guard is None:
         return
     refusal: HessblocksError | None = None
-    for some in (frozenset(problem.parameters), frozenset(names)):
-        if (some, twice) not in guard.outcomes:
+    for chosen in (frozenset(problem.parameters), frozenset(names)):
+        if (chosen, twice) not in guard.outcomes:
             try:
-                _check_row(problem, guard, some, twice)
-                guard.outcomes[some, twice] = None
+                _check_row(problem, guard, chosen, twice)
+                guard.outcomes[chosen, twice] = None
             except NotFiniteError:
                 return  # the products raise it; not stored, for other weights may do
             except HessblocksError as error:
-                guard.outcomes[some, twice] = error.with_traceback(None)
-        if (refusal := guard.outcomes[some, twice]) is None:
+                guard.outcomes[chosen, twice] = error.with_traceback(None)
+        if (refusal := guard.outcomes[chosen, twice]) is None:
             return
     if refusal:
         raise refusal
 
 
-def _check_row(problem: Any, guard: Guard, some: frozenset[str], twice: bool) -> None:
+def _check_row(problem: Any, guard: Guard, chosen: frozenset[str], twice: bool) -> None:
     """Raise an error if a derivative of the guard's row is wrong; warn if that is unclear."""
     paired, parameters = problem.with_loss(PAIRING), problem.parameters
-    every = witness.direction(parameters, {n: None for n in parameters if n in some}, seed=1)
-    hidden = {name: every[name] for name in sorted(guard.unreached & some)}
+    every = witness.direction(parameters, {n: None for n in parameters if n in chosen}, seed=1)
+    hidden = {name: every[name] for name in sorted(guard.unreached & chosen)}
     along = {name: z for name, z in every.items() if name not in guard.unreached}
     compare = partial(compare_derivatives, paired, [guard.row], twice=twice)
     if hidden and compare({}, {"": hidden}, {}).names("wrong"):
         through = ", ".join(guard.functions)
-        of = f" (the logits go through the autograd Function {through})" if through else ""
+        passing = f" (the logits go through the autograd Function {through})" if through else ""
         alone = compare({}, {name: {name: z} for name, z in hidden.items()}, {}).names("wrong")
         raise ArgumentError(
             f"model: the logits change with {[*alone, *hidden][0]!r}, but autograd finds no way to "
-            f"it{of}, so that every derivative by it would be 0: a part that is detached, "
-            f"quantised or run without a graph; {witness.WAY_OUT}, or freeze it by "
+            f"it{passing}, so that every derivative by it would be 0: a part that is detached, "
+            f"quantised or run without a graph; {witness.OTHER_OPERATIONS}, or freeze it by "
             "requires_grad_(False)"
         )
     if not (along and guard.functions):
@@ -280,10 +285,10 @@ def _check_row(problem: Any, guard: Guard, some: frozenset[str], twice: bool) ->
         readout, _ = paired.forward(guard.row, {**parameters, **leaves}, twice=twice)
     if not (functions := witness.walk_graph([readout.hidden]).functions):
         return
-    what = f"the autograd Function {', '.join(functions)}"
-    if any(name.endswith(WITHOUT) for name in functions):
+    subject = f"the autograd Function {', '.join(functions)}"
+    if any(name.endswith(MISSING_SUFFIX) for name in functions):
         raise ArgumentError(
-            f"model: {what} stands for an operation that torch has no derivative of (int8 "
+            f"model: {subject} stands for an operation that torch has no derivative of (int8 "
             "layers, an operator of an extension), which counts as 0 in every derivative; "
             "use the model in floating point, or freeze what lies below by "
             "requires_grad_(False)"
@@ -292,14 +297,18 @@ def _check_row(problem: Any, guard: Guard, some: frozenset[str], twice: bool) ->
         rows = {name: itemgetter(name) for name in along} if twice else {}
         compared = compare(along, {"": along}, rows)
     if wrong := compared.names("wrong"):
-        one = {**compared.second, **compared.first}[wrong[0]]
-        first = FIRST.format(one.found, one.expected)
-        reason = SECOND.format(wrong[0], one.gap / one.scale) if wrong[0] else first
-        raise ArgumentError(f"model: {what}: {reason}{witness.WAY_OUT}")
-    largest = max(compared.second.values(), key=lambda one: one.scale, default=compared.first[""])
+        worst = {**compared.second, **compared.first}[wrong[0]]
+        first = FIRST.format(worst.found, worst.expected)
+        reason = SECOND.format(wrong[0], worst.gap / worst.scale) if wrong[0] else first
+        raise ArgumentError(f"model: {subject}: {reason}{witness.OTHER_OPERATIONS}")
+    largest = max(
+        compared.second.values(),
+        key=lambda comparison: comparison.scale,
+        default=compared.first[""],
+    )
     if "unclear" in (compared.first[""].verdict, largest.verdict):
         warnings.warn(
-            f"curvature: {what}: differences are too rough in this dtype to tell whether its "
+            f"curvature: {subject}: differences are too rough in this dtype to tell whether its "
             "derivatives are right; hessblocks.check_derivatives(problem) of a float64 model "
             "tells more",
             DerivativeWarning,

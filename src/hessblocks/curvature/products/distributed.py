@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -80,7 +80,9 @@ class Processes:
             all_reduce(share.fill_(float("nan")))
 
 
-def all_reduce(share: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+def all_reduce(
+    share: Shaped[Tensor, "..."], operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
+) -> None:
     """All-reduce over the default process group, in place.
 
     Raises:
@@ -90,7 +92,7 @@ def all_reduce(share: Tensor, operation: dist.ReduceOp.RedOpType = dist.ReduceOp
         dist.all_reduce(share, op=operation)
 
 
-def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) -> None:
+def check_processes_agree(model: nn.Module, batches: Batches, processes: Processes) -> None:
     """Check that all processes have the same weights and batches.
 
     Args:
@@ -104,19 +106,19 @@ def check_all_alike(model: nn.Module, batches: Batches, processes: Processes) ->
     """
     if processes.count == 1:
         return
-    whole = [(n, p.detach()) for n, p in model.named_parameters() if not isinstance(p, DTensor)]
-    sums = [(name, float(parameter.double().sum())) for name, parameter in whole]
-    _check_alike("weights", repr(sums), "load the same model in each")
-    _check_alike("batches", batches.digest(), "give all of them the same ones")
+    weights = [(n, p.detach()) for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+    sums = [(name, float(parameter.double().sum())) for name, parameter in weights]
+    _check_same("weights", repr(sums), "load the same model in each")
+    _check_same("batches", batches.digest(), "give all of them the same ones")
 
 
-def _check_alike(what: str, digest: str, advice: str) -> None:
+def _check_same(name: str, digest: str, advice: str) -> None:
     digests: list[str] = [""] * dist.get_world_size()
     with readable_errors():
         dist.all_gather_object(digests, digest)
-    other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
-    if other is not None:
-        raise ArgumentError(f"problem: processes 0 and {other} hold different {what}; {advice}")
+    differing = next((rank for rank, theirs in enumerate(digests) if theirs != digests[0]), None)
+    if differing is not None:
+        raise ArgumentError(f"problem: processes 0 and {differing} hold different {name}; {advice}")
 
 
 def processes(shard: str | None, *, sharded: bool = False) -> Processes:

@@ -27,14 +27,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hessblocks.curvature import closed
 from hessblocks.curvature.losses import Batch, LogitsUsed, defer_logits
 from hessblocks.curvature.model_state import evaluation_mode, exclusive
-from hessblocks.curvature.products.calling import Call
+from hessblocks.curvature.products.calling import ForwardCall
 from hessblocks.curvature.products.fully_sharded import WHOLE, in_evaluation_mode
 from hessblocks.errors import ArgumentError
 
 Parameters = Mapping[str, Float[Tensor, "..."]]
 
-_plain_attention = closed.Shared(lambda: sdpa_kernel(SDPBackend.MATH))
-_eager = closed.Shared(lambda: torch.compiler.set_stance("force_eager"))
+_plain_attention = closed.CountedContext(lambda: sdpa_kernel(SDPBackend.MATH))
+_eager = closed.CountedContext(lambda: torch.compiler.set_stance("force_eager"))
 
 
 class AttentionBackendWarning(UserWarning):
@@ -66,8 +66,9 @@ def differentiable(model: nn.Module, *, closed_forms: bool = True) -> Iterator[c
     if watch.attention and fused_allowed:
         warnings.warn(
             "curvature: fused attention has no second derivative, and tiles take no dropout, no "
-            "mask that needs a gradient and no part under activation checkpointing: tokens × "
-            "tokens numbers a head are held; leave these out, or take shorter sequences",
+            "mask that needs a gradient and no part under activation checkpointing: plain "
+            "attention stores a tokens × tokens matrix per head; leave these out, or take shorter "
+            "sequences",
             AttentionBackendWarning,
             stacklevel=1,
         )
@@ -148,15 +149,15 @@ class Forward:
             sharded: whether `fully_shard` has sharded the parameters.
         """
         self._model, self._sharded = model, sharded
-        self._call = Call(model, loss)
+        self._call = ForwardCall(model, loss)
         self._mode = Mode.LAZY_LOGITS
         self._recomputed = False
 
     def without_lazy_logits(self) -> Forward:
         """Copy the forward pass, without lazy logits."""
-        other = copy.copy(self)
-        other._raise_mode(Mode.CLOSED_FORMS)
-        return other
+        copied = copy.copy(self)
+        copied._raise_mode(Mode.CLOSED_FORMS)
+        return copied
 
     def outputs(self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool) -> Any:
         """Call the model, repeatedly until a mode works.
@@ -179,9 +180,9 @@ class Forward:
             with exclusive(self._model), in_evaluation_mode(self._model):
                 return self._call(batch)
         # the loop ends: each repetition raises the mode
-        while (found := self._try(batch, parameters, twice=twice, by_rows=by_rows)) is None:
+        while (outputs := self._try(batch, parameters, twice=twice, by_rows=by_rows)) is None:
             pass
-        return found[0]
+        return outputs[0]
 
     def _try(
         self, batch: Batch, parameters: Parameters, *, twice: bool, by_rows: bool
@@ -190,16 +191,16 @@ class Forward:
         mode = self._mode
         swap = mode is not Mode.AUTOGRAD
         try:
-            with exclusive(self._model), self._state(swap, twice=twice)(self._model) as seen:
+            with exclusive(self._model), self._state(swap, twice=twice)(self._model) as watch:
                 put_in(self._model, parameters)
                 if twice and by_rows and mode is Mode.LAZY_LOGITS:
-                    defer_logits(self._model, seen)
+                    defer_logits(self._model, watch)
                 outputs = self._call(batch)
         except LogitsUsed:
             self._raise_mode(Mode.CLOSED_FORMS)
             return None
-        self._recomputed |= seen.recomputed
-        if twice and seen.differentiated and swap:
+        self._recomputed |= watch.recomputed
+        if twice and watch.differentiated and swap:
             self._raise_mode(Mode.AUTOGRAD)  # the model took one of a closed form's two derivatives
             return None
         return (outputs,)

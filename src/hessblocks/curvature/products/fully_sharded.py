@@ -90,18 +90,18 @@ def local_rows(parameter: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
 
 
 def rows_like(
-    whole: Shaped[Tensor, "..."], parameter: Shaped[Tensor, "..."]
+    tensor: Shaped[Tensor, "..."], parameter: Shaped[Tensor, "..."]
 ) -> Shaped[Tensor, "rows ..."]:
     """Slice this process's rows of a sharded parameter from a whole tensor of its shape.
 
     Returns:
         The rows; of a parameter that is not sharded, such as a scalar, all in the first process.
     """
-    rows = whole if whole.ndim else whole[None]
+    rows = tensor if tensor.ndim else tensor[None]
     ranks = dist.get_world_size() if isinstance(parameter, DTensor) else 1
-    each = math.ceil(len(rows) / ranks)
-    start = min(len(rows), dist.get_rank() * each)
-    return rows[start : start + each]
+    rows_each = math.ceil(len(rows) / ranks)
+    start = min(len(rows), dist.get_rank() * rows_each)
+    return rows[start : start + rows_each]
 
 
 class GatheredParameters(Mapping[str, Float[Tensor, "..."]]):
@@ -116,8 +116,8 @@ class GatheredParameters(Mapping[str, Float[Tensor, "..."]]):
     def __getitem__(self, name: str) -> Float[Tensor, "..."]:
         """All-gather a parameter; every process must read the same names in the same order."""
         parameter = self._sharded[name].detach()
-        whole: Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        return whole
+        value: Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        return value
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of the trainable parameters."""
@@ -185,11 +185,11 @@ def gradients(
         parameter.grad = None
     try:
         logits.backward(cotangent, retain_graph=keep)
-        found = {name: parameters[name].grad for name in names}
+        slopes = {name: parameters[name].grad for name in names}
     finally:
         for name, gradient in before.items():
             parameters[name].grad = gradient
-    if absent := [name for name, gradient in found.items() if gradient is None]:
+    if absent := [name for name, gradient in slopes.items() if gradient is None]:
         raise RunError(
             f"curvature: the backward pass gives {absent[0]!r} no gradient; freeze it "
             "(requires_grad_(False)) if the logits do not depend on it"
@@ -198,5 +198,5 @@ def gradients(
         name: local_rows(gradient)
         if isinstance(gradient, DTensor)
         else rows_like(gradient, gradient)
-        for name, gradient in found.items()
+        for name, gradient in slopes.items()
     }

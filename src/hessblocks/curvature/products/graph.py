@@ -43,7 +43,7 @@ from hessblocks.curvature.closed import Sum, adding, graph_only
 from hessblocks.curvature.losses import Batch, make_loss_node
 from hessblocks.curvature.products.problem import Problem
 
-Tensors = dict[str, Float[Tensor, "K ..."] | None]
+Pulled = dict[str, Float[Tensor, "K ..."] | None]
 """Tensors by parameter name, (K, *shape); None means zeros."""
 
 _NOTHING: Mapping[str, Sum] = {}
@@ -76,8 +76,8 @@ class BatchGraph:
             total, gradients = self._end.attach("functional" if split else "full")
             problem.check_finite(total, batch)
             self._pullback = self._pull_back(readout.hidden, gradients)
-        own = {id(leaf): name for name, leaf in self.parameters.items()}
-        self._of_end = [own.get(id(tensor)) for tensor in self._end.inputs]
+        leaf_names = {id(leaf): name for name, leaf in self.parameters.items()}
+        self._of_end = [leaf_names.get(id(tensor)) for tensor in self._end.inputs]
         self._hidden, self._residual = (
             get_gradient_edge(t) if t.requires_grad else None
             for t in (readout.hidden, gradients[0])
@@ -112,7 +112,7 @@ class BatchGraph:
         vectors: Mapping[str, Float[Tensor, "K ..."]],
         rows: Sequence[str],
         sums: Mapping[str, Sum] = _NOTHING,
-    ) -> Tensors:
+    ) -> Pulled:
         """Compute this microbatch's share of H z; for a graph made with `split=False`.
 
         Args:
@@ -123,19 +123,19 @@ class BatchGraph:
         Returns:
             Rows by name of the parameters without a sum, (K, *shape).
         """
-        found = self._replay(vectors, rows, sums=sums)
-        for name, own in sums.items():
-            if (rest := found.pop(name)) is not None:
-                own.add(rest[0])
-            own.started()
-        return found
+        products = self._replay(vectors, rows, sums=sums)
+        for name, total in sums.items():
+            if (rest := products.pop(name)) is not None:
+                total.add(rest[0])
+            total.started()
+        return products
 
     def split(
         self,
         vectors: Mapping[str, Float[Tensor, "K ..."]],
         rows: Sequence[str],
         parts: Sequence[Part],
-    ) -> dict[Part, Tensors]:
+    ) -> dict[Part, Pulled]:
         """Compute this microbatch's share of H_o z and H_f z; for a graph made with `split=True`.
 
         Args:
@@ -149,12 +149,14 @@ class BatchGraph:
         wanted = rows if "functional" in parts or "full" in parts else ()
         functional = self._replay(vectors, wanted, pushed=self._residual is not None)
         pushed = functional.pop(_PUSHED, None)
-        found: dict[Part, Tensors] = {"functional": functional}
+        products: dict[Part, Pulled] = {"functional": functional}
         if "outer" in parts or "full" in parts:
-            found["outer"] = self._pull_back_curvature(pushed, vectors, rows)
+            products["outer"] = self._pull_back_curvature(pushed, vectors, rows)
         if "full" in parts:
-            found["full"] = {name: _add(found["outer"][name], functional[name]) for name in rows}
-        return {part: found[part] for part in parts}
+            products["full"] = {
+                name: _add(products["outer"][name], functional[name]) for name in rows
+            }
+        return {part: products[part] for part in parts}
 
     def _replay(
         self,
@@ -163,7 +165,7 @@ class BatchGraph:
         *,
         pushed: bool = False,
         sums: Mapping[str, Sum] = _NOTHING,
-    ) -> Tensors:
+    ) -> Pulled:
         """Differentiate ⟨g, z⟩ by the parameters in `rows` and, if `pushed`, by r, for J z."""
         names = list(rows)
         inputs: list[Any] = [self.parameters[name] for name in rows]
@@ -173,8 +175,8 @@ class BatchGraph:
         if not (pulled and inputs):
             return dict.fromkeys(names)
         with self._adding(rows, sums), self._backward():
-            found = _gradients([edge for edge, _ in pulled], [z for _, z in pulled], inputs)
-        return dict(zip(names, found, strict=True))
+            gradients = _gradients([edge for edge, _ in pulled], [z for _, z in pulled], inputs)
+        return dict(zip(names, gradients, strict=True))
 
     @contextmanager
     def _adding(self, rows: Sequence[str], sums: Mapping[str, Sum] = _NOTHING) -> Iterator[None]:
@@ -185,24 +187,24 @@ class BatchGraph:
 
     def _pull_back_curvature(
         self, pushed: Tensor | None, vectors: Mapping[str, Tensor], rows: Sequence[str]
-    ) -> Tensors:
+    ) -> Pulled:
         """Compute Jᵀ H_ℓ u."""
-        found: Tensors = dict.fromkeys(rows)
+        products: Pulled = dict.fromkeys(rows)
         directions = [pushed, *(vectors.get(name or "") for name in self._of_end[1:])]
         if all(direction is None for direction in directions):
-            return found
+            return products
         wanted = [name in rows for name in self._of_end]
         wanted[0] = self._hidden is not None
-        curved, *own = self._end.products("outer", directions, wanted)
+        curved, *direct = self._end.products("outer", directions, wanted)
         if curved is not None:
             leaves = [self.parameters[name] for name in rows]
             with self._adding(rows), self._backward():
                 pulled = _gradients([self._hidden], [curved], leaves)
-            found = dict(zip(rows, pulled, strict=True))
-        for name, value in zip(self._of_end[1:], own, strict=True):
+            products = dict(zip(rows, pulled, strict=True))
+        for name, value in zip(self._of_end[1:], direct, strict=True):
             if name is not None and value is not None:
-                found[name] = _add(found[name], value)
-        return found
+                products[name] = _add(products[name], value)
+        return products
 
 
 _PUSHED = "J z"
@@ -214,34 +216,34 @@ def _gradients(
     """Compute vector-Jacobian products with (K, ...) cotangents, by vmap if K > 1."""
     used: list[bool] = []
 
-    def one(*cotangents: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(
+    def pull(*cotangents: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(
             outputs, inputs, cotangents, retain_graph=True, allow_unused=True
         )
         # recorded here, since a function under vmap cannot return None
-        used[:] = [value is not None for value in found]
-        return [value for value in found if value is not None]
+        used[:] = [value is not None for value in gradients]
+        return [value for value in gradients if value is not None]
 
     if cotangents[0].shape[0] == 1:
-        kept: Sequence[Tensor] = [
-            value[None] for value in one(*(cotangent[0] for cotangent in cotangents))
+        values: Sequence[Tensor] = [
+            value[None] for value in pull(*(cotangent[0] for cotangent in cotangents))
         ]
     else:
-        kept = _together(one, cotangents)
-    rest = iter(kept)
+        values = _together(pull, cotangents)
+    rest = iter(values)
     return [next(rest) if present else None for present in used]
 
 
-def _together(one: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Run `one` under vmap, or in a loop if the model casts dtypes in a way that vmap refuses."""
+def _together(pull: Callable[..., list[Tensor]], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Run `pull` under vmap, or in a loop if the model casts dtypes in a way that vmap refuses."""
     try:
-        found: Sequence[Tensor] = torch.vmap(one)(*cotangents)
+        stacked: Sequence[Tensor] = torch.vmap(pull)(*cotangents)
     except RuntimeError as error:
         if "expected scalar type" not in str(error):
             raise
-        each = [one(*vectors) for vectors in zip(*cotangents, strict=True)]
-        found = [torch.stack(values) for values in zip(*each, strict=True)]
-    return found
+        gradients = [pull(*vectors) for vectors in zip(*cotangents, strict=True)]
+        stacked = [torch.stack(values) for values in zip(*gradients, strict=True)]
+    return stacked
 
 
 def _add(left: Tensor | None, right: Tensor | None) -> Tensor | None:

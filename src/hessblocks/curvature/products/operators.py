@@ -14,7 +14,7 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.groups import ParameterGroup, merge, misfit, overlap, parameter_groups
 from hessblocks.curvature.losses import is_convex
 from hessblocks.curvature.products.problem import Problem
-from hessblocks.curvature.products.totals import Block, total_products
+from hessblocks.curvature.products.totals import HessianBlock, total_products
 from hessblocks.errors import ArgumentError
 from hessblocks.linalg import LinearOperator, operator_of
 
@@ -106,7 +106,7 @@ class CurvatureOperator(LinearOperator):
             Entries outside the group are zero. Memory may be shared with `vector`.
 
         Raises:
-            ArgumentError: `vector` is no tensor of shape (N,).
+            ArgumentError: `vector` is not a tensor of shape (N,).
         """
         if not isinstance(vector, Tensor) or tuple(vector.shape) != self.shape[1:]:
             raise ArgumentError(
@@ -116,7 +116,7 @@ class CurvatureOperator(LinearOperator):
             )
         named = dict(self._problem.model.named_parameters())
         like = {n: vector.new_empty(()).expand(named[n].shape) for n in self._columns.parameters}
-        return {name: one[0] for name, one in self._columns.scatter(vector[None], like).items()}
+        return {name: rows[0] for name, rows in self._columns.scatter(vector[None], like).items()}
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -141,7 +141,7 @@ class CurvatureOperator(LinearOperator):
         # the caller may have frozen parameters since the operator was made
         for group in (into, out_of):
             check_group(self._problem, group)
-        block = Block(rows=into, columns=out_of, parts=[self.part])
+        block = HessianBlock(rows=into, columns=out_of, parts=[self.part])
         return total_products(self._problem, columns.T, block)[self.part].T
 
 
@@ -234,9 +234,9 @@ def check_group(problem: Any, group: Any, name: str = "group") -> None:
     """
     check_problem(problem)
     if isinstance(group, Mapping):
-        some = f" such as groups[{next(iter(group))!r}]" if group else ""
+        example = f" such as groups[{next(iter(group))!r}]" if group else ""
         raise ArgumentError(
-            f"{name}: expected one group{some}, got all {len(group)} of them; {_ONE_OF_SEVERAL}"
+            f"{name}: expected one group{example}, got all {len(group)} of them; {_ONE_OF_SEVERAL}"
         )
     if not isinstance(group, ParameterGroup):
         several = f"; {_ONE_OF_SEVERAL}" if isinstance(group, list | tuple) else ""
@@ -264,7 +264,7 @@ def groups_of(problem: Any, groups: Any) -> Mapping[str, ParameterGroup]:
         The groups by name, at least one.
 
     Raises:
-        ArgumentError: `problem` is not a `Problem`; `groups` is no mapping or is empty; or
+        ArgumentError: `problem` is not a `Problem`; `groups` is not a mapping or is empty; or
             `check_group` refuses one of them.
     """
     check_problem(problem)

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessblocks.curvature.closed import graph_only
 from hessblocks.curvature.losses import Batch, Batches, rows_together
 from hessblocks.curvature.model_state import form_of, unwritten
-from hessblocks.curvature.products.repeatability import Comparison, check_rows, check_same
+from hessblocks.curvature.products.repeatability import RowComparison, check_rows, check_same
 from hessblocks.curvature.witness import check_bypass, named_in_errors, walk_graph
 from hessblocks.errors import ArgumentError, HessblocksError, in_units
 from hessblocks.linalg import default_limit
@@ -51,18 +51,18 @@ class Passes:
 
     batches: Batches
     """Batches that are split into microbatches."""
-    most: Callable[[int], int]
+    rows_per_pass: Callable[[int], int]
     """Maps the number of rows of a batch to the most rows of its microbatches."""
     turns: slice
     """Selects this process's microbatches from those of all processes."""
 
     def sizes(self) -> list[int]:
         """List the number of rows of each microbatch of all processes."""
-        found = []
+        sizes = []
         for rows in self.batches.rows:
-            most = max(1, self.most(rows))
-            found += [min(most, rows - start) for start in range(0, max(1, rows), most)]
-        return found
+            limit = max(1, self.rows_per_pass(rows))
+            sizes += [min(limit, rows - start) for start in range(0, max(1, rows), limit)]
+        return sizes
 
     def __len__(self) -> int:
         """Count this process's passes."""
@@ -70,7 +70,9 @@ class Passes:
 
     def __iter__(self) -> Iterator[Batch]:
         """Read and split the batches; yield this process's microbatches."""
-        pieces = (piece for batch in self.batches for piece in batch.split(self.most(batch.rows)))
+        pieces = (
+            piece for batch in self.batches for piece in batch.split(self.rows_per_pass(batch.rows))
+        )
         yield from islice(pieces, self.turns.start, None, self.turns.step)
 
 
@@ -91,7 +93,7 @@ class Guard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PassPlan:
     """Choice of rows per pass and of vectors per product."""
 
     passes: Sequence[Batch] | Passes
@@ -127,7 +129,7 @@ class RowCost:
     narrowest: torch.dtype
     """Narrowest dtype that parts of the model compute in."""
     guard: Guard | None
-    """See `Plan`."""
+    """See `PassPlan`."""
 
 
 def make_plan(
@@ -137,7 +139,7 @@ def make_plan(
     spare: int = 0,
     most_rows: int | None = None,
     share: int = 1,
-) -> Plan:
+) -> PassPlan:
     """Choose the number of rows per pass and of vectors per replay.
 
     Args:
@@ -179,42 +181,44 @@ def make_plan(
     rows = min(rows, most_rows or rows)
     passes = _cut(problem, rows, rest // cost.bare, cost.narrowest, twice=twice)
     sizes = passes.sizes()
-    most, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
-    held, logits = own_rows * cost.graph, own_rows * cost.logits
-    spent = held + most * (cost.peak - cost.graph)
+    widest, own_rows = max(sizes), max(sum(share) for share in processes.shares(sizes))
+    graphs, logits = own_rows * cost.graph, own_rows * cost.logits
+    spent = graphs + widest * (cost.peak - cost.graph)
     hold = spent <= rest
     keep = hold and twice and logits <= min(rest - spent, rest // LOGITS_SHARE)
-    return Plan(
+    return PassPlan(
         passes=passes,
         hold=hold,
         keep_logits=keep,
-        peak=fixed + (held if hold and twice else 0) + keep * logits + most * cost.peak,
-        together=_together(rest, parameters, most, cost),
+        peak=fixed + (graphs if hold and twice else 0) + keep * logits + widest * cost.peak,
+        together=_together(rest, parameters, widest, cost),
         narrower=cost.narrowest if double and cost.narrowest != torch.float64 else None,
         guard=cost.guard,
     )
 
 
-def _plan_of_sharded(problem: Any, spare: int, most_rows: int | None, *, twice: bool) -> Plan:
+def _plan_of_sharded(problem: Any, spare: int, most_rows: int | None, *, twice: bool) -> PassPlan:
     """Plan passes over whole batches, or over at most `most_rows` rows of a batch."""
-    row, own = problem.batches.widest_row, problem.parameters
+    row, parameters = problem.batches.widest_row, problem.parameters
     with torch.no_grad():
-        first, second = (problem.forward(row, own, twice=twice)[0] for _ in range(2))
+        first, second = (problem.forward(row, parameters, twice=twice)[0] for _ in range(2))
     check_same(first, second)
-    dtypes = {first.hidden.dtype, *(parameter.dtype for parameter in own.values())}
+    dtypes = {first.hidden.dtype, *(parameter.dtype for parameter in parameters.values())}
     narrowest = min(dtypes, key=lambda dtype: dtype.itemsize)
     rows = most_rows or max(problem.batches.rows)
     passes = _cut(problem, rows, rows, narrowest, twice=twice)
-    return Plan(passes=passes, hold=False, keep_logits=False, together=1, peak=spare)
+    return PassPlan(passes=passes, hold=False, keep_logits=False, together=1, peak=spare)
 
 
-def _cut(problem: Any, rows: int, fitting: int, narrowest: torch.dtype, *, twice: bool) -> Passes:
+def _cut(
+    problem: Any, rows: int, rows_that_fit: int, narrowest: torch.dtype, *, twice: bool
+) -> Passes:
     """Split the batches into passes of at most `rows` rows; check that rows are independent.
 
     Args:
         problem: problem with the batches.
         rows: upper bound on the rows per pass.
-        fitting: number of rows that fit the memory in a forward pass without a graph.
+        rows_that_fit: number of rows that fit the memory in a forward pass without a graph.
         narrowest: narrowest dtype that the model computes in.
         twice: whether second derivatives will be computed.
 
@@ -224,20 +228,24 @@ def _cut(problem: Any, rows: int, fitting: int, narrowest: torch.dtype, *, twice
     batches, processes = problem.batches, problem.processes
     # rows of a callable loss may depend on each other; with memory_limit the user excludes that
     custom = callable(problem.loss) and not isinstance(problem.loss, nn.Module)
-    whole = _batch_norm_ties_rows(problem) or (custom and problem.memory_limit is None)
+    uncut = _batch_norm_ties_rows(problem) or (custom and problem.memory_limit is None)
     passes = Passes(
         batches=batches,
-        most=lambda given: given if whole else min(rows, processes.rows_each(given)),
+        rows_per_pass=lambda count: count if uncut else min(rows, processes.rows_each(count)),
         turns=processes.turns,
     )
     # a model that has changed may make rows depend on each other
-    cut, found = len(passes.sizes()) > len(batches), (rows, form_of(problem.model))
-    if cut and found not in batches.compared:
-        comparison = Comparison(
-            problem=problem, twice=twice, most=passes.most, fitting=fitting, dtype=narrowest
+    cut, key = len(passes.sizes()) > len(batches), (rows, form_of(problem.model))
+    if cut and key not in batches.compared:
+        comparison = RowComparison(
+            problem=problem,
+            twice=twice,
+            rows_per_pass=passes.rows_per_pass,
+            rows_that_fit=rows_that_fit,
+            dtype=narrowest,
         )
         check_rows(comparison)
-        batches.compared.add(found)
+        batches.compared.add(key)
     return passes
 
 
@@ -257,15 +265,15 @@ def _batch_norm_ties_rows(problem: Any) -> bool:
 def _together(rest: int, parameters: int, rows: int, cost: RowCost) -> int:
     """Choose the vectors per replay: several if a pass is small, one if it fills the processor."""
     worth = max(1, BATCHED_WORK // (rows * cost.work))
-    fitting = rest // (rows * cost.peak + VECTORS_HELD * parameters)
-    return max(1, min(worth, fitting))
+    rows_that_fit = rest // (rows * cost.peak + VECTORS_HELD * parameters)
+    return max(1, min(worth, rows_that_fit))
 
 
 def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     """Measure work and memory with one row of the batch that has the most tokens per row."""
     row = problem.batches.widest_row
     leaves = {name: p.requires_grad_() for name, p in problem.parameters.items()}
-    own = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
+    weights = {p.untyped_storage().data_ptr() for p in problem.weights.values()}
     saved: dict[int, int] = {}
     dtypes = {p.dtype for p in leaves.values()}
 
@@ -273,7 +281,7 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
         if tensor.is_floating_point():
             dtypes.add(tensor.dtype)
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weights:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # a node that saves its own output would be a reference cycle
 
@@ -300,15 +308,15 @@ def _row_cost(problem: Any, *, twice: bool) -> RowCost:
     unreached = frozenset(name for name, leaf in leaves.items() if id(leaf) not in reached.leaves)
     guard = Guard(row=row, functions=reached.functions, unreached=unreached)
     graph = sum(saved.values())
-    each = readout.hidden.element_size()
-    size = readout.hidden.numel() * each
-    temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * each
+    itemsize = readout.hidden.element_size()
+    size = readout.hidden.numel() * itemsize
+    temporary = min(rows_together(readout.classes), readout.tokens) * readout.classes * itemsize
     # tokens: the number of token ids; for other inputs, the rows of logits
     tokens = max(readout.tokens, 1 if row.inputs.is_floating_point() else row.inputs.numel())
     return RowCost(
         work=tokens * sum(p.numel() for p in leaves.values()),
         graph=graph + 2 * size,
-        logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * each,
+        logits=0 if readout.weight is None else 2 * readout.tokens * readout.classes * itemsize,
         bare=FORWARD_ARRAYS * max([size, *saved.values()]),  # a model of one layer saves nothing
         narrowest=min(dtypes, key=lambda t: t.itemsize),
         peak=int(REPLAY * graph) + LOGITS_ARRAYS * (size if readout.weight is None else temporary),

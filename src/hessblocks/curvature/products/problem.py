@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hessblocks.curvature import losses, model_state
 from hessblocks.curvature.groups import plain_model
 from hessblocks.curvature.products.calling import Params, as_module, logits_of
-from hessblocks.curvature.products.distributed import all_reduce, check_all_alike, processes
+from hessblocks.curvature.products.distributed import all_reduce, check_processes_agree, processes
 from hessblocks.curvature.products.forward import Forward
 from hessblocks.curvature.products.fully_sharded import (
     WHOLE,
@@ -29,7 +29,7 @@ from hessblocks.curvature.products.fully_sharded import (
     local_rows,
     rows_like,
 )
-from hessblocks.curvature.products.passes import Plan, make_plan
+from hessblocks.curvature.products.passes import PassPlan, make_plan
 from hessblocks.curvature.products.repeatability import notice_randomness
 from hessblocks.curvature.witness import readable_errors
 from hessblocks.errors import ArgumentError, RunError, check_memory_limit
@@ -124,7 +124,7 @@ class Problem(Operand):
             limit=memory_limit or default_limit(torch.device("cpu")),
             number=num_batches,
         )
-        check_all_alike(self.model, self.batches, self.processes)
+        check_processes_agree(self.model, self.batches, self.processes)
         self._blocks = 0
         self.warned_of_precision: set[torch.dtype] = set()
         self._forget()
@@ -159,9 +159,9 @@ class Problem(Operand):
         """Trainable parameters by name; those of a sharded model are gathered one at a time."""
         return GatheredParameters(self.model) if self.sharded else self.parameters
 
-    def local_rows(self, name: str, whole: Float[Tensor, "..."]) -> Float[Tensor, "rows ..."]:
+    def local_rows(self, name: str, tensor: Float[Tensor, "..."]) -> Float[Tensor, "rows ..."]:
         """Slice this process's rows of a tensor as large as a parameter; all, if that is whole."""
-        return rows_like(whole, self.model.get_parameter(name)) if self.sharded else whole
+        return rows_like(tensor, self.model.get_parameter(name)) if self.sharded else tensor
 
     def sum_over_rows(self, share: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Sum dot products of the processes' rows, if the model is sharded.
@@ -301,7 +301,7 @@ class Problem(Operand):
         self._noted, self._ran = self._present(), False
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> PassPlan:
         """Plan of microbatches and memory, measured on one row at the first access."""
         with model_state.exclusive(self.model), readable_errors():
             return make_plan(self)
@@ -335,32 +335,32 @@ class Problem(Operand):
         Raises:
             ArgumentError: the loss is a callable, or `change` raises one.
         """
-        own, first = self._loss_of, self.batches.widest_row
-        if own is None:
+        loss_of, first = self._loss_of, self.batches.widest_row
+        if loss_of is None:
             raise ArgumentError(
                 "loss: a callable does not tell which outputs belong to which label; use a loss by "
                 "name or a loss module of torch"
             )
-        change(own(first), first)
-        other = copy.copy(self)
-        other._graphs, other._blocks = None, 0
-        other._loss_of = lambda batch: change(own(batch), batch)
-        return other
+        change(loss_of(first), first)
+        copied = copy.copy(self)
+        copied._graphs, copied._blocks = None, 0
+        copied._loss_of = lambda batch: change(loss_of(batch), batch)
+        return copied
 
     def with_loss(self, loss: losses.BatchLoss) -> Problem:
         """Copy the problem, with one loss for every batch, whose sum counts; no lazy logits."""
-        other = self.without_lazy_logits()
-        other._loss_of, vars(other)["valid"] = lambda batch: loss, 1.0
-        return other
+        copied = self.without_lazy_logits()
+        copied._loss_of, vars(copied)["valid"] = lambda batch: loss, 1.0
+        return copied
 
     def without_lazy_logits(self) -> Problem:
         """Copy the problem, without lazy logits."""
-        other = copy.copy(self)
-        other._run = self._run.without_lazy_logits()
-        return other
+        copied = copy.copy(self)
+        copied._run = self._run.without_lazy_logits()
+        return copied
 
     @cached_property
-    def gradient_plan(self) -> Plan:
+    def gradient_plan(self) -> PassPlan:
         """Plan of microbatches and memory for gradients alone."""
         with model_state.exclusive(self.model), readable_errors():
             return make_plan(self, twice=False)
@@ -385,8 +385,8 @@ class Problem(Operand):
         total, twice = 0.0, twice and not self.sharded
         with self.computing(), torch.no_grad():
             for batch in (self.plan if twice else self.gradient_plan).passes:
-                found = self.forward(batch, parameters or self.parameters, twice=twice)
-                end = losses.make_loss_node(*found, 1 / self.valid)
+                pair = self.forward(batch, parameters or self.parameters, twice=twice)
+                end = losses.make_loss_node(*pair, 1 / self.valid)
                 total += self.check_finite(end.total(), batch)
         return self.processes.summed(total, self.device)
 
@@ -418,7 +418,8 @@ class Problem(Operand):
                 "torch.no_grad() there"
             )
         if self.sharded and any(
-            own.data_ptr() != parameters[name].data_ptr() for name, own in self.parameters.items()
+            parameter.data_ptr() != parameters[name].data_ptr()
+            for name, parameter in self.parameters.items()
         ):
             raise ArgumentError(WHOLE)
         batch = self._positions.put_into(

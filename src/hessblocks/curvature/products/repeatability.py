@@ -10,7 +10,7 @@ axis, but has the same length.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from hessblocks.curvature.losses import Batch, Readout
 from hessblocks.curvature.products.distributed import FAILED
+from hessblocks.curvature.products.forward import Parameters
 from hessblocks.errors import ArgumentError, RunError, out_of_memory
 from hessblocks.linalg import working_dtype
 
@@ -31,7 +32,6 @@ SAME = 1e-4
 """Two passes agree if no logit changes by more than this share of the largest logit."""
 MOVED = 1e-2
 """Relative perturbation of the parameters for a second check, which breaks ties between experts."""
-Parameters = Mapping[str, Float[Tensor, "..."]]
 
 
 class RepeatabilityWarning(UserWarning):
@@ -56,9 +56,9 @@ def check_same(first: Readout, second: Readout) -> None:
         RunError: the logits differ by more than rounding.
     """
     scale = change = 0.0
-    for one, other in zip(first.pieces(), second.pieces(), strict=True):
-        scale = max(scale, float(one.abs().max()))
-        change = max(change, float((one - other).abs().max()))
+    for a, b in zip(first.pieces(), second.pieces(), strict=True):
+        scale = max(scale, float(a.abs().max()))
+        change = max(change, float((a - b).abs().max()))
     if change > SAME * scale:
         raise RunError(
             f"curvature: two passes over the same row differ by {change:.2g} (largest logit "
@@ -72,12 +72,12 @@ def _model_notices(model: nn.Module) -> Iterator[str]:
     training = [(name, module) for name, module in model.named_modules() if module.training]
     if dropout := [name for name, module in training if _dropped(module) > 0]:
         yield (
-            f"dropout is switched off ({_some(dropout)} in training mode); "
+            f"dropout is switched off ({_listed(dropout)} in training mode); "
             "the loss is that of model.eval()"
         )
     if norms := [name for name, module in training if isinstance(module, _BatchNorm)]:
         yield (
-            f"batch norm uses its running statistics ({_some(norms)} in training mode), "
+            f"batch norm uses its running statistics ({_listed(norms)} in training mode), "
             "since those of a batch would tie its rows together"
         )
 
@@ -88,9 +88,9 @@ def _dropped(module: nn.Module) -> float:
     return module.p if isinstance(module, _DropoutNd) else 0
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0] or 'the model'}{more}"
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0] or 'the model'}{rest}"
 
 
 def _loader_notices(batches: Any) -> Iterator[str]:
@@ -108,16 +108,16 @@ def _loader_notices(batches: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RowComparison:
     """Comparison of a batch's outputs, computed whole, with those computed in microbatches."""
 
     problem: Any
     """Model and batches."""
     twice: bool
     """Whether the model runs as for second derivatives."""
-    most: Callable[[int], int]
+    rows_per_pass: Callable[[int], int]
     """Maps the number of rows of a batch to the most rows of its microbatches."""
-    fitting: int
+    rows_that_fit: int
     """Number of rows that fit the memory without a graph, and are compared at a time."""
     dtype: torch.dtype
     """Narrowest dtype that the model computes in."""
@@ -130,7 +130,7 @@ class Comparison:
 
     def cuts(self, rows: int) -> bool:
         """Tell whether a batch of `rows` rows is split."""
-        return rows > self._piece(rows)
+        return rows > self._rows_per_pass(rows)
 
     def refusal(self, batch: Batch) -> ArgumentError | None:
         """Return an error if a batch must not be split.
@@ -165,51 +165,51 @@ class Comparison:
         """Largest relative change that counts as rounding: √eps, 3e-4 in float32."""
         return math.sqrt(torch.finfo(self.dtype).eps)
 
-    def _piece(self, rows: int) -> int:
-        return max(1, self.most(rows))
+    def _rows_per_pass(self, rows: int) -> int:
+        return max(1, self.rows_per_pass(rows))
 
-    def _company(self, rows: int) -> int:
+    def _rows_per_check(self, rows: int) -> int:
         """Count the rows that are compared at a time: at least two microbatches."""
-        piece = self._piece(rows)
-        return max(2, self.fitting // piece) * piece
+        piece = self._rows_per_pass(rows)
+        return max(2, self.rows_that_fit // piece) * piece
 
     def _change(self, batch: Batch, points: Sequence[Parameters]) -> float:
         """Compute the root mean square of the rows' relative changes."""
         squares = 0.0
-        pieces = iter(batch.split(self._piece(batch.rows)))
-        for whole in batch.split(self._company(batch.rows)):
-            own = list(islice(pieces, math.ceil(whole.rows / self._piece(batch.rows))))
-            changes = [self._changes(whole, own, point) for point in points]
+        pieces = iter(batch.split(self._rows_per_pass(batch.rows)))
+        for group in batch.split(self._rows_per_check(batch.rows)):
+            members = list(islice(pieces, math.ceil(group.rows / self._rows_per_pass(batch.rows))))
+            changes = [self._changes(group, members, point) for point in points]
             squares += float(torch.stack(changes).amin(0).square().sum())
         return math.sqrt(squares / batch.rows)
 
     def _changes(
-        self, whole: Batch, pieces: Sequence[Batch], point: Parameters
+        self, group: Batch, pieces: Sequence[Batch], point: Parameters
     ) -> Float[Tensor, "rows entries"]:
         """Compute each output's change relative to its row's norm; NaN if the counts differ."""
-        together = self.outputs(whole, point).flatten()
-        other_number = together.new_full((whole.rows, 1), math.nan)
-        if together.numel() % whole.rows:
+        together = self.outputs(group, point).flatten()
+        other_number = together.new_full((group.rows, 1), math.nan)
+        if together.numel() % group.rows:
             return other_number
-        together = _finite(together).view(whole.rows, -1)
+        together = _finite(together).view(group.rows, -1)
         norms = together.norm(dim=1, keepdim=True)
         scale = norms.maximum(norms.median()).clamp(min=torch.finfo(norms.dtype).tiny)
-        found, start = torch.empty_like(together), 0
+        changes, start = torch.empty_like(together), 0
         for piece in pieces:
             rows = slice(start, start := start + piece.rows)
             alone = self.outputs(piece, point).flatten()
             if alone.numel() != together[rows].numel():
                 return other_number
             change = (_finite(alone).view(piece.rows, -1) - together[rows]).abs()
-            found[rows] = change / scale[rows]
-        return found
+            changes[rows] = change / scale[rows]
+        return changes
 
-    def _sentence(self, batch: Batch, what: str) -> ArgumentError:
-        rows = self._piece(batch.rows)
+    def _sentence(self, batch: Batch, finding: str) -> ArgumentError:
+        rows = self._rows_per_pass(batch.rows)
         return ArgumentError(
             f"batches: batch {batch.number} (counted from 0) whole and in pieces of {rows} "
-            f"row{'s' * (rows > 1)} {what}, so that its rows depend on each other; batches are cut "
-            "here, and every entry along its first axis where that has as many entries as the "
+            f"row{'s' * (rows > 1)} {finding}, so that its rows depend on each other; batches are "
+            "cut here, and every entry along its first axis where that has as many entries as the "
             "batch has rows: give an entry that is not of the rows, such as a bias (heads, T, T), "
             "an axis of one in front; where the model itself mixes rows, a loss that is a "
             "callable, without memory_limit, leaves batches whole"
@@ -229,7 +229,7 @@ def _moved(parameters: Parameters) -> Parameters:
     }
 
 
-def check_rows(comparison: Comparison) -> None:
+def check_rows(comparison: RowComparison) -> None:
     """Check that the rows of each batch that will be split are independent.
 
     If processes share the batches, each batch is compared by one process.
@@ -246,8 +246,12 @@ def check_rows(comparison: Comparison) -> None:
     problem = comparison.problem
     batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
-    own = set(numbers[processes.turns])
-    mine = (batch for number, batch in enumerate(batches) if number in own) if own else ()
+    my_numbers = set(numbers[processes.turns])
+    mine = (
+        (batch for number, batch in enumerate(batches) if number in my_numbers)
+        if my_numbers
+        else ()
+    )
     refusal = next(filter(None, map(comparison.refusal, mine)), None)
     refused = processes.least(-int(refusal is not None), device)
     if refusal:

@@ -15,7 +15,7 @@ from hessblocks.conventions import Part
 from hessblocks.curvature.closed import Sum
 from hessblocks.curvature.groups import ParameterGroup
 from hessblocks.curvature.products.derivatives import check_guard
-from hessblocks.curvature.products.graph import BatchGraph, Tensors
+from hessblocks.curvature.products.graph import BatchGraph, Pulled
 from hessblocks.curvature.products.problem import Problem
 from hessblocks.errors import RunError
 from hessblocks.linalg import unit_of, working_dtype
@@ -37,7 +37,7 @@ class PrecisionWarning(UserWarning):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class HessianBlock:
     """Block of the Hessian between two parameter groups."""
 
     rows: ParameterGroup
@@ -51,7 +51,7 @@ class Block:
 
 
 def total_products(
-    problem: Problem, vectors: Float[Tensor, "K columns"], block: Block
+    problem: Problem, vectors: Float[Tensor, "K columns"], block: HessianBlock
 ) -> dict[Part, Float[Tensor, "K rows"]]:
     """Multiply a block of H_o, H_f or H with vectors; every process gets the whole result.
 
@@ -69,16 +69,16 @@ def total_products(
     """
     with problem.computing():
         say_precision(problem)
-        found = _add_up(problem, vectors, block)
-        check_products(vectors, block.rows, found)
-        return found
+        products = _add_up(problem, vectors, block)
+        check_products(vectors, block.rows, products)
+        return products
 
 
 def squared_products(
     problem: Problem,
     vectors: Float[Tensor, "K columns"],
     groups: Sequence[ParameterGroup],
-    block: Block,
+    block: HessianBlock,
 ) -> dict[Part, Float[Tensor, "K groups"]]:
     """Compute ‖·‖² of products per group, in float64.
 
@@ -95,8 +95,8 @@ def squared_products(
         RunError: a loss or a product is not finite, or the memory is full.
     """
     sizes = [group.size for group in groups]
-    found = total_products(problem, vectors, block)
-    return {part: _squares(total, sizes) for part, total in found.items()}
+    products = total_products(problem, vectors, block)
+    return {part: _squares(total, sizes) for part, total in products.items()}
 
 
 def _squares(products: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -156,16 +156,16 @@ def _gap(problem: Problem) -> float:
     full = BatchGraph(problem, first, names, split=False).full(vectors, names)
     split = BatchGraph(problem, first, names).split(vectors, names, ["full"])["full"]
 
-    def in_line(found: Tensors) -> Tensor:
-        present = (0 * vectors[n] if t is None else t for n, t in found.items())
+    def in_line(tensors: Pulled) -> Tensor:
+        present = (0 * vectors[n] if t is None else t for n, t in tensors.items())
         return torch.cat([t.double().flatten() for t in present])
 
-    whole, parts = in_line(full), in_line(split)
-    scale, gap = float(whole.norm()), float((whole - parts).norm())
+    direct, parts = in_line(full), in_line(split)
+    scale, gap = float(direct.norm()), float((direct - parts).norm())
     return gap / (scale or gap or 1.0)
 
 
-def _add_up(problem: Problem, vectors: Tensor, block: Block) -> dict[Part, Tensor]:
+def _add_up(problem: Problem, vectors: Tensor, block: HessianBlock) -> dict[Part, Tensor]:
     later = block.later if problem.keeps_graphs else ()
     involved = tuple(dict.fromkeys((*later, *block.rows.parameters, *block.columns.parameters)))
     shape = len(block.parts), len(vectors), block.rows.size
@@ -198,21 +198,23 @@ def _graphs(
     return problem.graphs((names, split), fresh)
 
 
-def _collect(total: Tensor, graph: BatchGraph, vectors: Tensor, block: Block, *, add: bool) -> None:
+def _collect(
+    total: Tensor, graph: BatchGraph, vectors: Tensor, block: HessianBlock, *, add: bool
+) -> None:
     """Write one microbatch's products into `total`, (parts, K, rows.size), or add them."""
     rows, parts = block.rows, block.parts
     for start in range(0, len(vectors), graph.together):
-        some = slice(start, start + graph.together)
-        tensors = block.columns.scatter(vectors[some], graph.parameters)
+        chunk = slice(start, start + graph.together)
+        tensors = block.columns.scatter(vectors[chunk], graph.parameters)
         if list(parts) == ["full"]:
-            into = total[0, some]
-            own = rows.whole(into, graph.parameters) if len(into) == 1 else {}
-            sums = {name: Sum(place[0], fresh=not add) for name, place in own.items()}
-            products: dict[Part, Tensors] = {"full": graph.full(tensors, rows.parameters, sums)}
+            into = total[0, chunk]
+            views = rows.whole(into, graph.parameters) if len(into) == 1 else {}
+            sums = {name: Sum(view[0], fresh=not add) for name, view in views.items()}
+            products: dict[Part, Pulled] = {"full": graph.full(tensors, rows.parameters, sums)}
         else:
             products = graph.split(tensors, rows.parameters, parts)
         for index, part in enumerate(parts):
-            rows.collect(products[part], total[index, some], add=add)
+            rows.collect(products[part], total[index, chunk], add=add)
 
 
 def check_products(
@@ -230,13 +232,13 @@ def check_products(
     Raises:
         RunError: an entry is not finite; the message names the first parameter that has one.
     """
-    for part, found in products.items():
-        if found.sum().isfinite() or found.isfinite().all() or not vectors.isfinite().all():
+    for part, product in products.items():
+        if product.sum().isfinite() or product.isfinite().all() or not vectors.isfinite().all():
             continue
         sizes = [view.size for view in rows.views]
-        pieces = zip(rows.views, found.split(sizes, dim=1), strict=True)
+        pieces = zip(rows.views, product.split(sizes, dim=1), strict=True)
         name = next(view.parameter for view, piece in pieces if not piece.isfinite().all())
-        kind = "NaN" if found.isnan().any() else "infinite"
+        kind = "NaN" if product.isnan().any() else "infinite"
         raise RunError(
             f"curvature: the loss is finite, but its second derivative is {kind} ({part} part, "
             f"rows of {name!r}): a root, norm, power or logarithm at 0 has none, also where "

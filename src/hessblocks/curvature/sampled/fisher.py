@@ -70,7 +70,7 @@ class EmpiricalFisher(CurvatureOperator):
         """Choose the rows and columns of the block.
 
         Args:
-            problem: model, batches and loss; the loss is no callable.
+            problem: model, batches and loss; the loss is not a callable.
             group: see `Hessian`.
             rows: see `Hessian`.
             columns: see `Hessian`.
@@ -142,12 +142,12 @@ class MonteCarloFisher(CurvatureOperator):
             if isinstance(loss, losses.CrossEntropy):
                 shape = torch.Size((*loss.targets.shape, samples))
                 return _Classes(loss, draws(torch.rand, batch, shape, seed))
-            of, noise = _distribution(loss)
+            draw, noise = _distribution(loss)
 
             def sets(logits: Tensor) -> Tensor:
                 shape = torch.Size((*logits.shape, samples))
-                found = noise(logits, draws(of, batch, shape, seed).movedim(-1, 0))
-                return found.to(logits) / math.sqrt(samples)
+                entries = noise(logits, draws(draw, batch, shape, seed).movedim(-1, 0))
+                return entries.to(logits) / math.sqrt(samples)
 
             return _Entries(loss, sets, samples)
 
@@ -184,8 +184,8 @@ class _Classes(losses.CrossEntropy):
             chosen = labels.expand(*direction.shape[:-1], labels.shape[-1])
             mean = (probabilities * direction).sum(-1, keepdim=True)
             inner = (mean - direction.gather(-1, chosen)) * weight
-            found = probabilities * inner.sum(-1, keepdim=True)
-            return found.scatter_add(-1, chosen, -inner)
+            product = probabilities * inner.sum(-1, keepdim=True)
+            return product.scatter_add(-1, chosen, -inner)
 
         return super().derivatives_in_place(logits, share)[0], curvature
 
@@ -196,9 +196,9 @@ class _Classes(losses.CrossEntropy):
         weight = math.sqrt(share / labels.shape[-1]) * (targets != IGNORED).to(logits.dtype)
 
         def times_root(signs: Tensor) -> Tensor:
-            each = weight * signs
-            found = probabilities * each.sum(-1, keepdim=True)
-            return found.scatter_add_(-1, labels, -each)
+            weighted = weight * signs
+            product = probabilities * weighted.sum(-1, keepdim=True)
+            return product.scatter_add_(-1, labels, -weighted)
 
         return times_root
 
@@ -211,8 +211,8 @@ class _Classes(losses.CrossEntropy):
         """Sample classes from the probabilities by inverting their cumulative sums."""
         assert self._uniform is not None
         ends = probabilities.cumsum(-1, dtype=torch.float64)
-        found = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
-        return found.clamp(max=ends.shape[-1] - 1)
+        labels = torch.searchsorted(ends, self._uniform * ends[..., -1:], right=True)
+        return labels.clamp(max=ends.shape[-1] - 1)
 
 
 class _Entries(losses.BatchLoss):
@@ -238,27 +238,27 @@ class _Entries(losses.BatchLoss):
         return self._loss.total(logits)
 
     def derivatives(self, logits: Float[Tensor, "..."], share: float) -> losses.LossDerivatives:
-        found = self._loss.derivatives(logits, share)
-        sets = [found.gradient / share] if self._sets is None else self._sets(logits)
+        derivatives = self._loss.derivatives(logits, share)
+        sets = [derivatives.gradient / share] if self._sets is None else self._sets(logits)
         axis, single = self._axis(logits)
 
         def curvature(direction: Tensor) -> Tensor:
             total = torch.zeros_like(direction)
-            for one in sets:
-                inner = one * direction
-                total = total + one * (inner if single else inner.sum(axis, keepdim=True))
+            for vector in sets:
+                inner = vector * direction
+                total = total + vector * (inner if single else inner.sum(axis, keepdim=True))
             return share * total
 
-        return replace(found, curvature=curvature)
+        return replace(derivatives, curvature=curvature)
 
     def root(self, logits: Float[Tensor, "..."], share: float) -> losses.Root:
         """Return ε ↦ Σ r ε of each datum, with one sign per set of labels."""
-        own = self._loss.derivatives(logits, share).gradient / share
-        sets = [own] if self._sets is None else self._sets(logits)
+        gradient = self._loss.derivatives(logits, share).gradient / share
+        sets = [gradient] if self._sets is None else self._sets(logits)
 
         def times_root(signs: Tensor) -> Tensor:
             pairs = zip(sets, signs.unbind(-1), strict=True)
-            return math.sqrt(share) * torch.stack([one * sign for one, sign in pairs]).sum(0)
+            return math.sqrt(share) * torch.stack([vector * sign for vector, sign in pairs]).sum(0)
 
         return times_root
 
@@ -322,8 +322,11 @@ def _vectors(
     op: CurvatureOperator, passed: SampledPass, count: int, seed: int
 ) -> Iterator[Float[Tensor, " N"]]:
     for number in range(count):
-        found = passed.sample(number, seed, keep=number + 1 < count)
+        gradients = passed.sample(number, seed, keep=number + 1 < count)
         vector = torch.zeros(1, op.shape[0], dtype=op.dtype, device=op.device)
-        tensors = {name: None if one is None else one[None] for name, one in found.items()}
+        tensors = {
+            name: None if gradient is None else gradient[None]
+            for name, gradient in gradients.items()
+        }
         op.rows.collect(tensors, vector)
         yield vector[0]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hessblocks.curvature.groups import ParameterGroup, merge
 from hessblocks.curvature.products import (
     LocalEntries,
-    Plan,
+    PassPlan,
     Problem,
     check_guard,
     make_plan,
@@ -34,7 +34,7 @@ AT_ONCE = 1 << 18
 """Entries per partial inner product; partial products are summed in float64."""
 MILD = (1e-12, 1e24)
 """Range of squared norms in which float32 products neither overflow nor underflow."""
-Step = Callable[[int], object]
+OnSample = Callable[[int], object]
 """Callback with the number of samples drawn so far."""
 
 
@@ -42,7 +42,7 @@ Step = Callable[[int], object]
 class Sampling:
     """Plan of batches of samples and pieces of groups."""
 
-    plan: Plan
+    plan: PassPlan
     """The passes over the data."""
     batches: int
     """B, the number of batches of samples."""
@@ -99,23 +99,23 @@ def plan_samples(
             "not tell; use a loss by name, a loss module of torch, or method='probes'"
         )
     limit = problem.memory_limit or default_limit(problem.device)
-    each, ranks = _dtype(problem).itemsize, problem.processes.count if problem.sharded else 1
-    sizes = {name: -(-group.size * each // ranks) for name, group in groups.items()}
+    itemsize, ranks = _dtype(problem).itemsize, problem.processes.count if problem.sharded else 1
+    sizes = {name: -(-group.size * itemsize // ranks) for name, group in groups.items()}
     least = FEWEST_SAMPLES if batches is None else -(-samples // batches)
     plan, spare = _plan(problem, least, [sum(sizes.values()), max(sizes.values())])
     fixed = plan.peak - spare
     room = problem.processes.least(limit - fixed, problem.device)
     pieces = _pieces(sizes, room // least)
-    one = max(sum(sizes[name] for name in piece) for piece in pieces)
-    batches = batches or -(-samples // max(least, min(samples, room // one)))
+    largest = max(sum(sizes[name] for name in piece) for piece in pieces)
+    batches = batches or -(-samples // max(least, min(samples, room // largest)))
     size = max(FEWEST_SAMPLES, -(-samples // batches))
-    held = fixed + size * one
-    return Sampling(plan=plan, batches=batches, size=size, pieces=pieces, bytes=held)
+    nbytes = fixed + size * largest
+    return Sampling(plan=plan, batches=batches, size=size, pieces=pieces, bytes=nbytes)
 
 
-def _plan(problem: Problem, count: int, held: Sequence[int]) -> tuple[Plan, int]:
-    """Plan passes with memory left for `count` samples of the first size in `held` that fits."""
-    for size, share in zip(held, (1, SHARE), strict=True):
+def _plan(problem: Problem, count: int, sizes: Sequence[int]) -> tuple[PassPlan, int]:
+    """Plan passes with memory left for `count` samples of the first size in `sizes` that fits."""
+    for size, share in zip(sizes, (1, SHARE), strict=True):
         spare = count * size
         try:
             with readable_errors():
@@ -148,7 +148,7 @@ def gram_matrices(
     sampling: Sampling,
     *,
     seed: int = 0,
-    step: Step | None = None,
+    step: OnSample | None = None,
 ) -> GramMatrices:
     """Draw samples of H_o and compute their inner products, per group.
 
@@ -172,12 +172,12 @@ def gram_matrices(
     with readable_errors():
         every = merge("samples", list(groups.values()))
         check_guard(problem, sampling.plan.guard, every.parameters, twice=False)
-    found = []
+    blocks = []
     for number, names in enumerate(sampling.pieces):
-        own = [groups[name] for name in names]
+        members = [groups[name] for name in names]
         drawn = number * sampling.batches * sampling.size
-        found.append(_of_piece(problem, own, sampling, seed, step, drawn))
-    products = torch.cat(found)
+        blocks.append(_of_piece(problem, members, sampling, seed, step, drawn))
+    products = torch.cat(blocks)
     if not torch.isfinite(products).all():
         raise RunError(
             "curvature: sampled gradients of H_o are not finite; look at the weights, or use "
@@ -191,14 +191,14 @@ def _of_piece(
     groups: Sequence[ParameterGroup],
     sampling: Sampling,
     seed: int,
-    step: Step | None,
+    step: OnSample | None,
     drawn: int,
 ) -> Float[Tensor, "G B S S"]:
     """Compute inner products for a piece of the groups."""
-    whole, sizes = merge("samples", groups), [group.size for group in groups]
+    every, sizes = merge("samples", groups), [group.size for group in groups]
     local = LocalEntries(groups, problem.model) if problem.sharded else None
     sizes = local.sizes if local else sizes
-    found = []
+    blocks = []
     report = None if step is None else lambda count: step(drawn + count)
     # one tensor for all batches, since a new one costs as much time as a sample
     with readable_errors():
@@ -207,28 +207,28 @@ def _of_piece(
         )
     for batch in range(sampling.batches):
         with problem.computing():
-            samples = _samples(problem, whole, sampling, batch, seed, report, vectors, local)
-            found.append(problem.sum_over_rows(_inner_products(samples, sizes)).cpu())
-    return torch.stack(found, dim=1)
+            samples = _samples(problem, every, sampling, batch, seed, report, vectors, local)
+            blocks.append(problem.sum_over_rows(_inner_products(samples, sizes)).cpu())
+    return torch.stack(blocks, dim=1)
 
 
 def _samples(
     problem: Problem,
-    whole: ParameterGroup,
+    every: ParameterGroup,
     sampling: Sampling,
     batch: int,
     seed: int,
-    step: Step | None,
+    step: OnSample | None,
     vectors: Float[Tensor, "S N"],
     local: LocalEntries | None = None,
 ) -> Float[Tensor, "S N"]:
-    """Draw one batch of samples into `vectors`, over the N (local) entries of the group `whole`."""
+    """Draw one batch of samples into `vectors`, over the N (local) entries of the group `every`."""
     vectors.zero_()
     before = batch * sampling.size
     try:
         for number, rows in enumerate(sampling.plan.passes):
-            passed = SampledPass(problem, rows, whole.parameters)
-            _add_pass(passed, local or whole, vectors, before, seed, None if number else step)
+            passed = SampledPass(problem, rows, every.parameters)
+            _add_pass(passed, local or every, vectors, before, seed, None if number else step)
     except Exception:
         problem.processes.fail(vectors)
         raise
@@ -241,16 +241,19 @@ def _add_pass(
     vectors: Float[Tensor, "S N"],
     before: int,
     seed: int,
-    step: Step | None,
+    step: OnSample | None,
 ) -> None:
     """Add one microbatch's term to each sample; the first has the number `before`."""
     for sample in range(len(vectors)):
         # the last sample frees the graph
-        found = passed.sample(before + sample, seed, keep=sample + 1 < len(vectors))
+        gradients = passed.sample(before + sample, seed, keep=sample + 1 < len(vectors))
         if isinstance(entries, LocalEntries):
-            entries.add_to(vectors[sample], found)
+            entries.add_to(vectors[sample], gradients)
         else:
-            tensors = {name: None if one is None else one[None] for name, one in found.items()}
+            tensors = {
+                name: None if gradient is None else gradient[None]
+                for name, gradient in gradients.items()
+            }
             entries.collect(tensors, vectors[sample : sample + 1], add=True)
         if step:
             step(before + sample + 1)
@@ -258,21 +261,21 @@ def _add_pass(
 
 def _inner_products(vectors: Float[Tensor, "S N"], sizes: Sequence[int]) -> Float[Tensor, "G S S"]:
     """Compute the Gram matrix of each group's entries, in float64."""
-    found = []
+    blocks = []
     for piece in vectors.split(list(sizes), dim=1):
         products = _products(piece, 1.0)
         squares = products.diagonal()
         if not ((squares > MILD[0]) & (squares < MILD[1])).all():
             products = _products(piece, unit_of(piece))
-        found.append(products)
-    return torch.stack(found)
+        blocks.append(products)
+    return torch.stack(blocks)
 
 
 def _products(vectors: Float[Tensor, "S N"], unit: float) -> Float[Tensor, "S S"]:
     """Compute the Gram matrix of `vectors` / `unit`, times `unit`², to avoid overflow."""
     total = torch.zeros(2 * (len(vectors),), dtype=torch.float64, device=vectors.device)
-    for some in vectors.split(AT_ONCE, dim=1):
-        scaled = some if unit == 1.0 else some / unit
+    for chunk in vectors.split(AT_ONCE, dim=1):
+        scaled = chunk if unit == 1.0 else chunk / unit
         total += scaled @ scaled.mT
     return total * unit**2
 

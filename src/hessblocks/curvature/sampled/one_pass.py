@@ -67,8 +67,8 @@ class SampledPass:
 
     def gradient(self, *, keep: bool, of: Float[Tensor, "..."] | None = None) -> Gradients:
         """Compute the gradient of these rows' share of the loss; see `sample`."""
-        found = self.loss.derivatives(self.values, 1 / self._problem.valid)
-        return self._pulled_back(found.gradient, keep, of)
+        derivatives = self.loss.derivatives(self.values, 1 / self._problem.valid)
+        return self._pulled_back(derivatives.gradient, keep, of)
 
     def _pulled_back(self, direction: Tensor, keep: bool, of: Tensor | None) -> Gradients:
         if not self._logits.requires_grad:
@@ -81,19 +81,19 @@ class SampledPass:
                     **products.gradients(model, self._logits, direction, self._leaves, keep=keep)
                 }
         with products.differentiable_once(self._problem.model), products.readable_errors():
-            found = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 self._logits,
                 list(self._leaves.values()),
                 direction,
                 retain_graph=keep,
                 allow_unused=True,
             )
-        return dict(zip(self._leaves, found, strict=True))
+        return dict(zip(self._leaves, gradients, strict=True))
 
 
 def plan_passes(
     problem: products.Problem, names: Iterable[str], *, spare: int = 0, most_rows: int | None = None
-) -> products.Plan:
+) -> products.PassPlan:
     """Plan passes for samples that are used one at a time.
 
     Args:
@@ -121,7 +121,7 @@ def plan_passes(
 
 
 def sampled_passes(
-    problem: products.Problem, plan: products.Plan, names: Iterable[str]
+    problem: products.Problem, plan: products.PassPlan, names: Iterable[str]
 ) -> Iterator[SampledPass]:
     """Yield the forward pass of each microbatch; draw all its samples before the next one."""
     names = [*names]
@@ -161,12 +161,12 @@ def signs(
 
 
 def draws(
-    of: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int
+    draw: Callable[..., Float[Tensor, "..."]], batch: Batch, shape: torch.Size, seed: int
 ) -> Float[Tensor, "..."]:
     """Draw uniform or normal random numbers for each row of a microbatch.
 
     Args:
-        of: torch.rand or torch.randn.
+        draw: torch.rand or torch.randn.
         batch: see `signs`.
         shape: shape of the numbers, rows first.
         seed: see `signs`.
@@ -176,11 +176,11 @@ def draws(
     """
     rows = _rows(batch, shape)
     size = (shape.numel() // rows,)
-    found = [
-        of(size, generator=generator, dtype=torch.float64)
+    values = [
+        draw(size, generator=generator, dtype=torch.float64)
         for generator in _generators(batch, rows, f"labels {seed} 0")
     ]
-    return torch.stack(found).view(shape).to(batch.inputs.device)
+    return torch.stack(values).view(shape).to(batch.inputs.device)
 
 
 def _rows(batch: Batch, shape: torch.Size) -> int:
@@ -188,11 +188,11 @@ def _rows(batch: Batch, shape: torch.Size) -> int:
     return batch.rows if shape[0] == batch.rows else 1
 
 
-def _generators(batch: Batch, rows: int, what: str) -> Iterator[torch.Generator]:
+def _generators(batch: Batch, rows: int, label: str) -> Iterator[torch.Generator]:
     """Make a random generator for each row of a microbatch."""
     for row in range(batch.first, batch.first + rows):
-        text = f"{what} {batch.number} {row}".encode()
+        text = f"{label} {batch.number} {row}".encode()
         # hashed, since consecutive seeds may give correlated streams
-        own = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+        seed = int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
         # on the CPU, since a GPU's generator draws other numbers
-        yield torch.Generator().manual_seed(own)
+        yield torch.Generator().manual_seed(seed)

@@ -1,10 +1,10 @@
 """Independent checks of derivatives: central differences, a graph walk, torch's errors."""
 
 from hessblocks.curvature.witness.central import (
-    Comparison,
+    Agreement,
+    ByName,
     Differences,
     Gradient,
-    Tensors,
     Verdict,
     compare_at_steps,
     compare_rows,
@@ -12,5 +12,5 @@ from hessblocks.curvature.witness.central import (
     direction,
     inner,
 )
-from hessblocks.curvature.witness.failures import WAY_OUT, named_in_errors, readable_errors
+from hessblocks.curvature.witness.failures import OTHER_OPERATIONS, named_in_errors, readable_errors
 from hessblocks.curvature.witness.graph_walk import check_bypass, walk_graph

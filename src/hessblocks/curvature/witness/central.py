@@ -16,32 +16,32 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Tensors = Mapping[str, Float[Tensor, "..."]]
+ByName = Mapping[str, Float[Tensor, "..."]]
 Verdict = Literal["right", "wrong", "unclear"]
 Gradient = dict[str, Float[Tensor, "..."]]
-At = Callable[[Tensors, bool], tuple[float, Gradient]]
+At = Callable[[ByName, bool], tuple[float, Gradient]]
 """Maps parameters, and whether g is wanted, to φ and g; a missing gradient is zeros."""
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
 """Largest relative gap of a right derivative, by dtype; half precision: 1/3."""
 LADDER = (1.0, 1 / 8, 1 / 64, 8.0, 64.0)
 """Steps in units of ε^⅓, tried in this order until all derivatives are found right."""
-SURE = 2.0
+ERROR_FACTOR = 2.0
 """The gap of a right derivative may be this many estimated errors of the difference."""
 ROUNDED = 8.0
 """Rounding error of a sum, in units of ε."""
-TELLING = 0.1
+MAX_RELATIVE_ERROR = 0.1
 """Largest relative error of a difference for the verdict `right`; above it, `unclear`."""
-ALIKE = 2.0
+CONFIRMING_FACTOR = 2.0
 """The gaps of two steps confirm a wrong derivative if they differ at most by this factor. Gaps from
 rounding differ by 8."""
-SHARP = 1e-3
+SETTLING_ERROR = 1e-3
 """A step with at most this relative error may settle the verdict `right` against other steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Comparison of one derivative with finite differences."""
+class Agreement:
+    """Agreement of one derivative with finite differences."""
 
     found: float
     """Value by autograd: ⟨g, z⟩, or ‖H z‖."""
@@ -62,14 +62,17 @@ class Comparison:
     @property
     def verdict(self) -> Verdict:
         """`right`, `wrong`, or `unclear` if the differences are too inaccurate in this dtype."""
-        if not self.gap <= self.tolerance * self.scale + SURE * self.error:
+        if not self.gap <= self.tolerance * self.scale + ERROR_FACTOR * self.error:
             return "wrong"
-        return "right" if self.error <= TELLING * self.scale else "unclear"
+        return "right" if self.error <= MAX_RELATIVE_ERROR * self.scale else "unclear"
 
     @property
     def settled(self) -> bool:
         """Whether the verdict is `right` and the difference accurate enough to end the search."""
-        return self.verdict == "right" and self.error <= max(self.tolerance, SHARP) * self.scale
+        return (
+            self.verdict == "right"
+            and self.error <= max(self.tolerance, SETTLING_ERROR) * self.scale
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,56 +93,56 @@ class Differences:
     """Relative tolerance of comparisons."""
 
 
-def compare_slopes(found: float, seen: Differences) -> Comparison:
+def compare_slopes(slope: float, differences: Differences) -> Agreement:
     """Compare ⟨g, z⟩ with the slope of the differences."""
-    return Comparison(
-        found=found,
-        expected=seen.slope,
-        gap=abs(found - seen.slope),
-        error=seen.slope_error,
-        tolerance=seen.tolerance,
+    return Agreement(
+        found=slope,
+        expected=differences.slope,
+        gap=abs(slope - differences.slope),
+        error=differences.slope_error,
+        tolerance=differences.tolerance,
     )
 
 
 def compare_rows(
-    entries: Callable[[Tensors], Float[Tensor, "..."]],
-    product: Tensors,
-    gradient: Tensors,
-    seen: Differences,
-) -> Comparison:
+    entries: Callable[[ByName], Float[Tensor, "..."]],
+    product: ByName,
+    gradient: ByName,
+    differences: Differences,
+) -> Agreement:
     """Compare H z of some entries with differences of the gradient.
 
     Args:
         entries: selects the entries to compare, as one vector, from tensors by name.
         product: H z.
         gradient: g.
-        seen: the differences.
+        differences: the differences.
 
     Returns:
         Norms of both, and of their difference.
     """
-    found, expected = entries(product).double(), entries(seen.rows).double()
-    rounding = ROUNDED * seen.rounding * float(entries(gradient).double().norm())
-    return Comparison(
-        found=float(found.norm()),
+    rows, expected = entries(product).double(), entries(differences.rows).double()
+    rounding = ROUNDED * differences.rounding * float(entries(gradient).double().norm())
+    return Agreement(
+        found=float(rows.norm()),
         expected=float(expected.norm()),
-        gap=float((found - expected).norm()),
-        error=float(entries(seen.errors).double().norm()) + rounding,
-        tolerance=seen.tolerance,
+        gap=float((rows - expected).norm()),
+        error=float(entries(differences.errors).double().norm()) + rounding,
+        tolerance=differences.tolerance,
     )
 
 
-def epsilon(parameters: Tensors) -> float:
+def epsilon(parameters: ByName) -> float:
     """Return ε of the narrowest dtype."""
     return max(torch.finfo(p.dtype).eps for p in parameters.values())
 
 
-def tolerance(parameters: Tensors) -> float:
+def tolerance(parameters: ByName) -> float:
     """Return the tolerance of the narrowest dtype; see `TOLERANCE`."""
     return max(TOLERANCE.get(p.dtype, 1 / 3) for p in parameters.values())
 
 
-def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gradient:
+def direction(parameters: ByName, names: Mapping[str, object], seed: int) -> Gradient:
     """Draw z: normal numbers times the root mean square of each tensor, for equal relative steps.
 
     Args:
@@ -162,19 +165,19 @@ def direction(parameters: Tensors, names: Mapping[str, object], seed: int) -> Gr
     }
 
 
-def moved(parameters: Tensors, along: Tensors, step: float) -> Gradient:
+def moved(parameters: ByName, along: ByName, step: float) -> Gradient:
     """Compute θ + step · z, without gradient history."""
     return {n: p + step * along[n] if n in along else p for n, p in parameters.items()}
 
 
 def compare_at_steps(
     at: At,
-    parameters: Tensors,
-    along: Tensors,
-    compare: Callable[[Differences], Sequence[Comparison]],
+    parameters: ByName,
+    along: ByName,
+    compare: Callable[[Differences], Sequence[Agreement]],
     *,
     gradients: bool,
-) -> list[Comparison]:
+) -> list[Agreement]:
     """Compare derivatives with differences at the steps of `LADDER`, until all are right.
 
     If a kink is nearer than h, D(h) and D(2h) may agree on a wrong value; a shorter step avoids the
@@ -193,46 +196,54 @@ def compare_at_steps(
 
     Cost: four gradients per step, or four values.
     """
-    seen: list[Sequence[Comparison]] = []
+    steps: list[Sequence[Agreement]] = []
     eps = epsilon(parameters)
     for factor in LADDER:
         step = factor * eps ** (1 / 3)
-        seen.append(compare(_at_step(at, parameters, along, step, gradients=gradients, eps=eps)))
-        best = [_best(history) for history in zip(*seen, strict=True)]
-        if all(one.settled for one in best):
+        steps.append(compare(_at_step(at, parameters, along, step, gradients=gradients, eps=eps)))
+        best = [_best(history) for history in zip(*steps, strict=True)]
+        if all(comparison.settled for comparison in best):
             break
     return best
 
 
-def _best(history: Sequence[Comparison]) -> Comparison:
+def _best(history: Sequence[Agreement]) -> Agreement:
     """Choose the first settled comparison, else that of least error if another step confirms it."""
-    for one in history:
-        if one.settled:
-            return one
-    best = min(history, key=lambda one: one.error)
-    gaps = [one.gap for one in history if one is not best]
-    borne_out = any(best.gap / ALIKE <= gap <= best.gap * ALIKE for gap in gaps)
+    for comparison in history:
+        if comparison.settled:
+            return comparison
+    best = min(history, key=lambda comparison: comparison.error)
+    gaps = [comparison.gap for comparison in history if comparison is not best]
+    borne_out = any(
+        best.gap / CONFIRMING_FACTOR <= gap <= best.gap * CONFIRMING_FACTOR for gap in gaps
+    )
     return best if borne_out or not best.gap > 0 else replace(best, error=max(best.error, best.gap))
 
 
 def _at_step(
-    at: At, parameters: Tensors, along: Tensors, step: float, *, gradients: bool, eps: float
+    at: At,
+    parameters: ByName,
+    along: ByName,
+    step: float,
+    *,
+    gradients: bool,
+    eps: float,
 ) -> Differences:
-    one, largest = _one(at, parameters, along, step, gradients=gradients)
-    two, _ = _one(at, parameters, along, 2 * step, gradients=gradients)
-    idle = one[0] == two[0] == 0 and step >= max(LADDER) * eps ** (1 / 3)
+    single, largest = _difference(at, parameters, along, step, gradients=gradients)
+    double, _ = _difference(at, parameters, along, 2 * step, gradients=gradients)
+    idle = single[0] == double[0] == 0 and step >= max(LADDER) * eps ** (1 / 3)
     return Differences(
-        slope=(4 * one[0] - two[0]) / 3,
-        slope_error=0 if idle else abs(one[0] - two[0]) + ROUNDED * eps * largest / step,
-        rows={n: (4 * d - two[1][n]) / 3 for n, d in one[1].items()},
-        errors={n: d - two[1][n] for n, d in one[1].items()},
+        slope=(4 * single[0] - double[0]) / 3,
+        slope_error=0 if idle else abs(single[0] - double[0]) + ROUNDED * eps * largest / step,
+        rows={n: (4 * d - double[1][n]) / 3 for n, d in single[1].items()},
+        errors={n: d - double[1][n] for n, d in single[1].items()},
         rounding=eps / step,
         tolerance=tolerance(parameters),
     )
 
 
-def _one(
-    at: At, parameters: Tensors, along: Tensors, step: float, *, gradients: bool
+def _difference(
+    at: At, parameters: ByName, along: ByName, step: float, *, gradients: bool
 ) -> tuple[tuple[float, Gradient], float]:
     """Compute the central differences of φ and of g, and the largest |φ|."""
     right, ahead = at(moved(parameters, along, step), gradients)
@@ -241,6 +252,6 @@ def _one(
     return ((right - left) / (2 * step), rows), max(abs(right), abs(left))
 
 
-def inner(left: Tensors, right: Tensors) -> float:
+def inner(left: ByName, right: ByName) -> float:
     """Compute the inner product over the names in both; in float64."""
     return sum(float((left[n].double() * t.double()).sum()) for n, t in right.items() if n in left)

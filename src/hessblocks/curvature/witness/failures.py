@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from hessblocks.errors import HessblocksError, RunError, out_of_memory
 
-WAY_OUT = (
+OTHER_OPERATIONS = (
     "use torch.utils.checkpoint with use_reentrant=False "
     '(gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})), '
     "switch checkpointing or reversible layers off, or write this part in operations of torch"
@@ -84,7 +84,7 @@ def named_in_errors(functions: Sequence[str]) -> Iterator[None]:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(
             f"curvature: the autograd Function {', '.join(functions)} cannot be differentiated as "
-            f"curvature needs it ({first}); {WAY_OUT}"
+            f"curvature needs it ({first}); {OTHER_OPERATIONS}"
         ) from error
 
 

@@ -37,15 +37,15 @@ def walk_graph(tensors: Iterable[Shaped[Tensor, "..."] | None]) -> GraphWalk:
     waiting = [t.grad_fn for t in roots if t.grad_fn is not None]
     leaves = {id(t) for t in roots if t.grad_fn is None}
     functions: dict[str, None] = {}
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = waiting.pop()
         if isinstance(leaf := getattr(node, "variable", None), Tensor):
             leaves.add(id(leaf))
         if name := _foreign(node):
             functions[name] = None
-        new = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= new
+        new = {following for following, _ in node.next_functions if following is not None} - visited
+        visited |= new
         waiting += new
     return GraphWalk(leaves=frozenset(leaves), functions=tuple(functions))
 
@@ -77,10 +77,10 @@ def check_bypass(model: nn.Module, reached: GraphWalk) -> None:
             "torch.inference_mode(), detach or round its outputs, or compute with quantised weights"
         )
     named = model.named_parameters()
-    found = next((name for name, own in named if id(own) in reached.leaves), None)
-    if found is not None:
+    name = next((name for name, parameter in named if id(parameter) in reached.leaves), None)
+    if name is not None:
         raise ArgumentError(
-            f"model: its forward pass reaches {found!r} by another way than the attributes of its "
+            f"model: its forward pass reaches {name!r} by another way than the attributes of its "
             "modules (a list of tensors, a module in a list of Python), and that way would be left "
             "out of every derivative; read the parameter from its module in forward, and hold "
             "modules in an nn.ModuleList"

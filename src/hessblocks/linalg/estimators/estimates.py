@@ -81,8 +81,8 @@ class DiagonalEstimate(Tabular):
         """List index, value, standard_error and method of each entry."""
         return self._first(len(self.values))[0]
 
-    def _first(self, most: int) -> tuple[list[dict[str, Any]], int]:
-        columns = self.values[:most].tolist(), self.standard_errors[:most].tolist()
+    def _first(self, count: int) -> tuple[list[dict[str, Any]], int]:
+        columns = self.values[:count].tolist(), self.standard_errors[:count].tolist()
         pairs = zip(*columns, strict=True)
         rows = [
             {"index": index, "value": value, "standard_error": error, "method": self.method}
@@ -135,8 +135,8 @@ class Eigenvalues(Tabular):
         )
         ended = "" if self.converged else ", not converged"
         worst = float(self.residuals.max())
-        held = f"a basis of {self.basis_size}, {self.restarts} restarts"
+        spent = f"a basis of {self.basis_size}, {self.restarts} restarts"
         return (
             f"eigenvalues {', '.join(shown)} (residuals up to {worst:.1g}, {self.products} "
-            f"products, {'exact' if self.method == 'exact' else held}{ended})"
+            f"products, {'exact' if self.method == 'exact' else spent}{ended})"
         )

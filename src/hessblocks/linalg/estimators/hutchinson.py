@@ -88,11 +88,11 @@ def frobenius_norm(
         50 (exact)
     """
     op = operators.operator_of(op)
-    whole = {"seed": seed, "max_probes": max_probes}
-    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **whole)
+    rest = {"seed": seed, "max_probes": max_probes}
+    check_probes("frobenius_norm", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, **rest)
     stopping = Stopping(block=probes, tolerance=tolerance, max_probes=max_probes)
-    if own := getattr(op, "frobenius_norm", None):
-        return Estimate(value=float(own()), method="exact")
+    if closed_form := getattr(op, "frobenius_norm", None):
+        return Estimate(value=float(closed_form()), method="exact")
     if op.shape[1] <= probes:
         sizes = operators.column_lengths(assemble(op, probe_chunk))
         return Estimate(value=float(operators.column_lengths(sizes[:, None])), method="exact")
@@ -101,7 +101,7 @@ def frobenius_norm(
 
     def further(count: int) -> Tensor:
         blocks = source.blocks(count, probe_chunk)
-        return torch.cat([operators.column_lengths(multiply(op, some)) for some in blocks])
+        return torch.cat([operators.column_lengths(multiply(op, block)) for block in blocks])
 
     def add_block(count: int) -> Estimate:
         nonlocal source, sizes
@@ -111,8 +111,8 @@ def frobenius_norm(
             # signs and Gaussian vectors have different variances: drop the squares of the signs
             sizes = further(len(sizes))
         unit = operators.unit_of(sizes)  # squares may leave the range of float64
-        found = norm_from_squares((sizes / unit).square())
-        return replace(found, value=unit * found.value, standard_error=unit * found.standard_error)
+        norm = norm_from_squares((sizes / unit).square())
+        return replace(norm, value=unit * norm.value, standard_error=unit * norm.standard_error)
 
     return stopping.run("frobenius_norm", add_block)
 
@@ -180,14 +180,14 @@ class EntryMoments:
         """
         size = factors[0].shape[1]
         total = self.count + size
-        for some in operators.chunks(len(self.mean), IN_CACHE // size + 1):
-            entries = reduce(torch.mul, [factor[some] for factor in factors]).to(self.mean.dtype)
+        for chunk in operators.chunks(len(self.mean), IN_CACHE // size + 1):
+            entries = reduce(torch.mul, [factor[chunk] for factor in factors]).to(self.mean.dtype)
             mean = entries.mean(1)
-            shift = mean - self.mean[some]
+            shift = mean - self.mean[chunk]
             within = operators.lengths(entries - mean[:, None])
             between = shift.abs() * math.sqrt(self.count * size / total)
-            self._spread[some] = torch.hypot(self._spread[some], torch.hypot(within, between))
-            self.mean[some] += shift * (size / total)
+            self._spread[chunk] = torch.hypot(self._spread[chunk], torch.hypot(within, between))
+            self.mean[chunk] += shift * (size / total)
         self.count = total
 
     def checked(self, seed: int) -> EntryMoments:
@@ -316,9 +316,9 @@ def diagonal(
     check_probes("diagonal", probes, at_least=FEWEST_PROBES, probe_chunk=probe_chunk, seed=seed)
     if method == "sampled":
         return _sampled(op, probes, seed)
-    own = getattr(op, "diagonal", None)
-    if own is not None or op.shape[0] <= probes:
-        values = assemble(op, probe_chunk).diagonal() if own is None else own()
+    closed_form = getattr(op, "diagonal", None)
+    if closed_form is not None or op.shape[0] <= probes:
+        values = assemble(op, probe_chunk).diagonal() if closed_form is None else closed_form()
         nothing = torch.zeros_like(values)
         return DiagonalEstimate(values=values, standard_errors=nothing, method="exact")
     moments = EntryMoments(op, Probes(op, seed=seed), probe_chunk)

@@ -87,15 +87,15 @@ def norms_from_pairs(grams: Float[Tensor, "G B S S"]) -> PairNorms:
     hollow = grams.double() * (1 - torch.eye(size, dtype=torch.float64, device=grams.device))
     every = torch.cat([hollow, hollow.sum(0, keepdim=True)])
     # fourth powers of small numbers underflow even in float64
-    units = [unit_of(one) for one in every]
+    units = [unit_of(matrices) for matrices in every]
     unit = torch.tensor(units, dtype=torch.float64, device=grams.device)
     squares, crossed, walked = _moments(every / unit[:, None, None, None])
     few = math.sqrt((batches * size - 1) / (batches * size - 6))
     single, paired = 4 * (size - 2), 2.0
     scale = size * (size - 1) * batches
-    own = squares.diagonal()
+    norms = squares.diagonal()
     first = single / scale * (crossed + walked)
-    second = own[:, None] * own + squares.square() + 4 * crossed + 2 * walked
+    second = norms[:, None] * norms + squares.square() + 4 * crossed + 2 * walked
     variance = first + paired / scale * second
     tiny = torch.finfo(torch.float64).tiny
     skewed = (variance / squares.square().clamp(min=tiny)).clamp(max=1) * first
@@ -127,12 +127,12 @@ def _moments(hollow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = hollow.square().sum(-1).flatten(1)
     returning = double.new_zeros(groups, groups)
     walked = double.new_zeros(groups, groups)
-    for one in range(groups):
-        joint = hollow[one] @ hollow[one:]
-        walked[one, one:] = (joint * joint.mT).sum((1, 2, 3))
-        returning[one, one:] = (hollow[one] * hollow[one:]).sum(-1).square().sum((1, 2))
+    for first in range(groups):
+        joint = hollow[first] @ hollow[first:]
+        walked[first, first:] = (joint * joint.mT).sum((1, 2, 3))
+        returning[first, first:] = (hollow[first] * hollow[first:]).sum(-1).square().sum((1, 2))
     returning, walked = (
-        found + found.triu(diagonal=1).T for found in (returning.triu(), walked.triu())
+        upper + upper.triu(diagonal=1).T for upper in (returning.triu(), walked.triu())
     )
     both = twice @ twice.T
     crossed = (double @ double.T - rows @ rows.T - returning + both) / walks
@@ -167,8 +167,8 @@ def _off_diagonal(
     if total == 0:
         return Estimate(value=0.0, probes=samples, method="sampled")
     units = torch.where(squares.diagonal() != 0, units, 0.0)
-    own = float((squares.diagonal() * units.square())[:-1].sum()) / total
+    share = float((squares.diagonal() * units.square())[:-1].sum()) / total
     weights = units.square()
-    weights[-1] = -own
+    weights[-1] = -share
     error = float((weights @ spread @ weights).clamp(min=0).sqrt()) / total * few
-    return Estimate(value=1 - own, standard_error=error, probes=samples, method="sampled")
+    return Estimate(value=1 - share, standard_error=error, probes=samples, method="sampled")

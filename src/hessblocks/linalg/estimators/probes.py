@@ -52,7 +52,7 @@ class Probes:
             distribution: `rademacher` (±1) or `gaussian` (standard normal).
 
         Raises:
-            ArgumentError: the seed is no whole number of 64 bits.
+            ArgumentError: the seed is not a whole number of 64 bits.
         """
         check_whole(seed=seed)
         if not -(1 << 63) <= seed < 1 << 64:
@@ -69,8 +69,8 @@ class Probes:
 
     def blocks(self, count: int, at_once: int | None) -> Iterator[Float[Tensor, "size some"]]:
         """Yield the next `count` probes, at most `at_once` together; None: all together."""
-        for some in chunks(count, at_once or count):
-            yield self.draw(some.stop - some.start)
+        for chunk in chunks(count, at_once or count):
+            yield self.draw(chunk.stop - chunk.start)
 
     def _draw_one(self) -> Tensor:
         size, dtype, device = self._operator.shape[1], self._operator.dtype, self._operator.device
@@ -118,12 +118,12 @@ def missed_by_signs(
     Cost: one product.
     """
     probe = Probes(operator, seed=seed, distribution="gaussian").draw(1)
-    found = multiply(operator, probe)[:, 0]
+    product = multiply(operator, probe)[:, 0]
     if diagonal is None:
-        return bool(found.any())
-    expected = diagonal.to(found.dtype) * probe[:, 0]
-    rounding = ROUNDINGS * torch.finfo(found.dtype).eps * float(found.abs().max())
-    return float((found - expected).abs().max()) > rounding
+        return bool(product.any())
+    expected = diagonal.to(product.dtype) * probe[:, 0]
+    rounding = ROUNDINGS * torch.finfo(product.dtype).eps * float(product.abs().max())
+    return float((product - expected).abs().max()) > rounding
 
 
 def _check_range(operator: LinearOperator, products: Tensor) -> None:

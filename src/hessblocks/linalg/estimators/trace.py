@@ -122,15 +122,15 @@ def trace(
     op = operators.operator_of(op)
     check_name("trace: method", method, get_args(TraceMethod))
     check_square("trace", op)
-    least, whole = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
-    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **whole)
+    least, rest = FEWEST_PROBES[method], {"seed": seed, "max_probes": max_probes}
+    check_probes("trace", probes, at_least=least, probe_chunk=probe_chunk, **rest)
     if method == "xtrace" and tolerance is not None:
         raise ArgumentError(
             "trace: tolerance: 'xtrace' uses a fixed number of probes; take 'hutchinson' or leave "
             "it out"
         )
-    if own := getattr(op, "trace", None):
-        return Estimate(value=float(own()), method="exact")
+    if closed_form := getattr(op, "trace", None):
+        return Estimate(value=float(closed_form()), method="exact")
     if op.shape[0] <= probes:
         entries = assemble(op, probe_chunk).diagonal()
         return Estimate(value=float(entries.double().sum()), method="exact")
@@ -185,7 +185,7 @@ def _xtrace(
     basis_products = multiply(op, basis.to(op.dtype), probe_chunk) / unit
     factor = triangle.double().cpu()
     rounding = 10 * torch.finfo(triangle.dtype).eps
-    whole = operators.inner_products(basis, basis_products).cpu()  # H = QᵀA Q
+    captured_matrix = operators.inner_products(basis, basis_products).cpu()  # H = QᵀA Q
     pairs = ((basis, probes), (basis, products), (basis_products, probes))  # QᵀΩ, QᵀAΩ, (AQ)ᵀΩ
     coordinates = [operators.inner_products(left, right).cpu() for left, right in pairs]
     quadratic = operators.column_products(probes, products).cpu()  # ω_iᵀ A ω_i
@@ -197,7 +197,7 @@ def _xtrace(
         of_probes, of_products, of_adjoint = (
             span.mT @ matrix[:, chosen].movedim(0, 1) for matrix in coordinates
         )
-        inner = span.mT @ whole @ span
+        inner = span.mT @ captured_matrix @ span
         captured = inner.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
         captured = captured - (dual * (inner @ dual)).sum(-2)
         inside = of_probes - dual * (dual * of_probes).sum(-2, keepdim=True)
@@ -226,11 +226,11 @@ def _leave_one_out(columns: Tensor, rounding: float) -> tuple[Tensor, Tensor, Te
         The directions, the s_i and the r_i, one column per set.
     """
     left, singular, right = torch.linalg.svd(columns, full_matrices=False)
-    kept = (singular > rounding * columns.shape[-1] * singular[:, :1]).double()
-    dual = right * (kept / torch.where(kept > 0, singular, 1.0))[..., None]
+    nonzero = (singular > rounding * columns.shape[-1] * singular[:, :1]).double()
+    dual = right * (nonzero / torch.where(nonzero > 0, singular, 1.0))[..., None]
     length = torch.linalg.vector_norm(dual, dim=-2, keepdim=True)
-    share = (right.square() * kept[..., None]).sum(-2, keepdim=True)
+    share = (right.square() * nonzero[..., None]).sum(-2, keepdim=True)
     alone = share > 1 - SPANNED_BY_OTHERS
     dual = torch.where(alone, dual / torch.where(alone, length, 1.0), 0.0)
-    ranks = kept.sum(-1, keepdim=True) - alone[..., 0, :].double()
-    return left * kept[:, None, :], dual, ranks
+    ranks = nonzero.sum(-1, keepdim=True) - alone[..., 0, :].double()
+    return left * nonzero[:, None, :], dual, ranks

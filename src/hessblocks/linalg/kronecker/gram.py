@@ -124,15 +124,15 @@ class _Chunk:
     @classmethod
     def of(cls, term: KroneckerTerm, other: KroneckerTerm) -> _Chunk:
         """Multiply out, pack and scale a term for its inner product with `other`."""
-        matrices, own = term.matrices, False
+        matrices, packed = term.matrices, False
         if aligned(term, other) and not _thin(matrices, other.matrices):
             # packed ones are a copy, which may be scaled in place
-            own = matrices.symmetric and other.matrices.symmetric
-            matrices = matrices.packed() if own else TokenMatrices(right=matrices.whole())
+            packed = matrices.symmetric and other.matrices.symmetric
+            matrices = matrices.packed() if packed else TokenMatrices(right=matrices.whole())
         row, row_size = column, column_size = _normalised(term.row, within=1.0)
         if term.column is not term.row:
             column, column_size = _normalised(term.column, within=1.0)
-        right, size = _normalised(matrices.right, within=_SAFE, own=own)
+        right, size = _normalised(matrices.right, within=_SAFE, in_place=packed)
         left = matrices.left
         if left is not None:
             same = left is matrices.right
@@ -143,13 +143,13 @@ class _Chunk:
         return cls(term=term, size=row_size * column_size * size)
 
 
-def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Tensor, float]:
+def _normalised(tensor: Tensor, *, within: float, in_place: bool = False) -> tuple[Tensor, float]:
     """Divide a tensor by its largest entry, unless that is close enough to 1; return both.
 
     Args:
         tensor: any tensor.
         within: largest factor between the largest entry and 1 without a division.
-        own: whether `tensor` may be changed in place.
+        in_place: whether `tensor` may be changed in place.
 
     Returns:
         The scaled tensor and the divisor, 1 if the tensor is unchanged.
@@ -158,7 +158,7 @@ def _normalised(tensor: Tensor, *, within: float, own: bool = False) -> tuple[Te
     size = max(-float(low), float(high)) or 1.0
     if 1 / within <= size <= within:
         return tensor, 1.0
-    return tensor.div_(size) if own else tensor / size, size
+    return tensor.div_(size) if in_place else tensor / size, size
 
 
 def _pairs(first: KroneckerTerm, second: KroneckerTerm) -> float:

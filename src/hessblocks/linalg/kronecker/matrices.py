@@ -102,8 +102,8 @@ class TokenMatrices:
         count = self.right.shape[0] if self.left is None else max(len(self.left), len(self.right))
         flat = self.right.new_empty(count, len(upper.places))
         for tokens in chunks(count, max(1, TOGETHER // len(upper.numbers))):
-            whole = self.select(tokens).whole().flatten(1)
-            torch.index_select(whole, 1, upper.places, out=flat[tokens]).mul_(weights)
+            entries = self.select(tokens).whole().flatten(1)
+            torch.index_select(entries, 1, upper.places, out=flat[tokens]).mul_(weights)
         return TokenMatrices(right=flat[:, None])
 
     def transposed(self) -> TokenMatrices:

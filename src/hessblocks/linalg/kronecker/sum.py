@@ -103,9 +103,9 @@ class KroneckerSum(ExactOperator):
         if self.symmetric:
             return self
         terms = [term.adjoint() for term in self.terms]
-        return self._alike(terms, self.column_shape, self.row_shape)
+        return self._sum_like(terms, self.column_shape, self.row_shape)
 
-    def _alike(
+    def _sum_like(
         self, terms: list[KroneckerTerm], row_shape: tuple[int, int], column_shape: tuple[int, int]
     ) -> KroneckerSum:
         """Collect terms of another shape in the same dtype, device and memory."""
@@ -127,8 +127,8 @@ class KroneckerSum(ExactOperator):
         out = columns.new_zeros(self.shape[0], columns.shape[1])
         for term in self.terms:
             _, R, _, W = term.sizes
-            for some in self._pieces(term, (R + W + term.matrices.rank) * columns.shape[1]):
-                out += some.product(columns)
+            for piece in self._pieces(term, (R + W + term.matrices.rank) * columns.shape[1]):
+                out += piece.product(columns)
         return out
 
     def add_dense(self, out: Float[Tensor, "rows columns"]) -> None:
@@ -136,16 +136,16 @@ class KroneckerSum(ExactOperator):
         grid = out.view(*self.row_shape, *self.column_shape)
         for term in self.terms:
             P, R, T, W = term.sizes
-            for some in self._pieces(term, P * T + R * W):
-                grid += some.assembled()
+            for piece in self._pieces(term, P * T + R * W):
+                grid += piece.assembled()
 
     def diagonal(self) -> Float[Tensor, " size"]:
         """Compute the main diagonal of a square sum. Cost: N P R multiplications."""
         out = torch.zeros(self.shape[0], dtype=self.dtype, device=self.device)
         for term in self.terms:
             P, R, _, _ = term.sizes
-            for some in self._pieces(term, 2 * P * R):
-                out += some.diagonal()
+            for piece in self._pieces(term, 2 * P * R):
+                out += piece.diagonal()
         return out
 
     def frobenius_norm(self) -> float:
@@ -203,7 +203,7 @@ class KroneckerSum(ExactOperator):
         for rows in chunks(self.row_shape[0], max(1, numbers // row_numbers)):
             terms = [term.narrow_rows(rows) for term in self.terms]
             shape = (rows.stop - rows.start, self.row_shape[1])
-            strip = self._alike(terms, shape, self.column_shape)
+            strip = self._sum_like(terms, shape, self.column_shape)
             sizes = column_lengths(strip.dense()) / self._unit
             total += float(sizes.square().sum())
         return total
@@ -217,21 +217,23 @@ class KroneckerSum(ExactOperator):
 def _unit_of(term: KroneckerTerm) -> float:
     """Find a power of 4 near the size of a term; 0 for a zero one."""
     factors = (term.row, term.column, term.matrices.right, term.matrices.left)
-    return math.prod(unit_of(one) if one.any() else 0.0 for one in factors if one is not None)
+    return math.prod(
+        unit_of(factor) if factor.any() else 0.0 for factor in factors if factor is not None
+    )
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:
     """Add up matrices of terms with equal vectors within the limit; drop terms without tokens."""
-    kept: list[KroneckerTerm] = []
+    merged: list[KroneckerTerm] = []
     for term in terms:
-        for k, other in enumerate(kept):
+        for k, other in enumerate(merged):
             if term.sum_bytes(other) <= memory_limit and _share_vectors(term, other):
-                kept[k] = replace(term, matrices=other.matrices.plus(term.matrices))
+                merged[k] = replace(term, matrices=other.matrices.plus(term.matrices))
                 break
         else:
             if term.tokens:
-                kept.append(term)
-    return tuple(kept)
+                merged.append(term)
+    return tuple(merged)
 
 
 def _share_vectors(first: KroneckerTerm, second: KroneckerTerm) -> bool:

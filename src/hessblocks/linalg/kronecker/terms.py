@@ -78,9 +78,9 @@ class KroneckerTerm:
         both = self.matrices.nbytes + other.matrices.nbytes
         _, R, _, W = self.sizes
         count = max(len(self.matrices.right), len(other.matrices.right))
-        whole = count * R * W * self.row.element_size()
+        dense = count * R * W * self.row.element_size()
         thin = self.matrices.left is not None and other.matrices.left is not None
-        return both if thin else whole
+        return both if thin else dense
 
     @property
     def work(self) -> int:
@@ -130,9 +130,9 @@ class KroneckerTerm:
             thin = self.matrices.left is not None
             if thin and self.tokens * self.matrices.rank * (R + W) < R * W:
                 return self
-            one = self.row.new_ones(1, 1)
+            ones = self.row.new_ones(1, 1)
             summed = self.matrices.summed((self.row * self.column)[:, 0])
-            return replace(self, row=one, column=one, matrices=summed)
+            return replace(self, row=ones, column=ones, matrices=summed)
         if not self.matrices.shared or self.tokens <= P:
             return self
         identity = torch.eye(P, dtype=self.row.dtype, device=self.row.device)
@@ -170,32 +170,32 @@ class KroneckerTerm:
             row = self.row[:, rows]
             column = row if self.column is self.row else self.column[:, columns]
             met = replace(self, row=row, column=column)
-            whole = self.row.new_zeros(P, T, R, W)
+            grid = self.row.new_zeros(P, T, R, W)
             if not rows.any() or not columns.any():
-                return whole.permute(*row_order, *column_order)
+                return grid.permute(*row_order, *column_order)
             there = torch.meshgrid(rows.nonzero()[:, 0], columns.nonzero()[:, 0], indexing="ij")
-            whole[there] = met._canonical().view(row.shape[1], column.shape[1], R, W)
+            grid[there] = met._canonical().view(row.shape[1], column.shape[1], R, W)
         else:
-            whole = self._canonical().view(P, T, R, W)
-        return whole.permute(*row_order, *column_order)
+            grid = self._canonical().view(P, T, R, W)
+        return grid.permute(*row_order, *column_order)
 
     def _canonical(self) -> Tensor:
         """Sum (row columnᵀ, flat) (matrix, flat)ᵀ over the tokens, (P·T, R·W)."""
         P, R, T, _ = self.sizes
-        whole = self.matrices.whole().flatten(1)
+        entries = self.matrices.whole().flatten(1)
         if self.matrices.shared:
-            return (self.row.T @ self.column).view(P * T, 1) * whole
+            return (self.row.T @ self.column).view(P * T, 1) * entries
         if self.matrices.symmetric:
-            whole = whole.index_select(1, upper_triangle(R, whole.device).places)
+            entries = entries.index_select(1, upper_triangle(R, entries.device).places)
         if self.row is not self.column:
             pairs = (self.row[:, :, None] * self.column[:, None, :]).view(-1, P * T)
-            summed = pairs.T @ whole
+            summed = pairs.T @ entries
         else:
-            upper = upper_triangle(P, whole.device)
+            upper = upper_triangle(P, entries.device)
             pairs = self.row.index_select(1, upper.rows) * self.row.index_select(1, upper.columns)
-            summed = (pairs.T @ whole).index_select(0, upper.numbers)
+            summed = (pairs.T @ entries).index_select(0, upper.numbers)
         if self.matrices.symmetric:
-            summed = summed.index_select(1, upper_triangle(R, whole.device).numbers)
+            summed = summed.index_select(1, upper_triangle(R, entries.device).numbers)
         return summed
 
     def diagonal(self) -> Float[Tensor, " size"]:
@@ -204,8 +204,8 @@ class KroneckerTerm:
             diagonals = self.matrices.diagonals().expand(self.tokens, -1)
             out = (self.row * self.column).T @ diagonals
         else:
-            whole = self.matrices.whole()
-            out = torch.einsum("nrp,np,nr->pr", whole, self.row, self.column)
+            entries = self.matrices.whole()
+            out = torch.einsum("nrp,np,nr->pr", entries, self.row, self.column)
         return (out.T if self.row_swapped else out).reshape(-1)
 
 
@@ -219,9 +219,9 @@ def distinct(term: KroneckerTerm) -> KroneckerTerm:
     """
     if term.tokens < FEWEST or term.matrices.shared or _too_wide(term.matrices):
         return term
-    if (found := _equal_tokens(term)) is None:
+    if (equal := _equal_tokens(term)) is None:
         return term
-    first, group = found
+    first, group = equal
     summed = _summed(term.matrices, group, len(first))
     row = term.row[first]
     return replace(

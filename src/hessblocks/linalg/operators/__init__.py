@@ -19,7 +19,6 @@ from hessblocks.linalg.operators.inner import (
     working_dtype,
 )
 from hessblocks.linalg.operators.operator import (
-    AdjointOperator,
     DenseOperator,
     LinearOperator,
     Operand,

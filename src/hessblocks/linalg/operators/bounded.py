@@ -15,7 +15,7 @@ def check_whole(**values: object) -> None:
     """Check that arguments, given by name, are integers.
 
     Raises:
-        ArgumentError: a value is no integer.
+        ArgumentError: a value is not an integer.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral):

@@ -82,8 +82,8 @@ def column_lengths(columns: Float[Tensor, "rows count"]) -> Float[Tensor, " coun
     """Compute Euclidean lengths of columns in float64, also where squares leave its range."""
     total = torch.zeros(columns.shape[1], dtype=torch.float64, device=columns.device)
     unit = unit_of(columns)
-    for some in columns.split(ROWS_AT_ONCE):
-        total += (some.double() / unit).square().sum(0)
+    for rows in columns.split(ROWS_AT_ONCE):
+        total += (rows.double() / unit).square().sum(0)
     return unit * total.sqrt()
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyLinearOperator
 
 Shapes = Sequence[tuple[int, ...]]
-Function = TypeVar("Function", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 class LinearOperator(abc.ABC):
@@ -221,14 +221,14 @@ class LinearOperator(abc.ABC):
         class Wrapped(PyTorchLinearOperator):  # type: ignore[misc, unused-ignore]
             """Operator from tensors to tensors, each with a last axis of several vectors."""
 
-            def __init__(self, of: LinearOperator) -> None:
-                super().__init__(*of._tensors())
-                self.SELF_ADJOINT = of.symmetric
-                self._of = of
+            def __init__(self, operator: LinearOperator) -> None:
+                super().__init__(*operator._tensors())
+                self.SELF_ADJOINT = operator.symmetric
+                self._of = operator
 
             def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-                found = self._of @ torch.cat([x.reshape(-1, x.shape[-1]) for x in X])
-                pieces = zip(found.split(self._out_shape_flat), self._out_shape, strict=True)
+                product = self._of @ torch.cat([x.reshape(-1, x.shape[-1]) for x in X])
+                pieces = zip(product.split(self._out_shape_flat), self._out_shape, strict=True)
                 return [piece.reshape(*shape, -1) for piece, shape in pieces]
 
             def _adjoint(self) -> Any:
@@ -243,10 +243,10 @@ class LinearOperator(abc.ABC):
 class AdjointOperator(LinearOperator):
     """Adjoint (transpose) of another operator."""
 
-    def __init__(self, of: LinearOperator) -> None:
-        """Wrap `of`; nothing is computed."""
-        super().__init__((of.shape[1], of.shape[0]), dtype=of.dtype, device=of.device)
-        self._of = of
+    def __init__(self, inner: LinearOperator) -> None:
+        """Wrap `inner`; nothing is computed."""
+        super().__init__((inner.shape[1], inner.shape[0]), dtype=inner.dtype, device=inner.device)
+        self._of = inner
 
     def _matmat(self, columns: Tensor) -> Tensor:
         return self._of._rmatmat(columns)
@@ -277,39 +277,40 @@ class CombinedOperator(LinearOperator):
                 dtype or device.
         """
         flat: list[tuple[float, LinearOperator]] = []
-        for factor, one in terms:
+        for factor, term in terms:
             number = isinstance(factor, Real) and not isinstance(factor, bool)
             if not number or not math.isfinite(factor):
                 got = repr(factor) if number else type(factor).__name__
                 raise ArgumentError(f"operator: expected a finite number as factor, got {got}")
-            if not isinstance(one, LinearOperator):
+            if not isinstance(term, LinearOperator):
                 raise ArgumentError(
-                    f"operator: expected another operator to add, got {type(one).__name__}; a "
+                    f"operator: expected another operator to add, got {type(term).__name__}; a "
                     "multiple of the identity is c * linalg.identity_like(operator)"
                 )
-            inner = one.terms if isinstance(one, CombinedOperator) else [(1.0, one)]
-            flat += [(float(factor) * own, part) for own, part in inner]
+            inner = term.terms if isinstance(term, CombinedOperator) else [(1.0, term)]
+            flat += [(float(factor) * weight, part) for weight, part in inner]
         first = flat[0][1]
-        _check_alike(first, [one for _, one in flat], (0, 1))
+        _check_kinds(first, [term for _, term in flat], (0, 1))
         super().__init__(
             first.shape,
             dtype=first.dtype,
             device=first.device,
-            symmetric=all(one.symmetric for _, one in flat),
-            positive_semidefinite=all(c >= 0 and one.positive_semidefinite for c, one in flat),
+            symmetric=all(term.symmetric for _, term in flat),
+            positive_semidefinite=all(c >= 0 and term.positive_semidefinite for c, term in flat),
         )
         self.terms = flat
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        return self._added(one._matmat(columns) for _, one in self.terms)
+        return self._added(term._matmat(columns) for _, term in self.terms)
 
     def _rmatmat(self, columns: Tensor) -> Tensor:
-        return self._added(one._rmatmat(columns) for _, one in self.terms)
+        return self._added(term._rmatmat(columns) for _, term in self.terms)
 
     def _tensors(self) -> tuple[Shapes, Shapes]:
         """Return the shapes of the term with most tensors; an identity has only a flat vector."""
         return max(
-            (one._tensors() for _, one in self.terms), key=lambda found: sum(map(len, found[0]))
+            (term._tensors() for _, term in self.terms),
+            key=lambda shapes: sum(map(len, shapes[0])),
         )
 
     def _added(self, products: Iterable[Tensor]) -> Tensor:
@@ -329,7 +330,7 @@ class ComposedOperator(LinearOperator):
         Raises:
             ArgumentError: shapes that do not fit, or another dtype or device.
         """
-        _check_alike(left, [right], ())
+        _check_kinds(left, [right], ())
         if left.shape[1] != right.shape[0]:
             raise ArgumentError(
                 f"operator @ operator: expected {left.shape[1]} rows on the right, got "
@@ -379,7 +380,7 @@ def identity_like(operator: LinearOperator | Operand) -> IdentityOperator:
     return IdentityOperator(operator.shape[0], dtype=operator.dtype, device=operator.device)
 
 
-def _check_alike(
+def _check_kinds(
     first: LinearOperator, others: Iterable[LinearOperator], axes: Sequence[int]
 ) -> None:
     """Check that operators have equal lengths on these axes, dtypes and devices."""
@@ -435,11 +436,11 @@ class Operand:
 
 
 @singledispatch
-def operator_of(given: LinearOperator | Operand) -> LinearOperator:
+def operator_of(operand: LinearOperator | Operand) -> LinearOperator:
     """Convert an operand to an operator; return an operator unchanged.
 
     Args:
-        given: an operator, or an operand such as a problem, which becomes its Hessian.
+        operand: an operator, or an operand such as a problem, which becomes its Hessian.
 
     Returns:
         The operator.
@@ -447,15 +448,15 @@ def operator_of(given: LinearOperator | Operand) -> LinearOperator:
     Raises:
         ArgumentError: it is neither.
     """
-    if isinstance(given, LinearOperator):
-        return given
+    if isinstance(operand, LinearOperator):
+        return operand
     raise ArgumentError(
         "expected an operator, such as hb.Hessian(problem), or a problem, got "
-        f"{type(given).__name__}"
+        f"{type(operand).__name__}"
     )
 
 
-def keeping(function: Function) -> Function:
+def keeping(function: AnyFunction) -> AnyFunction:
     """Decorate an estimator: `kept` of its first argument, an operator or a problem, lasts a call.
 
     Args:
@@ -468,8 +469,8 @@ def keeping(function: Function) -> Function:
 
     @wraps(function)
     def keep(*args: Any, **named: Any) -> Any:
-        kept = getattr(args[0] if args else named.get(first), "kept", nullcontext)
-        with kept():
+        context = getattr(args[0] if args else named.get(first), "kept", nullcontext)
+        with context():
             return function(*args, **named)
 
-    return cast(Function, keep)
+    return cast(AnyFunction, keep)

@@ -153,16 +153,18 @@ def _check(operator: LinearOperator, damping: float, tolerance: float, max_produ
 
 
 def _preconditioning(
-    operator: LinearOperator, given: LinearOperator | Tensor | None
+    operator: LinearOperator, preconditioner: LinearOperator | Tensor | None
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that multiplies columns by P."""
-    if given is None:
+    if preconditioner is None:
         return lambda columns: columns
-    if isinstance(given, LinearOperator):
-        if given.shape == operator.shape:
-            return lambda columns: given @ columns
-    elif given.shape == operator.shape[:1] and bool((given.isfinite() & (given > 0)).all()):
-        diagonal = given.to(operator.device, operator.dtype)[:, None]
+    if isinstance(preconditioner, LinearOperator):
+        if preconditioner.shape == operator.shape:
+            return lambda columns: preconditioner @ columns
+    elif preconditioner.shape == operator.shape[:1] and bool(
+        (preconditioner.isfinite() & (preconditioner > 0)).all()
+    ):
+        diagonal = preconditioner.to(operator.device, operator.dtype)[:, None]
         return lambda columns: diagonal * columns
     raise ArgumentError(
         f"preconditioner: expected an operator of shape {operator.shape} or the entries "
@@ -176,7 +178,7 @@ def _conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     right: Tensor,
     tolerance: float,
-    most: int,
+    max_steps: int,
 ) -> tuple[Tensor, tuple[Reason, ...], int]:
     """Iterate on all columns at once; x solution, p direction, bend pᵀA p, weight rᵀz."""
     x, r, p = torch.zeros_like(right), right.clone(), torch.zeros_like(right)
@@ -185,7 +187,7 @@ def _conjugate_gradients(
     reasons: list[Reason] = ["limit"] * right.shape[1]
     going = _unconverged(square, goal, reasons, torch.arange(right.shape[1]))
     products = 0
-    for _ in range(most):
+    for _ in range(max_steps):
         if not len(going):
             break
         z = precondition(r[:, going])
@@ -238,13 +240,13 @@ class InverseOperator(LinearOperator):
         self._solve = solver
 
     def _matmat(self, columns: Tensor) -> Tensor:
-        found = self._solve(columns)
-        if not found.converged:
+        solution = self._solve(columns)
+        if not solution.converged:
             raise RunError(
-                f"inverse: {found}; use more damping, a larger tolerance or max_products, or "
+                f"inverse: {solution}; use more damping, a larger tolerance or max_products, or "
                 "linalg.solve, which gives what was reached"
             )
-        return found.values
+        return solution.values
 
 
 def inverse(
@@ -285,6 +287,6 @@ def inverse(
     operator = operator_of(operator)
     _check(operator, damping, tolerance, max_products)
     _preconditioning(operator, preconditioner)
-    given: dict[str, Any] = {"damping": damping, "preconditioner": preconditioner}
-    given |= {"tolerance": tolerance, "max_products": max_products}
-    return InverseOperator(operator, partial(solve, operator, **given))
+    options: dict[str, Any] = {"damping": damping, "preconditioner": preconditioner}
+    options |= {"tolerance": tolerance, "max_products": max_products}
+    return InverseOperator(operator, partial(solve, operator, **options))

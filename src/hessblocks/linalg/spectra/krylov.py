@@ -90,20 +90,20 @@ def rotate(stacks: Sequence[Float[Tensor, "rows N"]], rotation: Float[Tensor, "k
         rotation: column j has the coefficients of the new row j.
     """
     coefficients = rotation.T.to(stacks[0].device)
-    for some in _pieces(*stacks, size=1 + ROTATED // rotation.shape[0]):
-        turned = coefficients @ torch.cat(some).double()
-        for piece in some:
+    for pieces in _pieces(*stacks, size=1 + ROTATED // rotation.shape[0]):
+        turned = coefficients @ torch.cat(pieces).double()
+        for piece in pieces:
             piece[: len(turned)] = turned[: len(piece)]
             turned = turned[len(piece) :]
 
 
 def _rows_from(stacks: Sequence[Tensor], start: int) -> list[Tensor]:
     """Return the rows from index `start` on, as views."""
-    found = []
+    rest = []
     for stack in stacks:
-        found.append(stack[:, min(start, stack.shape[1]) :])
+        rest.append(stack[:, min(start, stack.shape[1]) :])
         start = max(start - stack.shape[1], 0)
-    return found
+    return rest
 
 
 def _project_out(
@@ -117,15 +117,15 @@ def _project_out(
     """
     columns = vectors[:, None]
     parts = [
-        torch.cat([torch.bmm(piece, rows.mT) for rows in some], dim=2)
-        for piece, *some in _pieces(columns, *stacks)
+        torch.cat([torch.bmm(piece, rows.mT) for rows in pieces], dim=2)
+        for piece, *pieces in _pieces(columns, *stacks)
     ]
     total = torch.cat(parts, dim=1).sum(1, dtype=torch.float64).cpu()
     total.masked_fill_((total.abs() <= tolerated).all(1, keepdim=True), 0)
     if total.any():
         factors = total[:, None].to(vectors).split([rows.shape[1] for rows in stacks], dim=2)
-        for piece, *some in _pieces(columns, *stacks):
-            for rows, factor in zip(some, factors, strict=True):
+        for piece, *pieces in _pieces(columns, *stacks):
+            for rows, factor in zip(pieces, factors, strict=True):
                 piece.baddbmm_(factor, rows, alpha=-1)
     return total
 

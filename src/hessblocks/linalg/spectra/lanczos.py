@@ -136,8 +136,8 @@ def extreme_eigenvalues(
     op = operator_of(op)
     check_square("extreme_eigenvalues", op, symmetric=True)
     check_name("extreme_eigenvalues: which", which, get_args(Which))
-    whole = {"count": count, "seed": seed}
-    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **whole)
+    rest = {"count": count, "seed": seed}
+    check_probes("extreme_eigenvalues", 1, at_least=1, probe_chunk=probe_chunk, **rest)
     if not 1 <= count <= op.shape[0]:
         raise ArgumentError(
             f"count: expected at least 1 eigenvalue at each end, and at most {op.shape[0]} of a "
@@ -146,7 +146,7 @@ def extreme_eigenvalues(
     if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
         raise ArgumentError(f"tolerance: expected a share of at least 0, got {tolerance!r}")
     share = math.sqrt(torch.finfo(working_dtype(op.dtype)).eps) if tolerance is None else tolerance
-    found = find_extremes(
+    eigenvalues = find_extremes(
         op,
         Wanted(count=count, which=SAME.get(which, which)),
         tolerance=share,
@@ -158,15 +158,15 @@ def extreme_eigenvalues(
         copies=copies,
         start=_start(op, start),
     )
-    if not found.converged:
+    if not eigenvalues.converged:
         warnings.warn(
-            f"extreme_eigenvalues: not converged after {found.products} products: largest residual "
-            f"{float(found.residuals.max()):.2g}, wanted {share:.2g} of the largest |eigenvalue|, "
-            "and a random vector that shows no further one; raise max_products, basis_size, "
-            "memory_limit or tolerance",
+            f"extreme_eigenvalues: not converged after {eigenvalues.products} products: largest "
+            f"residual {float(eigenvalues.residuals.max()):.2g}, wanted {share:.2g} of the largest "
+            "|eigenvalue|, and a random vector that shows no further one; raise max_products, "
+            "basis_size, memory_limit or tolerance",
             stacklevel=2,
         )
-    return found
+    return eigenvalues
 
 
 def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
@@ -180,18 +180,18 @@ def _start(op: LinearOperator, start: Any) -> Float[Tensor, " N"] | None:
     """
     if start is None:
         return None
-    given = start.vectors if isinstance(start, Eigenvalues) else start
-    if not isinstance(given, Tensor) or given.ndim not in (1, 2) or len(given) != op.shape[0]:
-        shape = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+    vectors = start.vectors if isinstance(start, Eigenvalues) else start
+    if not isinstance(vectors, Tensor) or vectors.ndim not in (1, 2) or len(vectors) != op.shape[0]:
+        shape = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
         raise ArgumentError(
             f"start: expected what extreme_eigenvalues has returned, or vectors ({op.shape[0]},) "
             f"or ({op.shape[0]}, some), got {shape}"
         )
-    columns = given.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
+    columns = vectors.detach().to(op.device, working_dtype(op.dtype)).reshape(op.shape[0], -1)
     lengths = torch.linalg.vector_norm(columns, dim=0, dtype=torch.float64)
     if not columns.shape[1] or not bool(((lengths > 0) & lengths.isfinite()).all()):
         raise ArgumentError("start: expected vectors with a length above 0, all of them finite")
     weights = torch.linspace(1, 2, len(lengths), dtype=torch.float64, device=lengths.device)
     total = columns @ (weights / lengths).to(columns)  # unequal weights: v and −v do not cancel
-    found: Tensor = total / torch.linalg.vector_norm(total)
-    return found
+    direction: Tensor = total / torch.linalg.vector_norm(total)
+    return direction

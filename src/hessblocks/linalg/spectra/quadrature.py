@@ -74,8 +74,8 @@ def spectral_density(
     """
     op = operator_of(op)
     check_square("spectral_density", op, symmetric=True)
-    whole = {"seed": seed, "steps": steps}
-    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **whole)
+    rest = {"seed": seed, "steps": steps}
+    check_probes("spectral_density", probes, at_least=1, probe_chunk=probe_chunk, **rest)
     if steps < 1:
         raise ArgumentError(f"spectral_density: steps: expected at least 1, got {steps}")
     if exact := op.shape[0] <= steps:
@@ -124,9 +124,9 @@ def lanczos_quadrature(
             beside *= unit / larger
             unit = larger
         products /= unit or 1.0
-        held = bases[:, : step + 1]
-        found, left = orthogonalise(products, [held], max(step - 1, 0), tolerance=eps**0.5)
-        diagonal[:, step] = found[:, -1]
+        basis = bases[:, : step + 1]
+        projections, left = orthogonalise(products, [basis], max(step - 1, 0), tolerance=eps**0.5)
+        diagonal[:, step] = projections[:, -1]
         going = left > NEGLIGIBLE * eps * (diagonal.abs() + beside).amax(1)
         if step + 1 == steps or not going.any():  # every probe's Krylov space has ended
             break

@@ -1,6 +1,6 @@
 """Search for extreme eigenvalues by Lanczos: which are wanted, when they have converged.
 
-Once they have, a random vector checks whether an eigenvalue was missed (`lookout`).
+Once they have, a random vector checks whether an eigenvalue was missed (`missed_check`).
 
 Letters: N rows of the matrix, k vectors of the basis, θ Ritz values.
 """
@@ -22,7 +22,7 @@ from hessblocks.linalg.operators import (
     working_dtype,
 )
 from hessblocks.linalg.spectra.krylov import KrylovBasis, check_definite
-from hessblocks.linalg.spectra.lookout import Lookout
+from hessblocks.linalg.spectra.missed_check import MissedEigenvalueCheck
 
 Which = Literal["largest", "smallest", "both", "magnitude", "LA", "SA", "LM"]
 SAME: dict[str, Which] = {"LA": "largest", "SA": "smallest", "LM": "magnitude"}
@@ -57,9 +57,9 @@ class Wanted:
         sides = {"largest": [1.0], "smallest": [-1.0]}.get(self.which, [1.0, -1.0])
         return torch.tensor(sides, dtype=torch.float64)
 
-    def among(self, values: Float[Tensor, " k"], more: int = 0) -> Int[Tensor, " chosen"]:
-        """Find indices of the wanted values, and of `more` at each end, among rising values."""
-        size, count = len(values), self.count + more
+    def among(self, values: Float[Tensor, " k"], extra: int = 0) -> Int[Tensor, " chosen"]:
+        """Find indices of the wanted values, and of `extra` at each end, among rising values."""
+        size, count = len(values), self.count + extra
         if self.which == "magnitude":
             return values.abs().sort(stable=True).indices[-count:].sort().values
         top = 0 if self.which == "smallest" else min(count, size)
@@ -133,16 +133,16 @@ def find_extremes(
         return _exact(op, wanted, tolerance, probe_chunk)
     room = _room(op, total, basis_size, limit)
     # the search gets at least as many products as assembling; a basis of N vectors is exact anyway
-    kept = size if fits and room <= size and 2 * size <= max_products else 0
+    reserved = size if fits and room <= size and 2 * size <= max_products else 0
     basis = KrylovBasis(op, room=room, seed=seed, results=total, start=start)
-    search = _Search(basis, wanted, tolerance, total=total, most=max_products - kept)
+    search = _Search(basis, wanted, tolerance, total=total, max_products=max_products - reserved)
     ritz, none_missed = search.run(check=copies and wanted.count > 1)
     chosen = ritz.chosen.flip(0)
     values, rotation = ritz.values[chosen], ritz.rotation[:, chosen]
     residuals = basis.residuals(rotation)
     within = residuals <= tolerance * float(ritz.values.abs().max())
     converged = none_missed and bool(within.all())
-    if kept and not converged:
+    if reserved and not converged:
         products = basis.products
         del basis, search  # before matrices of that size are made
         exact = _exact(op, wanted, tolerance, probe_chunk)
@@ -218,7 +218,7 @@ class _Search:
     """Search until the wanted values have converged and no random vector shows a missed one."""
 
     def __init__(
-        self, basis: KrylovBasis, wanted: Wanted, tolerance: float, *, total: int, most: int
+        self, basis: KrylovBasis, wanted: Wanted, tolerance: float, *, total: int, max_products: int
     ) -> None:
         """Hold the basis.
 
@@ -227,11 +227,11 @@ class _Search:
             wanted: which eigenvalues.
             tolerance: see `find_extremes`.
             total: number of eigenvalues at all ends.
-            most: products after which the search ends.
+            max_products: products after which the search ends.
         """
         self._basis, self._wanted, self._tolerance = basis, wanted, tolerance
-        self._total, self._most = total, most
-        self._lookout: Lookout | None = None
+        self._total, self._max_products = total, max_products
+        self._missed_check: MissedEigenvalueCheck | None = None
 
     def run(self, *, check: bool) -> tuple[_Ritz, bool]:
         """Extend the basis to the end of the search.
@@ -244,30 +244,30 @@ class _Search:
         """
         ritz = self._converge()
         while check and not (self._ended or self._clear):
-            self._start_lookout(ritz)
+            self._start_missed_check(ritz)
             ritz = self._converge()
         return ritz, not check or self._basis.complete or self._clear
 
     @property
     def _clear(self) -> bool:
-        return self._lookout is not None and self._lookout.clear
+        return self._missed_check is not None and self._missed_check.clear
 
     @property
     def _ended(self) -> bool:
         """True if the basis spans the whole space, or all products are used up."""
         enough = self._basis.size >= self._total
-        return self._basis.complete or (enough and self._basis.products >= self._most)
+        return self._basis.complete or (enough and self._basis.products >= self._max_products)
 
     def _converge(self) -> _Ritz:
-        """Extend the basis until the wanted values have converged and the lookout is over."""
+        """Extend the basis until the wanted values have converged and the check is over."""
         while True:
             ritz = self._extend()
-            waiting = self._lookout is not None and not self._lookout.over
+            waiting = self._missed_check is not None and not self._missed_check.over
             if self._ended or not (ritz.unconverged[ritz.chosen].any() or waiting):
                 return ritz
             if self._basis.full:
-                more = max((self._basis.size // 2 - self._total) // self._wanted.ends, 0)
-                self._restart(ritz, self._wanted.among(ritz.values, more))
+                extra = max((self._basis.size // 2 - self._total) // self._wanted.ends, 0)
+                self._restart(ritz, self._wanted.among(ritz.values, extra))
 
     def _extend(self) -> _Ritz:
         """Extend the basis by a vector and compute the Ritz pairs."""
@@ -278,20 +278,20 @@ class _Search:
         limit = self._tolerance * float(values.abs().max())
         unconverged = (basis.residuals(rotation) > limit) | (basis.size < self._total)
         unconverged |= (basis.coupling @ rotation).abs() > SAFETY * limit
-        if self._lookout:
+        if self._missed_check:
             settled = not bool(unconverged[self._wanted.among(values, 1)].any())
-            self._lookout.follow(basis, values, settled=settled)
+            self._missed_check.follow(basis, values, settled=settled)
         return _Ritz(values, rotation, self._wanted.among(values), unconverged, limit)
 
-    def _start_lookout(self, ritz: _Ritz) -> None:
+    def _start_missed_check(self, ritz: _Ritz) -> None:
         """Keep the wanted pairs alone, and start a chain from a random vector beside them."""
         self._restart(ritz, ritz.chosen)
         values = ritz.values[ritz.chosen]
         edges = self._wanted.edges(values, ritz.limit)
-        self._lookout = Lookout(self._basis, self._wanted.sides, edges, values)
+        self._missed_check = MissedEigenvalueCheck(self._basis, self._wanted.sides, edges, values)
 
-    def _restart(self, ritz: _Ritz, kept: Int[Tensor, " kept"]) -> None:
+    def _restart(self, ritz: _Ritz, chosen: Int[Tensor, " kept"]) -> None:
         """Restart the basis with some of the Ritz pairs (thick restart)."""
-        self._basis.restart(ritz.rotation[:, kept], ritz.values[kept])
-        if self._lookout:
-            self._lookout.restarted(ritz.rotation[:, kept])
+        self._basis.restart(ritz.rotation[:, chosen], ritz.values[chosen])
+        if self._missed_check:
+            self._missed_check.restarted(ritz.rotation[:, chosen])

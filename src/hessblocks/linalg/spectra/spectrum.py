@@ -112,14 +112,14 @@ class Spectrum(Tabular):
 
     def __str__(self) -> str:
         """Print the number of eigenvalues, their range, mean and spread, and what was spent."""
-        seen = self.nodes[self.weights > NO_WEIGHT]
-        unit = unit_of(seen)
+        nodes = self.nodes[self.weights > NO_WEIGHT]
+        unit = unit_of(nodes)
         mean, square = (self._scaled_moment(power, unit).value for power in (1, 2))
         mean, spread = unit * mean, unit * math.sqrt(max(square - mean**2, 0.0))
         spent = "exact" if self.method == "exact" else f"{self.probes} probes"
         return (
-            f"spectrum of {self.size:,} eigenvalues from {float(seen.min()):.3g} to "
-            f"{float(seen.max()):.3g}, mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
+            f"spectrum of {self.size:,} eigenvalues from {float(nodes.min()):.3g} to "
+            f"{float(nodes.max()):.3g}, mean {mean:.3g}, standard deviation {spread:.3g} ({spent})"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -164,7 +164,7 @@ class Spectrum(Tabular):
 
     def _moment(self, power: int) -> Estimate:
         unit = unit_of(self.nodes)
-        found = self._scaled_moment(power, unit)
+        moment = self._scaled_moment(power, unit)
         share = float(torch.tensor(unit, dtype=torch.float64) ** power)
         if not torch.finfo(torch.float64).tiny < share < math.inf:
             warnings.warn(
@@ -173,7 +173,7 @@ class Spectrum(Tabular):
                 stacklevel=3,
             )
         return replace(
-            found, value=found.value * share, standard_error=found.standard_error * share
+            moment, value=moment.value * share, standard_error=moment.standard_error * share
         )
 
     def _scaled_moment(self, power: int, unit: float) -> Estimate:
@@ -230,7 +230,7 @@ class Spectrum(Tabular):
 
 
 def _width_and_grid(
-    seen: Tensor, broadening: float | None, points: int
+    nodes: Tensor, broadening: float | None, points: int
 ) -> tuple[float, Float[Tensor, " points"]]:
     """Choose the broadening, and points over all nodes and their densities' tails.
 
@@ -238,7 +238,7 @@ def _width_and_grid(
         The broadening, by default 2 % of the nodes' range (of a single one 2 % of its size, or of 1
         where it is 0), and the grid.
     """
-    low, high = float(seen.min()), float(seen.max())
+    low, high = float(nodes.min()), float(nodes.max())
     default = DEFAULT_SHARE * ((high - low) or abs(high) or 1.0)
     width = default if broadening is None else broadening
     margin = MARGIN * width
@@ -274,8 +274,8 @@ def jensen_shannon_distance(
         >>> print(f"{hb.jensen_shannon_distance(a, a):.2f} {hb.jensen_shannon_distance(a, b):.2f}")
         0.00 1.00
     """
-    seen = torch.cat([s.nodes[s.weights > NO_WEIGHT] for s in (a, b)])
-    width, grid = _width_and_grid(seen, broadening, points)
+    nodes = torch.cat([s.nodes[s.weights > NO_WEIGHT] for s in (a, b)])
+    width, grid = _width_and_grid(nodes, broadening, points)
     p, q = (density / density.sum() for density, _ in (s.density_on(grid, width) for s in (a, b)))
     middle = (p + q) / 2
     divergence = 0.5 * (_relative_entropy(p, middle) + _relative_entropy(q, middle))

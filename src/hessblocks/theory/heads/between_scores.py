@@ -71,14 +71,14 @@ class HeadNorm:
         # not at the zero vector, where a norm has no derivative
         vectors = torch.linspace(-1, 2, 2 * width).to(self.parameters).view(2, width)
         try:
-            found, slope = self.output(vectors), self.slope(vectors)
+            output, slope = self.output(vectors), self.slope(vectors)
         except Exception as error:  # a user's function may raise any error
             raise ArgumentError(
                 f"it does not work on vectors of {width} entries with {len(self.parameters)} "
                 f"parameters ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             ) from error
-        if found.dtype != vectors.dtype or slope.dtype != vectors.dtype:
-            raise ArgumentError(f"it gives {found.dtype}, expected {vectors.dtype}")
+        if output.dtype != vectors.dtype or slope.dtype != vectors.dtype:
+            raise ArgumentError(f"it gives {output.dtype}, expected {vectors.dtype}")
 
     def output(self, vectors: Float[Tensor, "*N K"]) -> Float[Tensor, "*N K"]:
         """Apply the norm to each vector."""
@@ -87,8 +87,8 @@ class HeadNorm:
 
     def slope(self, vectors: Float[Tensor, "N K"]) -> Float[Tensor, "N K S"]:
         """Compute the Jacobian by the vector and the parameters, concatenated along S."""
-        found = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
-        return torch.cat(found(vectors, self.parameters), dim=-1)
+        jacobians = vmap(jacrev(self.function, argnums=(0, 1)), in_dims=(0, None))
+        return torch.cat(jacobians(vectors, self.parameters), dim=-1)
 
     def curvature(
         self, vectors: Float[Tensor, "N K"], along: Float[Tensor, "N K"]
@@ -100,15 +100,15 @@ class HeadNorm:
                 vector, parameters = both.split([vectors.shape[-1], len(self.parameters)])
                 return (direction * self.function(vector, parameters)).sum()
 
-            found: Tensor = jacrev(grad(value))(both)
-            return found
+            hessian: Tensor = jacrev(grad(value))(both)
+            return hessian
 
         parameters = self.parameters.expand(len(vectors), -1)
         return vmap(bent)(torch.cat([vectors, parameters], dim=-1), along)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rotation:
+class HeadRotation:
     """Rotation R_j v = cos_j ⊙ v + sin_j ⊙ (v Q) of row vectors v of token j."""
 
     cosines: Float[Tensor, "#B L K"]
@@ -121,7 +121,7 @@ class Rotation:
     @classmethod
     def of_halves(
         cls, cosines: Float[Tensor, "#B L turned"], sines: Float[Tensor, "#B L turned"], width: int
-    ) -> Rotation:
+    ) -> HeadRotation:
         """Pair entries (i, i + half) of the first `turned` ones, as GPT-NeoX and Llama do.
 
         Args:
@@ -144,10 +144,10 @@ class Rotation:
             quarter=quarter,
         )
 
-    def at(self, positions: Int[Tensor, " I"]) -> Rotation:
+    def at(self, positions: Int[Tensor, " I"]) -> HeadRotation:
         """Restrict the rotation to some of the tokens."""
         cosines, sines = self.cosines[:, positions], self.sines[:, positions]
-        return Rotation(cosines=cosines, sines=sines, quarter=self.quarter)
+        return HeadRotation(cosines=cosines, sines=sines, quarter=self.quarter)
 
     def turn(self, vectors: Float[Tensor, "B L K"]) -> Float[Tensor, "B L K"]:
         """Turn the vectors, R_j v_j."""

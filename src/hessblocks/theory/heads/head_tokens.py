@@ -95,8 +95,8 @@ class HeadTokens(HeadVectors):
         slope = slope.expand(sequences, tokens, -1, -1)
         if group == "key":
             slope = (self.x[:, :, None, :, None] * slope[:, :, :, None]).flatten(3)
-        found: Tensor = self.respond_along(self._carried(slope.flatten(2)))
-        return found.view(len(found), width, -1)
+        slopes: Tensor = self.respond_along(self._carried(slope.flatten(2)))
+        return slopes.view(len(slopes), width, -1)
 
     @cached_property
     def bent_query(self) -> Float[Tensor, "N S S"] | None:
@@ -168,7 +168,7 @@ class HeadTokens(HeadVectors):
         """Compute Σ_j ρ_j (vector of key j) along the loss gradient."""
         if isinstance(carried, Tensor):
             return (self.score_gradient @ carried).flatten(0, 1)
-        return self._gathered(1, lambda some: self.score_gradient[:, some, None], carried)[:, 0]
+        return self._gathered(1, lambda rows: self.score_gradient[:, rows, None], carried)[:, 0]
 
     def covariance(self, left: Float[Tensor, "B L E"], right: Carried) -> Float[Tensor, "N E U"]:
         """Compute the covariance of the keys' vectors, Σ_j p_j (left_j − mean)(right_j − mean)ᵀ.
@@ -198,16 +198,16 @@ class HeadTokens(HeadVectors):
         """
         assert self.softmax
         first = _of_queries(left, slice(1))
-        return self._gathered(first.shape[3], lambda some: self._third(left, some), right)
+        return self._gathered(first.shape[3], lambda rows: self._third(left, rows), right)
 
     def third_total(self, left: Carried, right: Carried) -> Float[Tensor, "E U"]:
         """Sum `third_moment` over the tokens, (E, U), without one matrix per token."""
         assert self.softmax
-        widths = [_of_queries(each, slice(1)).shape[3] for each in (left, right)]
+        widths = [_of_queries(carried, slice(1)).shape[3] for carried in (left, right)]
         total = self.x.new_zeros(*widths)
-        for some in self._query_chunks(sum(widths)):
-            weighted = self._third(left, some)
-            carried = _of_queries(right, some).expand(-1, weighted.shape[1], -1, -1)
+        for queries in self._query_chunks(sum(widths)):
+            weighted = self._third(left, queries)
+            carried = _of_queries(right, queries).expand(-1, weighted.shape[1], -1, -1)
             total += weighted.transpose(2, 3).flatten(0, 2).T @ carried.flatten(0, 2)
         return total
 
@@ -243,16 +243,16 @@ class HeadTokens(HeadVectors):
         sequences, queries = self.attention.shape[:2]
         if not isinstance(carried, Tensor):
             width = carried(slice(1)).shape[3]
-            parts = [weighting(some) @ carried(some) for some in self._query_chunks(count + width)]
+            parts = [weighting(rows) @ carried(rows) for rows in self._query_chunks(count + width)]
             return torch.cat(parts, dim=1).flatten(0, 1)
         chunks_of_queries = self._query_chunks(count)
         if len(chunks_of_queries) == 1:
-            found = weighting(slice(None)).flatten(1, 2) @ carried
-            return found.view(sequences * queries, count, -1)
+            product = weighting(slice(None)).flatten(1, 2) @ carried
+            return product.view(sequences * queries, count, -1)
         out = carried.new_empty(sequences, queries, count, carried.shape[2])
-        for some in chunks_of_queries:
-            found = weighting(some).flatten(1, 2) @ carried
-            out[:, some] = found.unflatten(1, (-1, count))
+        for rows in chunks_of_queries:
+            product = weighting(rows).flatten(1, 2) @ carried
+            out[:, rows] = product.unflatten(1, (-1, count))
         return out.flatten(0, 1)
 
     def average(self, carried: Float[Tensor, "B L E"]) -> Float[Tensor, "N E"]:
@@ -270,8 +270,8 @@ class HeadTokens(HeadVectors):
 
     def _query_chunks(self, count: int) -> list[slice]:
         """Slice the queries: (B, q, count, L) weightings stay within the memory limit."""
-        one = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
-        return list(chunks(len(self.query_positions), max(1, self.memory_limit // (3 * one))))
+        size = self.x.shape[0] * count * self.x.shape[1] * self.x.element_size()
+        return list(chunks(len(self.query_positions), max(1, self.memory_limit // (3 * size))))
 
 
 def _of_queries(carried: Carried, queries: slice) -> Tensor:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hessblocks.linalg import MEMORY_LIMIT
-from hessblocks.theory.heads.between_scores import HeadNorm, Rotation
+from hessblocks.theory.heads.between_scores import HeadNorm, HeadRotation
 
 Carried = Float[Tensor, "B L _"] | Callable[[slice], Float[Tensor, "B _ L _"]]
 """Vectors of keys: (B, L, E) if all queries share them, or a function from q queries to
@@ -30,7 +30,7 @@ class AttentionSetting:
     """s, the scale of the scores."""
     softmax: bool = True
     """Whether A is a softmax of the scores, or the scores themselves, 0 where not permitted."""
-    rotation: Rotation | None = None
+    rotation: HeadRotation | None = None
     """Rotary positions of all tokens; None if there are none."""
     query_norm: HeadNorm | None = None
     """Norm between W_Q and rotary positions."""
@@ -46,7 +46,7 @@ class AttentionSetting:
         If so, sums over keys treat W_K as one long vector.
         """
         between = (self.rotation, self.query_norm, self.key_norm)
-        return any(each is not None for each in between)
+        return any(step is not None for step in between)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +120,7 @@ class HeadVectors(AttentionSetting):
         return slice(width, None) if group.endswith("_norm") else slice(width)
 
     @cached_property
-    def _turned(self) -> Rotation | None:
+    def _turned(self) -> HeadRotation | None:
         return None if self.rotation is None else self.rotation.at(self.query_positions)
 
     @cached_property
@@ -151,8 +151,8 @@ class HeadVectors(AttentionSetting):
         if not self.joined:
             return self.carried_x
 
-        def of_queries(some: slice) -> Tensor:
-            along = self.final_queries[:, some, None]
+        def of_queries(queries: slice) -> Tensor:
+            along = self.final_queries[:, queries, None]
             if self.rotation is not None:
                 cosines, sines = self.rotation.cosines[:, None], self.rotation.sines[:, None]
                 along = along * cosines + (along * sines) @ self.rotation.quarter.T

@@ -29,7 +29,7 @@ UNLIKELY = 1e-3
 """ε: a missed eigenvalue stays unseen with 0.8 times this probability."""
 
 
-class Lookout:
+class MissedEigenvalueCheck:
     """Chain from a random vector, in which an eigenvector that was missed would show."""
 
     def __init__(

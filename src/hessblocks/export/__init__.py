@@ -1,0 +1,20 @@
+"""Write quantised models: GGUF files, and folders of transformers with quantised weights."""
+
+from hessblocks.export.folders import FOLDERS, write_folder
+from hessblocks.export.gguf_file import (
+    GgufHeader,
+    gguf_tensors,
+    header_of,
+    packed_tensors,
+    write_gguf,
+)
+
+__all__ = [
+    "FOLDERS",
+    "GgufHeader",
+    "gguf_tensors",
+    "header_of",
+    "packed_tensors",
+    "write_folder",
+    "write_gguf",
+]

@@ -1,0 +1,116 @@
+"""Write folders of transformers with quantised weights, which open without hessblocks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Shaped
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from hessblocks.errors import check_name
+from hessblocks.storage import atomic_folder
+from hessblocks.tensor_formats import GROUP, Format, library
+
+State = dict[str, Shaped[Tensor, "..."]]
+
+
+def write_folder(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    chosen: Mapping[str, Format],
+    kind: str,
+) -> None:
+    """Write a folder, whole or not at all.
+
+    Args:
+        path: folder to write.
+        model: model in float32; its other parameters are stored as they are.
+        tokenizer: its tokeniser; None if it has none.
+        chosen: parameter → its format: of `kind`, or bf16.
+        kind: a name in `FOLDERS`.
+
+    Raises:
+        ArgumentError: the package of `kind` is not installed.
+        RunError: the folder cannot be written.
+    """
+    check_name("--to", kind, FOLDERS)
+    stored: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        rows = parameter.detach().float().cpu().contiguous()
+        stored[name] = chosen[name].pack(rows, None) if name in chosen else rows
+    bits = {
+        name.removesuffix(".weight"): int(own.name.rpartition(":")[2])
+        for name, own in chosen.items()
+        if own.name.startswith(kind)
+    }
+    tensors, metadata, settings = FOLDERS[kind](stored, bits)
+    config = copy.deepcopy(model.config)
+    config.quantization_config = settings
+    with atomic_folder(path) as temporary:
+        save_file(tensors, temporary / "model.safetensors", metadata={**metadata, "format": "pt"})
+        config.save_pretrained(temporary)
+        if isinstance(model.generation_config, GenerationConfig):
+            model.generation_config.save_pretrained(temporary)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(temporary)
+
+
+def _compressed_tensors(
+    stored: Mapping[str, Any], bits: Mapping[str, int]
+) -> tuple[State, dict[str, str], dict[str, Any]]:
+    """Name packed integers and scales; a group of settings for each number of bits."""
+    tensors: State = {}
+    for name, value in stored.items():
+        module = name.removesuffix("weight")
+        own = isinstance(value, dict)
+        tensors |= {f"{module}{key}": v for key, v in value.items()} if own else {name: value}
+    groups = {
+        f"bits_{width}": {
+            "targets": [module for module, own in bits.items() if own == width],
+            "weights": {
+                "num_bits": width,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "group_size": GROUP,
+            },
+        }
+        for width in sorted(set(bits.values()))
+    }
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": groups,
+        "ignore": ["lm_head"] if "lm_head" not in bits else [],
+    }
+    return tensors, {}, settings
+
+
+def _torchao(
+    stored: Mapping[str, Any], bits: Mapping[str, int]
+) -> tuple[State, dict[str, str], dict[str, Any]]:
+    """Flatten torchao's tensors, with a setting for each module."""
+    import torch
+    from transformers import TorchAoConfig
+
+    own = library("torchao.quantization", "torchao's folder")
+    flat = library("torchao.prototype.safetensors.safetensors_support", "torchao's folder")
+    rule = {
+        module: own.IntxWeightOnlyConfig(
+            weight_dtype=getattr(torch, f"int{width}"), granularity=own.PerGroup(GROUP)
+        )
+        for module, width in bits.items()
+    }
+    tensors, metadata = flat.flatten_tensor_state_dict(dict(stored))
+    return tensors, metadata, TorchAoConfig(own.FqnToConfig(rule)).to_dict()
+
+
+FOLDERS = {"compressed-tensors": _compressed_tensors, "torchao": _torchao}
+"""Name of a target → makes tensors, metadata and settings."""

@@ -1,0 +1,298 @@
+"""Write GGUF files, llama.cpp's format, by the package `gguf`; names as transformers reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import (
+    GGUF_TO_TRANSFORMERS_MAPPING,
+    TENSOR_PROCESSORS,
+    LlamaTensorProcessor,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+from hessblocks.errors import ArgumentError
+from hessblocks.models import open_gguf
+from hessblocks.storage import atomic_path
+from hessblocks.tensor_formats import Format, library
+
+WHY = "a GGUF file"
+ALIGNED = 32
+"""Tensors begin at multiples of so many bytes."""
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    ("ByteLevel",): "gpt-2",
+    ("Digits", "ByteLevel"): "smollm",
+    (LLAMA_3, "ByteLevel"): "llama-bpe",
+    (LLAMA_3.replace("{1,3}", ""), "ByteLevel"): "qwen2",
+}
+"""How a tokeniser splits text before it merges → llama.cpp's name for it."""
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a GGUF file says besides its tensors."""
+
+    architecture: str
+    """llama.cpp's name of the architecture, such as `llama`."""
+    fields: Mapping[str, Any]
+    """Key → value: str, bool, int, float, or a list of these; numpy scalars keep their width."""
+
+    def bytes(self, tensors: Mapping[str, int]) -> int:
+        """Count the bytes of a file besides its tensors.
+
+        Args:
+            tensors: name → number of axes.
+
+        Returns:
+            Bytes of fields and of tensors' names, and the most that tensors can be filled up by.
+        """
+        stored = 24 + sum(12 + len(key.encode()) + _size(v) for key, v in self.fields.items())
+        stored += sum(24 + len(name.encode()) + 8 * axes for name, axes in tensors.items())
+        return stored + -stored % ALIGNED + (ALIGNED - 1) * len(tensors)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return 12 + sum(map(_size, value))
+    if isinstance(value, str):
+        return 8 + len(value.encode())
+    return 1 if isinstance(value, bool) else getattr(value, "nbytes", 4)
+
+
+def header_of(source: str, model: PreTrainedModel, tokenizer: Any) -> GgufHeader:
+    """Make the header of a model's file: that of its own GGUF file, or from its configuration.
+
+    Args:
+        source: GGUF file or folder that the model was loaded from.
+        model: Llama, Mistral, Qwen2 or Qwen3, unless `source` is a GGUF file.
+        tokenizer: its byte-level BPE tokeniser; only used without a GGUF file.
+
+    Returns:
+        The header.
+
+    Raises:
+        ArgumentError: llama.cpp's name of a setting, or of the tokeniser's way to split text, is
+            not known.
+    """
+    gguf = library("gguf", WHY)
+    if source.lower().endswith(".gguf"):
+        reader = open_gguf(source)
+        fields = {k: _typed(f) for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+        architecture = fields.pop("general.architecture")
+    else:
+        architecture, fields = _of_config(model.config)
+        fields |= _of_tokenizer(tokenizer)
+    fields["general.file_type"] = np.uint32(gguf.LlamaFileType.GUESSED)
+    fields["general.quantization_version"] = np.uint32(gguf.GGML_QUANT_VERSION)
+    return GgufHeader(architecture, {"general.architecture": architecture, **fields})
+
+
+def _typed(field: Any) -> Any:
+    """Read a field; numbers keep their width."""
+    value = field.contents()
+    if not len(field.data) or isinstance(value, str | bool):
+        return value
+    kind = type(field.parts[field.data[0]][0])
+    if isinstance(value, list):
+        return value if isinstance(value[0], str | bool) else list(map(kind, value))
+    return kind(value)
+
+
+def _of_config(config: Any) -> tuple[str, dict[str, Any]]:
+    """Turn a configuration of transformers into fields of llama.cpp."""
+    kind = config.model_type
+    architecture = {"mistral": "llama"}.get(kind, kind)
+    if kind not in ("llama", "mistral", "qwen2", "qwen3"):
+        raise ArgumentError(
+            f"--to gguf: llama.cpp's names for a model of the kind {kind} are not known here; "
+            "known are those of Llama, Mistral, Qwen2 and Qwen3, and of any model in a GGUF file."
+        )
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") != "default" or getattr(config, "sliding_window", None):
+        raise ArgumentError(
+            "--to gguf: scaled rotary positions and sliding windows are not written here; convert "
+            "the model by llama.cpp's convert_hf_to_gguf.py, and give the file as MODEL."
+        )
+    values = {**vars(config), "rope_theta": rope.get("rope_theta", 10000.0)}
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    values["head_dim"] = head
+    known: Any = GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    fields: dict[str, Any] = {"general.name": getattr(config, "name_or_path", "") or kind}
+    for name, own in {**known[kind], "attention.key_length": "head_dim"}.items():
+        if own:
+            number = values[own]
+            kept = np.float32(number) if isinstance(number, float) else np.uint32(number)
+            fields[f"{architecture}.{name}"] = kept
+    for name in ("attention.value_length", "rope.dimension_count"):
+        fields[f"{architecture}.{name}"] = np.uint32(head)
+    return architecture, fields
+
+
+def _of_tokenizer(tokenizer: Any) -> dict[str, Any]:
+    """Turn a byte-level BPE tokeniser into fields of llama.cpp."""
+    own = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer else {"model": {}}
+    steps = own.get("pre_tokenizer") or {}
+    words = tuple(
+        step["pattern"]["Regex"] if step["type"] == "Split" else step["type"]
+        for step in steps.get("pretokenizers", [steps])
+        if step
+    )
+    if own["model"].get("type") != "BPE" or words not in SPLITS:
+        raise ArgumentError(
+            "--to gguf: llama.cpp's name for the way in which this tokeniser splits text is not "
+            "known; convert the model by llama.cpp's convert_hf_to_gguf.py, and give the file as "
+            "MODEL."
+        )
+    added = {entry["id"]: entry for entry in own["added_tokens"]}
+    tokens = {number: token for token, number in own["model"]["vocab"].items()}
+    tokens |= {number: entry["content"] for number, entry in added.items()}
+    order = range(max(tokens) + 1)
+    kinds = [1 if n not in added else 3 if added[n]["special"] else 4 for n in order]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in own["model"]["merges"]]
+    plain = tokenizer("a")["input_ids"]
+    found = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": SPLITS[words],
+        "tokenizer.ggml.tokens": [tokens.get(number, f"[PAD{number}]") for number in order],
+        "tokenizer.ggml.token_type": [np.int32(kind) for kind in kinds],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_bos_token": plain[0] == tokenizer.bos_token_id,
+        "tokenizer.ggml.add_eos_token": plain[-1] == tokenizer.eos_token_id,
+    }
+    for name, number in (
+        ("bos", tokenizer.bos_token_id),
+        ("eos", tokenizer.eos_token_id),
+        ("padding", tokenizer.pad_token_id),
+    ):
+        if number is not None:
+            found[f"tokenizer.ggml.{name}_token_id"] = np.uint32(number)
+    if tokenizer.chat_template:
+        found["tokenizer.chat_template"] = tokenizer.chat_template
+    return found
+
+
+def gguf_tensors(
+    model: PreTrainedModel, architecture: str
+) -> dict[str, tuple[str, Shaped[np.ndarray, " rows"] | None]]:
+    """Name a model's parameters as llama.cpp does.
+
+    Args:
+        model: a model whose names transformers knows, with ties of embedding and head.
+        architecture: llama.cpp's name of it.
+
+    Returns:
+        Parameter → name of its tensor, and for each row of the parameter its row in the tensor;
+        None if rows stay in order.
+
+    Raises:
+        ArgumentError: a name is not known, or a tensor is stored otherwise than its parameter.
+    """
+    library("gguf", WHY)
+    kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    processor = kind(config=vars(model.config))
+    found, missing = {}, []
+    try:
+        names = {own: name for name, own in get_gguf_hf_weights_map(model, processor).items()}
+    except NotImplementedError:
+        names = {}
+    for name, parameter in model.named_parameters():
+        if name not in names:
+            missing.append(name)
+            continue
+        rows = np.arange(len(parameter))
+        order = processor.process(rows.reshape(-1, *[1] * (parameter.ndim - 1)), names[name])
+        flat = order.weights.reshape(-1)
+        found[name] = names[name], None if np.array_equal(flat, rows) else flat
+    if missing or kind not in (TensorProcessor, LlamaTensorProcessor):
+        which = f" ({missing[0]})" if missing else ""
+        raise ArgumentError(
+            f"--to gguf: llama.cpp's tensors of {type(model).__name__} are not known here{which}"
+        )
+    return found
+
+
+def write_gguf(
+    path: Path,
+    header: GgufHeader,
+    tensors: Mapping[str, tuple[Shaped[Tensor, "..."], str]],
+) -> None:
+    """Write a GGUF file, whole or not at all.
+
+    Args:
+        path: file to write.
+        header: architecture and fields.
+        tensors: name → rows as they are stored, and name of llama.cpp's type.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    gguf = library("gguf", WHY)
+    with atomic_path(path) as temporary:
+        writer = gguf.GGUFWriter(temporary, header.architecture)
+        try:
+            for key, value in header.fields.items():
+                if key == "general.architecture":  # the writer has it from its own argument
+                    continue
+                if isinstance(value, list):
+                    inner = _kind(gguf, value[0] if value else "")
+                    writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, inner)
+                else:
+                    writer.add_key_value(key, value, _kind(gguf, value))
+            for name, (rows, kind) in tensors.items():
+                number = gguf.GGMLQuantizationType[kind]
+                writer.add_tensor(name, rows.numpy(), raw_dtype=number)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()
+
+
+def _kind(gguf: Any, value: Any) -> Any:
+    """Find the type of a field."""
+    if isinstance(value, np.generic):
+        return gguf.GGUFValueType[str(value.dtype).upper()]
+    return gguf.GGUFValueType.get_type(value)
+
+
+def packed_tensors(
+    model: PreTrainedModel,
+    names: Mapping[str, tuple[str, Shaped[np.ndarray, " rows"] | None]],
+    chosen: Mapping[str, tuple[Format, Float[Tensor, " width"] | None]],
+) -> Iterator[tuple[str, Shaped[Tensor, "..."], str]]:
+    """Pack the weights of a model for `write_gguf`.
+
+    Args:
+        model: the model.
+        names: result of `gguf_tensors`.
+        chosen: parameter → its format and the mean squared inputs of its columns; other parameters
+            are stored in float32.
+
+    Yields:
+        Name of the tensor, its rows as they are stored, and name of llama.cpp's type.
+    """
+    for name, parameter in model.named_parameters():
+        rows, kind = parameter.detach().float().cpu().contiguous(), "F32"
+        if name in chosen:
+            own, importance = chosen[name]
+            rows, kind = own.pack(rows, importance), own.name.removeprefix("gguf:")
+        tensor, order = names[name]
+        if order is not None:
+            moved = torch.empty_like(rows)
+            moved[torch.from_numpy(order)] = rows
+            rows = moved
+        yield tensor, rows, kind

@@ -1,0 +1,338 @@
+"""Quantise a saved model into a file of a given size, as `hessblocks quantise` does."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from hessblocks import export, storage
+from hessblocks.bill import Allocation, Bill, Change, change_each, in_format
+from hessblocks.conventions import AnyPath
+from hessblocks.curvature import Problem, plain_model
+from hessblocks.data import documents_of
+from hessblocks.errors import ArgumentError, RunError, check_name
+from hessblocks.inspection.measure import Finish, _fingerprint, placed
+from hessblocks.inspection.pricing import announced, drawn_batches, stored_bill, stored_weights
+from hessblocks.inspection.subject import Subject
+from hessblocks.models import load_saved
+from hessblocks.progress import Progress
+from hessblocks.settings import BUDGETS, QuantisingSettings, make
+from hessblocks.tensor_formats import FUSED, KINDS, MIXES, formats, mix
+from hessblocks.training import claimed, resolve_device
+
+FORMATS = {
+    "gguf": tuple(f"gguf:{kind}" for kind in KINDS),
+    "compressed-tensors": (*(f"compressed-tensors:{bits}" for bits in range(2, 9)), "bf16"),
+    "torchao": ("torchao:8", "bf16"),  # it stores 2 to 4 bits in 8
+}
+"""Target → the formats that are priced for it."""
+NAMED = 700
+"""Bytes for each tensor in the header of a safetensors file, at most."""
+FRONT = 16
+"""Number of sizes of the curve of forecasts."""
+FILES = ("name", "bytes", "bits", "forecast", "forecast_error", "measured", "measured_error")
+"""Columns of files.csv."""
+
+
+def measure_quantise(
+    source: str,
+    data: AnyPath,
+    file: AnyPath,
+    *,
+    out: AnyPath | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    finish: Finish | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """Price each weight in each format, allocate bytes, write the file, read it back, measure it.
+
+    Args:
+        source: a folder that `save_pretrained` wrote, a GGUF file, or a name in the local Hugging
+            Face cache.
+        data: file or folder of text.
+        file: GGUF file or folder to write.
+        out: run folder, new or of the same call, except that the size may differ; by default
+            runs/quantise-MODEL.
+        device: cpu, cuda or auto.
+        progress: shows the estimated cost first, then stages.
+        finish: called with the folder at the end.
+        **given: fields of `hessblocks.settings.QuantisingSettings`, such as `size_of="IQ4_NL"`.
+
+    Returns:
+        The content of summary.json, and the folder as `out`.
+
+    Raises:
+        ArgumentError: settings, model or text do not fit, the size is out of reach, `file` exists,
+            or `out` contains another run.
+        RunError: a file is damaged or cannot be written, or what was written differs from what was
+            priced.
+
+    Cost:
+        One forward and one backward pass over the text, packing of each weight in each format, and
+        a forward pass over other text for each file. Samples are stored, so that another size
+        costs the last alone.
+    """
+    progress, settings = progress or Progress(), make(QuantisingSettings, given)
+    device, file, _ = resolve_device(device), Path(file), settings.asked
+    if (file.suffix == ".gguf") != (settings.to == "gguf"):
+        expected = "a name that ends in .gguf" if settings.to == "gguf" else "a folder"
+        raise ArgumentError(f"FILE: --to {settings.to} writes {expected}, got {file}.")
+    with progress.stage("model and data"):
+        texts = documents_of(Path(data))
+        model, saved = load_saved(source, "causal-lm")
+        tokenizer = saved.tokenizer()
+        subject = Subject(name=saved.name, model=placed(device, model))
+        text, other = drawn_batches(subject, tokenizer, texts, settings, settings.check)
+        target = _Target.of(settings, subject.model, source, tokenizer)
+    folder = Path(out or Path("runs", f"quantise-{subject.name.replace('/', '-')}"))
+    config = {
+        "command": "quantise",
+        "source": source,
+        "model": {"name": subject.name, **subject.digests()},
+        "data": {"name": str(data), "fingerprint": _fingerprint({**text, "other": other})},
+        "formats": list(FORMATS[settings.to]),
+        **asdict(settings),
+        "file": str(file),
+        "device": device,
+    }
+    free = [*BUDGETS, "file"]
+    drawn = {name: value for name, value in config.items() if name not in free}
+    problem = Problem(subject.model, text, loss="causal-lm")
+    before = _finished(folder, config)
+    if file.exists() and not before:
+        raise ArgumentError(f"FILE: {file} exists already; remove it, or give another name.")
+    with claimed(folder, config, free=free):
+        if before:
+            return {**before, "out": str(folder)}
+        measured = 4 * settings.check / settings.sequences
+        cost = partial(announced, problem, target.changes, settings, measured, kept=True)
+        of = storage.identity_of(drawn)
+        bill = stored_bill(problem, target.changes, settings, folder, of, progress, cost)
+        chosen = target.allocate(bill)
+        with progress.stage("file"):
+            chosen.save(file, source=source, tokenizer=tokenizer)
+            _check_written(file, chosen)
+        found = {"command": "quantise", "model": subject.name, "file": str(file)}
+        found |= _summary(bill, chosen, target, {"input_ids": other}, file, folder, progress)
+        storage.write_json(folder / "summary.json", found)
+        if finish:
+            finish(folder)
+    return {**found, "out": str(folder)}
+
+
+def _finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the summary of an earlier call with the same settings; empty if there is none."""
+    kept = folder / "config.json", folder / "summary.json"
+    if not all(path.is_file() for path in kept):
+        return {}
+    earlier, found = map(storage.read_object, kept)
+    same = all(earlier.get(name) == config[name] for name in (*BUDGETS, "file"))
+    return found if same and found.get("size") == _size(Path(config["file"])) else {}
+
+
+def _size(file: Path) -> int:
+    """Count the bytes of a file, or of the weights of a folder; 0 if there is none."""
+    file = file / "model.safetensors" if file.is_dir() else file
+    return file.stat().st_size if file.is_file() else 0
+
+
+def _changes(model: Any, to: str) -> dict[str, Change]:
+    """Make the changes that the target can store; folders keep embedding and head in 16 bits."""
+    shapes = [p.shape for p in model.parameters() if p.ndim > 1]
+    own = [one for name in FORMATS[to] if any(map((one := formats()[name]).fits, shapes))]
+    if to != "gguf":  # a place must be the same in all formats
+        own = [replace(one, siblings=FUSED) for one in own]
+    changes = change_each(model, *map(in_format, own))
+    if to == "gguf":
+        return changes
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    kept = {name for name, p in model.named_parameters() if any(p is end for end in ends)}
+    return {n: c for n, c in changes.items() if c.how == "bf16" or not kept & {*c.new}}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is written, and how large it may be."""
+
+    settings: QuantisingSettings
+    model: Any
+    changes: Mapping[str, Change]
+    names: Mapping[str, str]
+    """Parameter → name of its tensor in a GGUF file."""
+    header: int
+    """Bytes of the file besides its tensors, at most."""
+
+    @classmethod
+    def of(cls, settings: QuantisingSettings, model: Any, source: str, tokenizer: Any) -> Self:
+        """Find changes, names and header, or refuse what cannot be written."""
+        changes, axes = (
+            _changes(model, settings.to),
+            {n: p.ndim for n, p in model.named_parameters()},
+        )
+        if settings.to != "gguf":
+            return cls(settings, model, changes, {}, NAMED * len(axes))
+        header = export.header_of(source, model, tokenizer)
+        tensors = export.gguf_tensors(model, header.architecture)
+        names = {name: tensor for name, (tensor, _) in tensors.items()}
+        size = header.bytes({names[name]: count for name, count in axes.items()})
+        return cls(settings, model, changes, names, size)
+
+    @cached_property
+    def mixes(self) -> dict[str, list[str]]:
+        """Standard mix of the runtime → names of its changes."""
+        places = {change.place: change for change in self.changes.values()}
+        if self.settings.to == "gguf":
+            shapes = {self.names[p]: change.views[0].shape for p, change in places.items()}
+            own = {self.names[p]: p for p in places}
+            every = {
+                name: [f"{own[tensor]}, {kind}" for tensor, kind in mix(name, shapes).items()]
+                for name in MIXES
+            }
+            return {n: names for n, names in every.items() if {*names} <= {*self.changes}}
+        found = {}
+        for how in FORMATS[self.settings.to]:
+            names = {place: f"{place}, {how}" for place in places}
+            found[how] = [n if n in self.changes else f"{p}, bf16" for p, n in names.items()]
+        return found
+
+    def allocate(self, bill: Bill) -> Allocation:
+        """Choose formats for the size that was asked, or refuse one that is out of reach."""
+        asked = self.settings
+        if asked.nats is not None:
+            return bill.allocate(nats=asked.nats)
+        if asked.size_of is not None:
+            check_name("--size-of", asked.size_of, self.mixes)
+            return bill.allocate(bytes=bill.chosen(self.mixes[asked.size_of]).bytes)
+        weights = sum(p.numel() for p in self.model.parameters())
+        most = asked.budget() or (asked.bits or 0) * weights / 8
+        sizes = [size + self.header for size in _sizes(bill)]
+        if not sizes[0] <= most <= sizes[1]:
+            word = "--bytes" if asked.bytes else "--bits"
+            low, high = (f"{size / 1e6:.4g}M" for size in sizes)
+            bits = " to ".join(f"{8 * size / weights:.3g}" for size in sizes)
+            raise ArgumentError(
+                f"{word}: the file can have {low} to {high} ({bits} bits a weight) in these "
+                f"formats, not {most / 1e6:.4g}M."
+            )
+        return bill.allocate(bytes=most - self.header)
+
+
+def _check_written(file: Path, chosen: Allocation) -> None:
+    """Read a file back, and compare each weight with what was priced, bit by bit.
+
+    Raises:
+        RunError: one differs.
+    """
+    own_formats, plain = chosen.formats, plain_model(chosen.model)
+    stored = stored_weights(str(file), [name for name, _ in plain.named_parameters()])
+    for name, parameter in plain.named_parameters():
+        expected = parameter.detach().float().cpu()
+        if name in own_formats:
+            own, importance = own_formats[name]
+            expected = own.rounded(expected, importance)
+        if not torch.equal(stored[name], expected):
+            raise RunError(f"{file}: {name} is not what was priced; do not use the file")
+
+
+def _summary(
+    bill: Bill,
+    chosen: Allocation,
+    target: _Target,
+    other: Any,
+    file: Path,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Measure the file and its neighbours, and write the tables."""
+    sizes = {name: bill.chosen(names).bytes for name, names in target.mixes.items()}
+    order = sorted(sizes, key=sizes.__getitem__)
+    below = [name for name in order if sizes[name] <= chosen.bytes][-1:]
+    above = [name for name in order if sizes[name] > chosen.bytes][:1]
+    asked = target.settings.size_of
+    measured = dict.fromkeys([*([asked] if asked else []), *below, *above])
+    rows = []
+    with progress.stage("measurement"):
+        for name, names in {"this file": chosen.names, **target.mixes}.items():
+            mixed = bill.chosen(names)
+            row: dict[str, Any] = bill.sum(names).to_rows()[0]
+            if name == "this file" or name in measured:
+                row = bill.together(names, other).to_rows()[0]
+            about = {"name": name, "bytes": mixed.bytes, "bits": mixed.bits}
+            rows.append({key: {**row, **about}.get(key) for key in FILES})
+    storage.write_table(folder / "files.csv", FILES, rows)
+    bill.save(folder / "bill.csv")
+    chosen.save(folder / "allocation.csv")
+    if target.settings.to == "gguf":
+        lines = (
+            f"{re.escape(target.names[name])}={own.name.removeprefix('gguf:').lower()}\n"
+            for name, (own, _) in chosen.formats.items()
+        )
+        storage.write_text(folder / "types.txt", "".join(lines))
+    found: dict[str, Any] = {}
+    if any(len(change.new) > 1 for change in chosen.changes):
+        apart = _apart(bill).allocate(bytes=chosen.bytes).total.forecast.value
+        found["siblings"] = chosen.total.forecast.value - apart
+    table = target.model.get_input_embeddings().weight
+    tables = [name for name, p in target.model.named_parameters() if p is table]
+    return found | {
+        "to": target.settings.to,
+        "size": _size(file),
+        "asked": target.settings.asked,
+        "files": rows,
+        "counts": Counter(price.how for price in chosen.choices),
+        "table": next((own.name for n, (own, _) in chosen.formats.items() if n in tables), ""),
+        "front": _front(bill),
+        "samples": len(bill.draws.pieces),
+        "shares": chosen.to_rows(),
+    }
+
+
+def _apart(bill: Bill) -> Bill:
+    """Take changes of fused weights apart, one for each weight."""
+    scales = bill.draws.scales
+    assert scales is not None
+    columns = list(dict.fromkeys(name for change in bill.changes.values() for name in change.new))
+    rows, changes = [], {}
+    for row, change in zip(scales, bill.changes.values(), strict=True):
+        for view in change.views:
+            name, at = f"{view.parameter}, {change.how}", columns.index(view.parameter)
+            changes[name] = replace(
+                change,
+                name=name,
+                place=view.parameter,
+                views=(view,),
+                bytes=change.format.bytes(view.shape) if change.format else None,
+                new={view.parameter: change.new[view.parameter]},
+            )
+            rows.append(torch.zeros_like(row).index_fill(0, torch.tensor(at), float(row[at])))
+    draws = replace(bill.draws, scales=torch.stack(rows))
+    sizes = (0.0,) * len(rows)  # not used: the forecasts alone are compared
+    return Bill(problem=bill.problem, changes=changes, draws=draws, relative_sizes=sizes)
+
+
+def _front(bill: Bill) -> list[dict[str, float]]:
+    """Forecast the cost of allocations from the least to the largest size."""
+    least, most = _sizes(bill)
+    found = []
+    for step in range(FRONT):
+        one = bill.allocate(bytes=least * (most / least) ** (step / (FRONT - 1)) + 1)
+        found.append({"bytes": one.bytes, "forecast": one.total.forecast.value})
+    return found
+
+
+def _sizes(bill: Bill) -> tuple[int, int]:
+    """Count the bytes of all tensors in their smallest and in their largest formats."""
+    sizes: dict[str, list[float]] = {}
+    for price in bill.values():
+        sizes.setdefault(price.place, []).append(price.bytes or 0)
+    rest = bill.untouched(bill.values())
+    least, most = (sum(map(end, sizes.values())) for end in (min, max))
+    return round(least) + rest, round(most) + rest

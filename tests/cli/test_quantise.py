@@ -1,0 +1,191 @@
+"""`hessblocks quantise` on a tiny Llama: the file, its page, another size, going on, bad input."""
+
+import csv
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.bill import bill as bills
+from hessblocks.cli.app import main
+from hessblocks.inspection import pricing, quantising
+from tests.cli.helpers import Shell, sentence
+from tests.models.gguf_files import tiny_llama, write
+from tests.pictures import empty_pictures
+
+gguf = pytest.importorskip("gguf")
+pytest.importorskip("libgguf")
+FEW = ["--sequences", "8", "--tokens", "16", "--samples", "8", "--check", "6"]
+MIX = ["--size-of", "IQ4_NL"]
+
+
+@pytest.fixture(autouse=True)
+def _blank(blank: None) -> None:
+    """No test looks at pictures."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a text, and out/ and model.gguf as the command left them."""
+    here = tmp_path_factory.mktemp("quantise")
+    model = tiny_llama()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5 if parameter.ndim == 2 else 1)
+    write(model, str(here / "tiny.gguf"))
+    letters = random.Random(0)
+    (here / "text.txt").write_text("".join(letters.choices("abcdefghij", k=4000)))
+    with pytest.MonkeyPatch.context() as patch:
+        empty_pictures(patch)
+        assert main([*words(here), *MIX, "--json"]) == 0
+    return here
+
+
+def words(place: Path, file: str = "model.gguf", out: str = "out") -> list[str]:
+    given = ["quantise", place / "tiny.gguf", place / file, "--data", place / "text.txt"]
+    return [*map(str, given), *FEW, "--out", str(place / out)]
+
+
+def rows(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+def test_the_file_has_the_mixs_size_and_costs_less(place: Path) -> None:
+    found = rows(place / "out" / "files.csv")
+    own, mixed = found["this file"], found["IQ4_NL"]
+    assert int(own["bytes"]) <= int(mixed["bytes"])
+    assert float(own["forecast"]) < float(mixed["forecast"])
+    stored = sum(int(t.n_bytes) for t in gguf.GGUFReader(place / "model.gguf").tensors)
+    assert stored == int(own["bytes"])
+    summary = json.loads((place / "out" / "summary.json").read_text())
+    assert summary["size"] == (place / "model.gguf").stat().st_size
+
+
+def test_its_weights_and_its_kl_are_those_that_are_told(place: Path) -> None:
+    model, tokenizer = hb.load(place / "tiny.gguf")
+    again, _ = hb.load(place / "model.gguf")
+    with (place / "out" / "allocation.csv").open(newline="") as file:
+        chosen = {row["place"]: row["how"] for row in csv.DictReader(file)}
+    tensors = {t.name: t.tensor_type.name for t in gguf.GGUFReader(place / "model.gguf").tensors}
+    assert {f"gguf:{kind}" for kind in tensors.values()} - {"gguf:F32"} == set(chosen.values())
+    settings = quantising.make(quantising.QuantisingSettings, {
+        "size_of": "IQ4_NL", "sequences": 8, "tokens": 16, "check": 6,
+    })  # fmt: skip
+    subject = quantising.Subject(name="tiny", model=model)
+    texts = quantising.documents_of(place / "text.txt")
+    _, other = quantising.drawn_batches(subject, tokenizer, texts, settings, 6)
+    with torch.no_grad():
+        before, after = (
+            one(other).logits[:, :-1].double().log_softmax(-1) for one in (model, again)
+        )
+    kl = float((before.exp() * (before - after)).sum(-1).mean())
+    assert kl == pytest.approx(
+        float(rows(place / "out" / "files.csv")["this file"]["measured"]), rel=1e-6
+    )
+
+
+def test_the_page_says_three_numbers_and_the_neighbours(shell: Shell, place: Path) -> None:
+    page = (place / "out" / "report.html").read_text()
+    for said in ("forecast", "measured", "Standard files of llama.cpp beside it", "perplexity"):
+        assert said in page
+    assert "types.txt" in page
+    lines = (place / "out" / "types.txt").read_text().splitlines()
+    names = {re.sub(r"\\", "", line.partition("=")[0]) for line in lines}
+    tensors = gguf.GGUFReader(place / "model.gguf").tensors
+    assert names == {t.name for t in tensors if t.tensor_type.name != "F32"}
+    kinds = {line.partition("=")[2].upper() for line in lines}
+    assert kinds == {t.tensor_type.name for t in tensors} - {"F32"}
+    assert shell("report", place / "out").status == 0
+
+
+def test_again_costs_nothing_and_another_size_no_samples(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    monkeypatch.setattr(bills, "Diagonal", None)
+    outcome = shell(*words(place), *MIX)
+    assert outcome.status == 0, outcome.errors
+    again = [*words(place, str(tmp_path / "other.gguf"))[:-1], out]
+    outcome = shell(*again, "--bits", "9")
+    assert outcome.status == 0, outcome.errors
+    size = (tmp_path / "other.gguf").stat().st_size
+    assert 8 * size <= 9 * tiny_llama().num_parameters()
+    outcome = shell(*again[:2], tmp_path / "third.gguf", *again[3:], "--nats", "0.001")
+    assert outcome.status == 0, outcome.errors
+    assert float(rows(out / "files.csv")["this file"]["forecast"]) <= 0.001
+    assert (tmp_path / "third.gguf").stat().st_size < size
+
+
+def test_a_file_that_differs_from_what_was_priced_is_told(
+    shell: Shell, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(*given: Any) -> Any:
+        model, saved = load(*given)
+        if "bad" in given[0]:
+            with torch.no_grad():
+                model.get_parameter("model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-6
+        return model, saved
+
+    load = pricing.load_saved
+    monkeypatch.setattr(pricing, "load_saved", other)
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = shell(*words(place, str(tmp_path / "bad.gguf"))[:-1], out, "--bits", "9")
+    assert outcome.status == 1
+    assert "up_proj.weight is not what was priced" in sentence(outcome)
+
+
+@pytest.mark.parametrize(
+    ("file", "more", "said"),
+    [
+        ("x.gguf", [], "--size-of: give one of --size-of, --bytes, --bits and --nats"),
+        ("x.gguf", ["--bits", "5", "--nats", "1"], "--size-of: give one of"),
+        ("x.gguf", ["--bytes", "90X"], "--bytes: expected a size such as 90M, got '90X'"),
+        ("x.gguf", ["--bytes", "1k"], r"--bytes: the file can have \S+M to \S+M .* not 0.001M"),
+        ("x.gguf", ["--bits", "16"], "--bits: the file can have .* in these formats"),
+        ("x.gguf", ["--nats", "1e-9"], "nats: the least within reach"),
+        ("x.gguf", ["--size-of", "Q9"], "--size-of: .*'Q9'.*IQ4_NL"),
+        ("x.bin", MIX, r"FILE: --to gguf writes a name that ends in .gguf"),
+        ("x.gguf", [*MIX, "--to", "torchao"], "FILE: --to torchao writes a folder"),
+        ("text.txt.gguf", MIX, "exists already; remove it"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_a_sentence(
+    shell: Shell, place: Path, tmp_path: Path, file: str, more: list[str], said: str
+) -> None:
+    (place / "text.txt.gguf").touch()
+    out = shutil.copytree(place / "out", tmp_path / "out")
+    outcome = shell(*words(place, file)[:-1], out, *more)
+    assert outcome.status == 2, outcome.errors
+    assert re.search(said, sentence(outcome)), outcome.errors
+    assert not (place / "x.gguf").exists()
+
+
+def test_a_folder_of_integers_has_one_format_for_fused_weights(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    torch.manual_seed(0)
+    model = tiny_llama()
+    config = model.config
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 128, 32
+    type(model)(config).save_pretrained(tmp_path / "model")
+    hb.load(place / "tiny.gguf")[1].save_pretrained(tmp_path / "model")
+    given = words(place)
+    given[1], given[2] = str(tmp_path / "model"), str(tmp_path / "folder")
+    outcome = shell(*given[:-1], tmp_path / "out", "--to", "compressed-tensors", "--nats", "1e-5")
+    assert outcome.status == 0, outcome.errors
+    assert "Weights that runtimes fuse have one format" in outcome.output
+    settings = json.loads((tmp_path / "folder" / "config.json").read_text())["quantization_config"]
+    groups = settings["config_groups"].values()
+    bits = {name: one["weights"]["num_bits"] for one in groups for name in one["targets"]}
+    for layer in range(2):
+        found = {bits[f"model.layers.{layer}.self_attn.{n}_proj"] for n in "qkv"}
+        assert len(found) == 1
+    assert shell("report", tmp_path / "out").status == 0

@@ -1,0 +1,58 @@
+"""Folders of compressed-tensors and torchao, opened by transformers without hessblocks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hessblocks as hb
+
+OPEN = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+with torch.no_grad():
+    logits = model(input_ids=torch.arange(16)[None]).logits
+assert "hessblocks" not in sys.modules
+torch.save(logits, sys.argv[2])
+"""
+FORMATS = {
+    "compressed-tensors": [f"compressed-tensors:{bits}" for bits in (3, 4, 8)],
+    "torchao": ["torchao:4", "torchao:8"],
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_folder_opens_in_a_process_without_hessblocks(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip(kind.replace("-", "_"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64, tie_word_embeddings=True, initializer_range=0.1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    layers = hb.change_each(model, *map(hb.in_format, FORMATS[kind]))
+    table = hb.change_each(model, hb.in_format("bf16"))
+    changes = {n: c for n, c in layers.items() if "embed" not in n}
+    changes |= {n: c for n, c in table.items() if "embed" in n}
+    problem = hb.Problem(model, {"input_ids": torch.randint(64, (8, 8))})
+    bill = hb.price(problem, changes, 8)
+    places = dict.fromkeys(price.place for price in bill.values())
+    names = []
+    for number, place in enumerate(places):
+        own = [name for name in bill if bill[name].place == place]
+        names.append(own[number % len(own)])
+    chosen = bill.chosen(names)
+    chosen.save(tmp_path / "out")
+    command = [sys.executable, "-c", OPEN, str(tmp_path / "out"), str(tmp_path / "logits.pt")]
+    subprocess.run(command, check=True, capture_output=True)
+    with torch.no_grad():
+        for name, (own, _) in chosen.formats.items():
+            model.get_parameter(name).copy_(own.rounded(model.get_parameter(name)))
+        expected = model(input_ids=torch.arange(16)[None]).logits
+    assert torch.allclose(torch.load(tmp_path / "logits.pt"), expected, atol=1e-6)
+    stored = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert 0 <= stored - chosen.bytes < 700 * sum(1 for _ in model.parameters())
