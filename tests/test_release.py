@@ -66,7 +66,7 @@ def test_the_packaged_readme_leads_to_nothing_that_an_index_lacks(wheel: Path) -
     assert re.findall(kept, page) == re.findall(kept, README) != []
     *_, last = re.findall(r"\[([^]]+)\]\((?!https://)", README)
     assert f" {last}" in page, "the words of a link stay"
-    assert "Four tasks" not in page, "a table of links without links"
+    assert "hessblocks quantise MODEL" in page
     assert "## What it does not do" in page
     assert re.findall(r"```.*?```", page, re.DOTALL) == re.findall(r"```.*?```", README, re.DOTALL)
 
@@ -126,7 +126,7 @@ def test_the_wheels_work_in_an_empty_environment(
         "--quiet",
         "--constraint",
         CONSTRAINTS,
-        f"{wheel}[report]",
+        wheel,
         studies,
         cwd=tmp_path,
     )

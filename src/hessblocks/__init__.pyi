@@ -92,4 +92,5 @@ from .training import (
     GainCallback as GainCallback,
     SignalCallback as SignalCallback,
 )
+from .simplify import to_gguf as to_gguf
 from .theory import attention_hessian as attention_hessian

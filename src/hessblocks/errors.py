@@ -59,13 +59,13 @@ class RunError(HessblocksError, RuntimeError):
     """
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> ArgumentError:
     """Make the error for an unknown name, which suggests similar known names.
 
     Args:
         kind: kind of thing that is named, in the singular ("preset").
         name: unknown name.
-        known: accepted names.
+        choices: accepted names.
 
     Returns:
         The error, to be raised by the caller.
@@ -74,27 +74,27 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ArgumentError:
         >>> print(unknown_name("preset", "sas-q", ["sas-p", "pre-ln"]))
         preset: 'sas-q' is unknown; did you mean 'sas-p'? Known: sas-p, pre-ln.
     """
-    names = list(known)
+    names = list(choices)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(match) for match in near)}?" if near else "."
     return ArgumentError(f"{kind}: {name!r} is unknown{hint} Known: {', '.join(names)}.")
 
 
-def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+def check_name(kind: str, name: str, choices: Iterable[str]) -> None:
     """Refuse an unknown name.
 
     Raises:
         ArgumentError: the name is unknown; see `unknown_name`.
     """
-    if name not in (names := list(known)):
+    if name not in (names := list(choices)):
         raise unknown_name(kind, name, names)
 
 
-def check_extra(what: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:
+def check_extra(feature: str, extra: str, *packages: str, distribution: str = "hessblocks") -> None:
     """Refuse a feature whose optional dependencies (an extra) are not installed.
 
     Args:
-        what: feature that needs the extra, for the message ("figures").
+        feature: feature that needs the extra, for the message ("figures").
         extra: name of the extra in `pip install 'hessblocks[...]'`.
         packages: packages of the extra; each is imported.
         distribution: distribution that defines the extra.
@@ -109,7 +109,7 @@ def check_extra(what: str, extra: str, *packages: str, distribution: str = "hess
             missing = isinstance(error, ModuleNotFoundError) and error.name == package
             state = "is not installed" if missing else f"cannot be imported ({error})"
             raise ArgumentError(
-                f"{what}: {package} {state}; run pip install '{distribution}[{extra}]'."
+                f"{feature}: {package} {state}; run pip install '{distribution}[{extra}]'."
             ) from error
 
 
@@ -117,7 +117,7 @@ def check_memory_limit(limit: object) -> None:
     """Refuse a memory limit that is not a whole number of bytes above 0.
 
     Raises:
-        ArgumentError: the limit is no such number.
+        ArgumentError: the limit is not such a number.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise ArgumentError(

@@ -43,9 +43,9 @@ def typed(converter: Converter, kind: type[T], values: Any) -> T:
     except RecursionError:
         raise
     except Exception as error:  # a constructor may raise anything
-        what, _, field = transform_error(error, "", _reason)[0].partition(" @ .")
-        named = field and not what.startswith(f"{field} ")
-        raise ValueError(f"{field}: {what}" if named else what.removesuffix(" @ ")) from error
+        reason, _, field = transform_error(error, "", _reason)[0].partition(" @ .")
+        named = field and not reason.startswith(f"{field} ")
+        raise ValueError(f"{field}: {reason}" if named else reason.removesuffix(" @ ")) from error
 
 
 def _reason(error: BaseException, _: type | None) -> str:
@@ -105,13 +105,15 @@ def _union(hint: Any, converter: Converter) -> Structure:
 
 def _sequence(hint: Any, converter: Converter) -> Structure:
     """Read a list; cattrs would also read the letters of a text."""
-    kinds, whole = get_args(hint), tuple if get_origin(hint) is tuple else list
+    kinds, build = get_args(hint), tuple if get_origin(hint) is tuple else list
 
     def structure(value: Any, _: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise TypeError(f"expected a list, got {value!r:.60}")
-        each = kinds if whole is tuple and ... not in kinds else repeat(kinds[0], len(value))
-        return whole(converter.structure(one, kind) for one, kind in zip(value, each, strict=True))
+        hints = kinds if build is tuple and ... not in kinds else repeat(kinds[0], len(value))
+        return build(
+            converter.structure(item, kind) for item, kind in zip(value, hints, strict=True)
+        )
 
     return structure
 
@@ -123,8 +125,8 @@ def _mapping(hint: Any, converter: Converter) -> Structure:
     def structure(value: Any, _: Any) -> Any:
         pairs = value.items() if isinstance(value, dict) else value
         return {
-            converter.structure(key, key_kind): converter.structure(one, value_kind)
-            for key, one in pairs
+            converter.structure(key, key_kind): converter.structure(item, value_kind)
+            for key, item in pairs
         }
 
     return structure
@@ -154,8 +156,8 @@ def _is_of(origins: tuple[Any, ...], hint: Any) -> bool:
     return get_origin(hint) in origins
 
 
-def _converter(hooks: Mapping[type, Structure], *, whole: bool = False) -> Converter:
-    converter = Converter(forbid_extra_keys=whole)
+def _converter(hooks: Mapping[type, Structure], *, strict: bool = False) -> Converter:
+    converter = Converter(forbid_extra_keys=strict)
     for kind in (*WORDS, Path):
         converter.register_structure_hook(kind, hooks.get(kind, _exactly))
     for origins, factory in FACTORIES:
@@ -164,6 +166,6 @@ def _converter(hooks: Mapping[type, Structure], *, whole: bool = False) -> Conve
     return converter
 
 
-JSON = _converter({float: _number, Path: lambda value, _: Path(value)}, whole=True)
+JSON = _converter({float: _number, Path: lambda value, _: Path(value)}, strict=True)
 LINES = _converter({float: _number_or_null})
 TEXT = _converter({int: _cell, float: _cell, NoneType: _cell})

@@ -961,3 +961,10 @@ def test_what_is_of_another_type_is_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(ArgumentError, match=said):
         call(table()[1])
+
+
+def test_pruning_rounds_its_count_to_the_nearest():
+    old = {"weight": torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]])}
+    changes = hb.change_each(torch.nn.Linear(7, 1, bias=False), hb.pruned(share=0.4))
+    (new,) = dict(changes["weight, 0.4 pruned"].made(old)).values()
+    assert int((new == 0).sum()) == 3  # of 2.8

@@ -1,5 +1,6 @@
 """`hessblocks price` on a tiny Llama: its files and page, going on, bad input."""
 
+import copy
 import csv
 import importlib
 import json
@@ -7,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hessblocks.cli.app import main
 from hessblocks.data import Windows, documents_of, encoded
 from hessblocks.errors import ArgumentError
 from hessblocks.inspection import pricing
+from hessblocks.inspection.subject import other_function
 from hessblocks.progress import Progress
 from hessblocks.settings import PricingSettings
 from tests.cli.helpers import Outcome, Shell, sentence
@@ -340,3 +343,83 @@ def test_a_quantised_copy_is_billed_against_its_original(
         outcome = shell(*given, *more, "--out", tmp_path / "other")
         assert outcome.status == 2
         assert re.search(said, sentence(outcome)), outcome.errors
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 4}, "num_attention_heads"),
+        ({"rope_theta": 1e6}, "rope_parameters.rope_theta"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps"),
+    ],
+)
+def test_another_function_of_equal_shapes_is_no_model_to_merge_with(
+    place: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    model, _ = hb.load(place / "model")
+    config = copy.deepcopy(model.config)
+    assert not other_function(model.config, config, (None, None))
+    config.update({"rms_norm_eps": config.rms_norm_eps * (1 + 1e-8), "_name_or_path": "elsewhere"})
+    assert not other_function(model.config, config, (None, None))
+    if "rope_theta" in change:
+        config.rope_parameters = {**config.rope_parameters, **change}
+    else:
+        config.update(change)
+    assert said in other_function(model.config, config, (None, None))
+
+
+def test_another_vocabulary_is_no_model_to_merge_with(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(place / "model", tmp_path / "other")
+    path = other / "tokenizer.json"
+    content = json.loads(path.read_text())
+    words = content["model"]["vocab"]
+    first, second = [*words][:2]
+    words[first], words[second] = words[second], words[first]
+    path.write_text(json.dumps(content))
+    outcome = shell("price", place / "model", "--data", place / "text.txt", *FEW, "--merge", other)
+    assert outcome.status == 2
+    assert "is another function than model, by its vocabulary" in sentence(outcome)
+
+
+def test_a_tokeniser_that_cannot_be_read_gives_its_reason(
+    shell: Shell, place: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(place / "model", tmp_path / "model")
+    (model / "tokenizer.json").write_text("{")
+    outcome = shell("price", model, "--data", place / "text.txt", *FEW, "--round", 4)
+    assert outcome.status == 1
+    assert "cannot be read (" in sentence(outcome)
+    with pytest.warns(UserWarning, match="tokenizer of .* cannot be read"):
+        assert hb.load(model)[1] is None
+
+
+def test_another_seed_gives_other_windows_and_other_draws(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = hb.load(place / "model")
+    subject = pricing.Subject(name="m", model=model)
+    texts = documents_of(place / "text.txt")
+    few = {"sequences": 6, "tokens": 8, "samples": 6, "round": (4,)}
+    settings = [PricingSettings(**few, seed=seed) for seed in (0, 1, 0)]
+    windows = [
+        pricing.drawn_batches(subject, tokenizer, texts, one, 6)[0]["input_ids"] for one in settings
+    ]
+    assert torch.equal(windows[0], windows[2])
+    assert not torch.equal(windows[0], windows[1])
+    seeds = []
+    draw = pricing.price
+    monkeypatch.setattr(
+        pricing, "price", lambda *a, **more: (seeds.append(a[3]), draw(*a, **more))[1]
+    )
+    problem = hb.Problem(model, {"input_ids": windows[0]}, loss="causal-lm")
+    changes = hb.change_each(model, hb.rounded(bits=4))
+    bills = []
+    for number, one in enumerate(settings[:2]):
+        folder = place / f"seed {number}"
+        folder.mkdir()
+        bills.append(pricing.stored_bill(problem, changes, one, folder, "x", Progress(), str))
+    assert seeds == [0, 1]
+    assert not torch.equal(bills[0].draws.along, bills[1].draws.along)

@@ -456,3 +456,12 @@ def test_what_the_colours_mean_stands_apart_from_the_title(groups: int) -> None:
     assert legend is not None
     title = next(text for text in (axis.title, axis._left_title) if text.get_text())
     assert not legend.get_window_extent().overlaps(title.get_window_extent())
+
+
+def test_each_batch_of_samples_draws_signs_of_its_own() -> None:
+    case = case_of("gpt2")
+    groups = parameter_groups(case.model)
+    sampling = replace(plan_samples(case.problem, groups, 8), batches=2)
+    products = gram_matrices(case.problem, groups, sampling).products
+    assert products.shape[1] == 2
+    assert not torch.allclose(products[:, 0], products[:, 1], rtol=1e-3)

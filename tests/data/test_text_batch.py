@@ -92,5 +92,17 @@ def test_what_cannot_be_drawn_is_refused(tokenizer, changes, said):
 
 
 def test_a_path_that_is_not_there_is_refused(tokenizer, tmp_path):
-    with pytest.raises(hb.ArgumentError, match="no file or folder"):
+    with pytest.raises(hb.ArgumentError, match="is not a file or folder"):
         text_batch(tokenizer, tmp_path / "none.txt")
+
+
+def test_a_long_document_ends_once() -> None:
+    class Letters:
+        eos_token_id = 7
+
+        def __call__(self, text, **_):
+            return {"input_ids": [1] * (len(text) // 1000)}
+
+    ids = encoded(Letters(), ["x" * 2_500_000, "y" * 1000])
+    assert (ids == 7).sum() == 2
+    assert ids[-1] == 7

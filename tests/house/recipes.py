@@ -385,7 +385,7 @@ def parameter_figure(found: Comparison) -> Figure | None:
                 "from hessblocks.statistics import Average, Heterogeneity",
                 "from hessblocks.report.parameter_bars import parameter_figure\n",
             ),
-            ("        *along_figures(found),\n", "        parameter_figure(found),\n"),
+            ("        *along_figures(comparison),\n", "        parameter_figure(comparison),\n"),
         ),
     },
     proof="""

@@ -68,7 +68,6 @@ ROOMS: dict[str, set[str]] = {
     "curvature.sampled": {"groups", "model_state", "products", "losses"},
     "curvature.last_layer": {"closed", "groups", "model_state", "products", "losses"},
     "curvature.exact": {"groups", "model_state", "products", "last_layer", "losses"},
-    "simplify.kinds": set(),
     "cli.terminal": set(),
     "cli.commands": {"terminal"},
 }

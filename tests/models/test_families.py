@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertLMHeadModel,
     GPT2Config,
@@ -15,6 +16,7 @@ from transformers import (
 )
 
 import hessblocks as hb
+from hessblocks.simplify import LayerChange, Pass, one_pass
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, doubled, pretrained
 
 families = pytest.mark.parametrize("name", CONFIGS)
@@ -172,7 +174,22 @@ def test_what_cannot_become_blocks_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.bad_input
-def test_only_whole_layers_may_be_missing_on_the_way_back() -> None:
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gpt2"])
+def test_equal_heads_and_widths_are_a_model_of_the_family(name: str, tmp_path) -> None:
+    ours = hb.from_pretrained_blocks(pretrained(name)).float()
+    text = Pass(ours, torch.randint(VOCABULARY, (20, 12)))
+    heads = ours.config.blocks[0].resolved_key_value_heads
+    gone = int(heads > 1 and name != "gpt2")  # whose heads fill its width
+    changes = dict.fromkeys(range(ours.config.depth), LayerChange(units=4, groups=gone))
+    made = one_pass(ours, text, changes)
+    hb.to_family(made).save_pretrained(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = torch.randint(VOCABULARY, (2, 9))
+    assert torch.allclose(plain(tokens).logits, made(tokens).logits, rtol=0, atol=1e-5)
+    assert plain.num_parameters() == made.num_parameters() < ours.num_parameters()
+
+
+def test_what_a_family_cannot_say_is_refused_on_the_way_back() -> None:
     ours = hb.from_pretrained_blocks(pretrained("llama"))
     foreign = copy.deepcopy(ours)
     foreign.config.family["attn_implementation"] = "somebody/code"
@@ -185,7 +202,7 @@ def test_only_whole_layers_may_be_missing_on_the_way_back() -> None:
     config.block = [block.to_dict() for block in (*blocks[:2], blocks[2].replace(sub_blocks="mlp"))]
     changed = type(ours)(config)
     with pytest.raises(
-        hb.ArgumentError, match="layer 2 is none of llama, which has another sub_blocks"
+        hb.ArgumentError, match="of llama cannot say that layer 2 has another sub_blocks; hb"
     ):
         hb.to_family(changed)
     with pytest.raises(hb.ArgumentError, match=r"expected a model that hb\.from_pretrained_blocks"):

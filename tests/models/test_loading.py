@@ -159,3 +159,87 @@ def test_weights_that_a_model_does_not_use_are_said_once(llama: Path) -> None:
     ) as said:
         hb.load(llama)
     assert len(said) == 1
+
+
+def saved_llama(folder: Path, change: Any = None, **config: Any) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "vocab_size": 20}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes))
+    model.save_pretrained(folder)
+    place = folder / "config.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), **config}))
+    if change:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
+@pytest.mark.parametrize("method", [None, "no-such-method"])
+def test_weights_that_are_no_floats_are_refused_by_name(dtype, method, tmp_path):
+    def change(tensors):
+        tensors[NAME] = (tensors[NAME] * 40).to(dtype)
+
+    more = {"quantization_config": {"quant_method": method}} if method else {}
+    saved_llama(tmp_path, change, **more)
+    with pytest.raises(hb.HessblocksError, match=r"up_proj\.weight|no-such-method"):
+        hb.load(tmp_path)
+
+
+def test_masks_of_integers_that_a_model_does_not_use_are_no_reason_to_refuse(tmp_path):
+    def change(tensors):
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        tensors["model.layers.0.self_attn.masked_bias"] = torch.ones(1, dtype=torch.bool)
+
+    saved_llama(tmp_path, change)
+    with pytest.warns(UserWarning, match="does not use"):
+        hb.load(tmp_path)
+
+
+def test_half_precision_is_read_as_before(tmp_path):
+    saved_llama(tmp_path, lambda tensors: tensors.update({NAME: tensors[NAME].bfloat16()}))
+    assert hb.load(tmp_path)[0].get_parameter(NAME).dtype == torch.float32
+
+
+def test_a_pickle_that_an_index_names_is_never_opened(tmp_path, monkeypatch):
+    model = saved_llama(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(model.state_dict(), "pytorch_model.bin")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(hb.RunError, match="expected safetensors files"):
+        hb.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"architectures": 3}, "architectures"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"hidden_size": -16}, "hidden_size"),
+        ({"num_attention_heads": -2}, "num_attention_heads"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"transformers_weights": "pytorch_model.bin"}, "transformers_weights"),
+    ],
+)
+def test_wrong_values_in_a_configuration_are_a_sentence(config, said, tmp_path):
+    saved_llama(tmp_path, **config)
+    with pytest.raises(hb.HessblocksError, match=said):
+        hb.load(tmp_path)
+
+
+def test_outputs_are_named_whatever_the_configuration_says(tmp_path):
+    model = saved_llama(tmp_path, return_dict=False)
+    ids = torch.arange(8)[None]
+    torch.testing.assert_close(hb.load(tmp_path)[0](ids).logits, model(ids).logits)
+
+
+def test_code_beside_a_known_type_is_told(tmp_path):
+    saved_llama(tmp_path, auto_map={"AutoModelForCausalLM": "own.Model"})
+    with pytest.warns(UserWarning, match="auto_map"):
+        hb.load(tmp_path)

@@ -19,8 +19,16 @@ from hessblocks.blocks import (
     Shared,
     Sink,
 )
-from hessblocks.simplify import KINDS, Candidate, Place, candidates, edited, measure_removals
-from hessblocks.simplify.passes import Held, Pass
+from hessblocks.simplify import (
+    KINDS,
+    Candidate,
+    Place,
+    candidates,
+    edited,
+    measure_removals,
+    table,
+)
+from hessblocks.simplify.passes import Held, Pass, outputs_of
 from tests.breadth import everyday
 from tests.models.pretrained_families import CONFIGS, VOCABULARY, pretrained
 
@@ -68,7 +76,7 @@ def check_costs(model: Any) -> set[str]:
 @pytest.mark.parametrize("name", everyday(CONFIGS, "llama"))
 def test_each_removal_costs_what_the_whole_changed_model_says(name: str) -> None:
     seen = check_costs(model_of(name))
-    assert {"layer", "attention", "mlp", "mlp units"} <= seen
+    assert {"layer", "attention", "linear map", "mlp units"} <= seen
     assert "heads" in seen or model_of(name).config.blocks[0].resolved_key_value_heads == 1
 
 
@@ -94,7 +102,7 @@ OWN: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "no values": (
         "pre-ln",
         {"attention": Attention(value=Identity(), projection=Identity(), shaping=Shaping())},
-        {"heads"},
+        {"heads", "linear map"},
     ),
 }
 """Preset, its changed fields, and kinds that it has not."""
@@ -110,7 +118,7 @@ def test_blocks_of_our_own_are_taken_apart_too(name: str) -> None:
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     seen = check_costs(model)
-    assert {"layer", "mlp", "mlp units"} <= seen
+    assert {"layer", "mlp units"} <= seen
     assert not missing & seen
 
 
@@ -167,9 +175,10 @@ def test_changed_models_are_saved_generate_and_train(name: str, tmp_path) -> Non
     assert any(not torch.equal(value, before[key]) for key, value in changed.state_dict().items())
 
 
-def test_a_cache_begins_at_the_first_layer_with_attention() -> None:
+@pytest.mark.parametrize("kind", ["attention", "linear map"])
+def test_a_cache_begins_at_the_first_layer_with_attention(kind: str) -> None:
     model, text = model_of("llama"), ids(10)
-    (one,) = candidates(model, Pass(model, text), ["attention"], [0])
+    (one,) = candidates(model, Pass(model, text), [kind], [0])
     changed = edited(model, one)
     first = changed(text[:, :7], use_cache=True)
     rest = changed(text[:, 7:], past_key_values=first.past_key_values, use_cache=True).logits
@@ -189,6 +198,31 @@ def test_parts_that_do_nothing_go_for_nothing() -> None:
         cost = held.cost([*one.modules, *model.model.layers[2:]], 1)
         assert abs(cost.kl.value) < 1e-10, kind
         assert one.parameters > 0
+
+
+def test_a_linear_map_is_the_best_one_and_mixes_no_tokens() -> None:
+    """Attention whose scores are all on its own token is a linear map already: nothing is lost."""
+    block = hb.preset("pre-ln", width=24, heads=6, attention=Attention(window=1))
+    torch.manual_seed(0)
+    model = hb.build(block, depth=3, vocab_size=VOCABULARY, context=16).double().eval()
+    text = ids(40)
+    (one,) = candidates(model, Pass(model, text), ["linear map"], [1])
+    made = edited(model, one)
+    assert torch.allclose(made(text).logits, model(text).logits, rtol=0, atol=1e-3)
+    assert one.cache == 2 * 24
+    assert not made.config.blocks[1].attends
+    one, other = ids(1), ids(1, seed=5)
+    other[0, 3] = one[0, 3]
+    layer, context = made.model.layers[1], Pass(made, one).context
+    x = [made.model.token_embedding(tokens) for tokens in (one, other)]
+    states = [layer.attention(layer.attention_norm(y), context)[0, 3] for y in x]
+    assert torch.equal(*states)
+
+
+@pytest.mark.bad_input
+def test_a_linear_map_reads_no_other_field() -> None:
+    with pytest.raises(hb.ArgumentError, match="scores='none' has a dense projection and reads no"):
+        hb.preset("pre-ln", width=24, heads=6, attention=Attention(scores="none", window=3))
 
 
 def test_a_refit_costs_less_than_none() -> None:
@@ -218,30 +252,31 @@ def test_what_rules_of_blocks_refuse_is_no_candidate_and_other_errors_are_raised
 ) -> None:
     model = model_of("llama")
 
-    def unfit(at: Place) -> Candidate:
+    def unfit(at: Place, *_: object) -> Candidate:
         return at.candidate("unfit", at.block.replace(heads=5, head_width=None))
 
-    def wrong(at: Place) -> Candidate:
+    def wrong(at: Place, *_: object) -> Candidate:
         raise hb.ArgumentError("weights of another shape")
 
-    monkeypatch.setitem(KINDS, "unfit", unfit)
-    monkeypatch.setitem(KINDS, "wrong", wrong)
     text = Pass(model, ids(10))
-    assert list(candidates(model, text, ["unfit"])) == []
+    monkeypatch.setattr(table, "changed", unfit)
+    assert list(candidates(model, text, ["layer"])) == []
+    monkeypatch.setattr(table, "changed", wrong)
     with pytest.raises(hb.ArgumentError, match="weights of another shape"):
-        list(candidates(model, text, ["wrong"]))
+        list(candidates(model, text, ["layer"]))
 
 
 def test_an_interrupted_pass_leaves_no_hook_behind() -> None:
     model = model_of("llama")
-    place = Place(model=model, index=1, text=Pass(model, ids(10)))
+    text = Pass(model, ids(10))
+    layer = model.model.layers[1]
 
     def torn(*_: object) -> None:
         raise KeyboardInterrupt
 
-    stop = place.layer.mlp.register_forward_hook(torn)
+    stop = layer.mlp.register_forward_hook(torn)
     with pytest.raises(KeyboardInterrupt):
-        place.output_pairs()
+        outputs_of(layer, ["mlp.output"], text.states[1], text.context)
     stop.remove()
     hooks = [(m._forward_hooks, m._forward_pre_hooks) for m in model.modules()]
     assert not any(one or other for one, other in hooks)
@@ -258,7 +293,7 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence() -> None:
         with pytest.raises(hb.ArgumentError, match=said):
             measure_removals(model, one, other)
     with pytest.raises(hb.ArgumentError, match="got two of one"):
-        edited(model, *candidates(model, Pass(model, text), ["attention", "mlp"], [1]))
+        edited(model, *candidates(model, Pass(model, text), ["attention", "layer"], [1]))
     with pytest.raises(
         hb.ArgumentError, match="hb.from_pretrained_blocks makes one".replace(".", r"\.")
     ):

@@ -40,10 +40,10 @@ def test_the_ridge_pulls_towards_the_old_weights_where_the_text_says_nothing() -
     equations = NormalEquations().add(x, y)
     found = equations.solve(old)
     assert torch.allclose(found[2], old[2].double(), rtol=0, atol=1e-12)
-    scale = 1e-6 * x.double().square().sum(0).mean()
-    stacked = torch.cat([x.double(), scale.sqrt() * torch.eye(5, dtype=torch.float64)])
-    wanted = torch.cat([y.double(), scale.sqrt() * old.double()])
-    assert (found - torch.linalg.lstsq(stacked, wanted).solution).abs().max() < 1e-8
+    root = torch.diag((1e-6 * x.double().square().sum(0)).sqrt())
+    stacked, wanted = torch.cat([x.double(), root]), torch.cat([y.double(), root @ old.double()])
+    direct = torch.linalg.lstsq(stacked[:, [0, 1, 3, 4]], wanted).solution
+    assert (found[[0, 1, 3, 4]] - direct).abs().max() < 1e-8
     with pytest.raises(RuntimeError, match="cholesky"):
         equations.solve(old, ridge=0.0)
 
@@ -57,16 +57,26 @@ def test_the_ridge_is_the_one_that_predicts_the_other_half_best() -> None:
         for ridge in RIDGES:
             missed = 0.0
             for own, other in ((slice(20), slice(20, 40)), (slice(20, 40), slice(20))):
-                scale = ridge * x[own].square().sum(0).mean()
-                gram = x[own].T @ x[own] + scale * torch.eye(12)
-                weight = torch.linalg.solve(gram, x[own].T @ y[own] + scale * old)
+                scale = ridge * torch.diag(x[own].square().sum(0))
+                gram = x[own].T @ x[own] + scale
+                weight = torch.linalg.solve(gram, x[own].T @ y[own] + scale @ old)
                 missed += float(
                     (x[other] @ weight - y[other]).square().sum() / y[other].square().sum()
                 )
             tried.append(missed)
         best = RIDGES[tried.index(min(tried))]
-        assert torch.allclose(found, NormalEquations().add(x, y).solve(old, ridge=best), atol=1e-12)
+        assert torch.allclose(
+            found, NormalEquations().add(x, y).solve(old, ridge=best / 2), atol=1e-12
+        )
         assert (best > 0.1) == (noise > 1)
+
+
+def test_tokens_count_by_their_weights() -> None:
+    x, y, old = problem()
+    weight = torch.rand(60)
+    found, root = Refit(x, y, weight).solve(old), weight.sqrt()[:, None]
+    assert torch.allclose(found, Refit(root * x, root * y).solve(old))
+    assert not torch.allclose(found, Refit(x, y).solve(old))
 
 
 @pytest.mark.parametrize("dead", ["outputs", "inputs and outputs"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NEAR = 0.8, 1.25
+"""Ratios of forecast and measurement that are called near."""
 PIECES = 32
 """Number of pieces of data for the standard error: pieces of rows, or of a single row's tokens."""
 
@@ -76,13 +79,21 @@ class BillCheck(Tabular):
 
     def __str__(self) -> str:
         """Print ratios of forecast and measurement, and how many agree."""
-        ratios = [row["ratio"] for row in self.to_rows() if not math.isnan(row["ratio"])] or [1.0]
+        rows = [row for row in self.to_rows() if not math.isnan(row["ratio"])]
+        ratios = [row["ratio"] for row in rows] or [1.0]
+        near = sum(NEAR[0] <= ratio <= NEAR[1] for ratio in ratios) / len(ratios)
+        trusted = [row["ratio"] for row in rows if not row["outside"]]
+        worst = max(
+            trusted, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf, default=None
+        )
         text = "held-out data" if self.held_out else "the bill's own data"
         within = (f"{100 * self.within(errors):.0f} %" for errors in (1, 2, 3))
         return (
             f"{len(self.measured)} changes measured on {text}: median ratio forecast/measured "
             f"{median(ratios):.3g}, range {min(ratios):.3g} to {max(ratios):.3g}; "
-            f"{', '.join(within)} within 1, 2, 3 standard errors"
+            f"{near:.0%} from {NEAR[0]} to {NEAR[1]}, "
+            + ("none trusted" if worst is None else f"the worst among the trusted {worst:.3g}")
+            + f"; {', '.join(within)} within 1, 2, 3 standard errors"
         )
 
     def plot(self, ax: Axes | None = None) -> Figure:
@@ -133,6 +144,8 @@ def measure(
     sets: Sequence[Sequence[Change]],
     *,
     held_out: bool,
+    pieces: int = PIECES,
+    most_passes: int | None = None,
 ) -> BillCheck:
     """Measure the divergence of each set of changes, made together.
 
@@ -141,9 +154,11 @@ def measure(
         forecasts: price of each set.
         sets: sets of changes; for each pass over data, they replace the parameters in turn.
         held_out: whether the data differ from those of the forecasts.
+        pieces: fewest passes over data, if there are as many rows.
+        most_passes: passes over data to make, of as many as there are; None: all.
 
     Returns:
-        Forecasts and measurements.
+        Forecasts and measurements; divided by all tokens, whatever passes are made.
 
     Raises:
         ArgumentError: there is a single row.
@@ -151,10 +166,10 @@ def measure(
     """
     rows, passes, counts = sum(problem.batches.rows), [], []
     with problem.computing(), torch.no_grad():
-        plan = make_plan(problem, twice=False, most_rows=max(1, rows // PIECES))
+        plan = make_plan(problem, twice=False, most_rows=max(1, rows // pieces))
         most = PIECES if len(plan.passes) == 1 else 1  # tokens of a row are alike
         parameters = problem.parameters
-        for batch in plan.passes:
+        for batch in islice(plan.passes, most_passes):
             before = _Before(problem, batch, parameters, most)
             moved = [before.divergences(_together(changes, parameters)) for changes in sets]
             passes.append(torch.tensor(moved, dtype=torch.float64).view(len(sets), -1).T)

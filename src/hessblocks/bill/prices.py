@@ -13,6 +13,7 @@ from torch import Tensor
 from hessblocks.linalg import Estimate, student_factor
 from hessblocks.storage import Tabular
 
+NOT_REACHED = "not reached: no sampled gradient of the text reaches it"
 MOST_NATS = 0.1
 """Largest trusted forecast, in nats per token (docs/price.md has the measurements)."""
 MOST_CHANGED = 0.35
@@ -55,6 +56,13 @@ class Price(Tabular):
     gradient: Estimate | None = None
     """∇L·Δ, the first-order change of the loss."""
 
+    reached: bool = True
+    """False if every sampled gradient of a changed weight is 0, as of experts that no token of the
+    text is sent to: then the forecast of 0 says nothing."""
+    secant: str = ""
+    """How the divergence on the way to the change differs from a quadratic; empty if it does not,
+    or if it was not measured."""
+
     @property
     def bits(self) -> float | None:
         """Bits per entry after rounding; None if the change does not round."""
@@ -63,11 +71,13 @@ class Price(Tabular):
     @property
     def outside(self) -> str:
         """Reason why the forecast is not trusted; empty if it is."""
+        if not self.reached:
+            return NOT_REACHED
         if self.forecast.value > MOST_NATS:
             return f"forecast above {MOST_NATS:g} nats"
         if self.relative_size > MOST_CHANGED:
             return f"weight changed by more than {MOST_CHANGED:.0%} of its norm"
-        return ""
+        return self.secant
 
     @property
     def trusted(self) -> bool:
@@ -90,6 +100,8 @@ class Price(Tabular):
 
     def __str__(self) -> str:
         """Print the forecast with its error, and the reason if it is not trusted."""
+        if not self.reached:
+            return f"{self.name}: {self.outside}"
         value = f"{self.forecast.value:.3g} ± {self.forecast.standard_error:.1g} nats"
         return f"{self.name}: {value}" + (f" (outside: {self.outside})" if self.outside else "")
 

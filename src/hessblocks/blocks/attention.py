@@ -32,8 +32,9 @@ Cache = Callable[
 class Attention(BlockPart, kind="attention"):
     """Attention slot of a block: scores, weights, norms and gains of the sub-block."""
 
-    scores: str = one_of("softmax", "linear")
-    """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves."""
+    scores: str = one_of("softmax", "linear", "none")
+    """softmax: rows of A are softmax(scores); linear: A is the masked scores themselves; none: no
+    token attends to another, and the output is the projection of its own normed state."""
     shaping: Shaping | None = None
     """Gains of shaped attention; None: plain attention A."""
     query_key: str = one_of("two-matrix", "one-matrix")
@@ -84,9 +85,26 @@ class Attention(BlockPart, kind="attention"):
         key_value_heads: int,
         layer: int,
         head_width: int | None = None,
-    ) -> SelfAttention:
+    ) -> SelfAttention | TokenMap:
         """Build the module of layer `layer`, from 0; `head_width` None means width / heads."""
+        if self.scores == "none":
+            return TokenMap(self, width)
         return SelfAttention(self, width, heads, key_value_heads, layer, head_width)
+
+
+class TokenMap(nn.Module):
+    """Linear map of each token in place of attention (NBL, arXiv 2505.21077)."""
+
+    heads = key_value_heads = head_width = 0
+
+    def __init__(self, part: Attention, width: int) -> None:
+        super().__init__()
+        self.projection = part.projection.build(width, width)
+
+    def forward(self, x: Float[Tensor, "B T D"], *_: object) -> Float[Tensor, "B T D"]:
+        """Multiply each token by the projection."""
+        projected: Tensor = self.projection(x)
+        return projected
 
 
 class SelfAttention(nn.Module):

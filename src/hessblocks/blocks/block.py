@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessblocks.blocks.attention import Cache, SelfAttention
+from hessblocks.blocks.attention import Cache
 from hessblocks.blocks.block_config import BlockConfig
 from hessblocks.blocks.kernels import Context
 from hessblocks.blocks.weights import SharedLinear
@@ -36,7 +36,8 @@ class Block(nn.Module):
         self.has_mlp = config.sub_blocks != "attention"
         self.post = config.norm_placement == "post"
         self.parallel = config.layout == "parallel"
-        self.attention: SelfAttention | None = None
+        self.attends = config.attends
+        self.attention: Any = None  # a SelfAttention or a TokenMap
         self.mlp_norm: nn.Module | None = None
         self.carried = config.carried
         skip, values = config.embedding_skip, config.attention.value_residual if layer else None

@@ -68,6 +68,11 @@ class BlockFields(BlockPart):
         return self.embedding_std
 
     @property
+    def attends(self) -> bool:
+        """Whether a token attends to others."""
+        return self.sub_blocks != "mlp" and self.attention.scores != "none"
+
+    @property
     def resolved_head_width(self) -> int:
         """Width of a head's queries, keys and values."""
         return self.width // self.heads if self.head_width is None else self.head_width

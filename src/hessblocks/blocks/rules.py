@@ -159,6 +159,16 @@ def _pairs(block: BlockFields) -> Iterator[str]:
             yield f"{field}: {part} and {other} exclude each other{advice}"
 
 
+def _no_scores(block: BlockFields) -> Iterator[str]:
+    part = block.attention
+    read = Attention(scores="none", projection=part.projection)
+    if part.scores == "none" and (part != read or not isinstance(part.projection, Dense)):
+        yield (
+            "attention: scores='none' has a dense projection and reads no other field; leave the "
+            "others at their defaults"
+        )
+
+
 def _shared(block: BlockFields) -> Iterator[str]:
     for name, weight in _weights(block):
         if isinstance(weight, Shared) and name not in ATTENTION[:3]:
@@ -335,6 +345,7 @@ RULES: tuple[BlockRule, ...] = (
     _squares,
     _pairs,
     _shared,
+    _no_scores,
     _rotary,
     _wide,
     _zero_scores,

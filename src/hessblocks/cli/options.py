@@ -99,7 +99,7 @@ SAVED = (
 Text = Annotated[Path, Parameter(help="File or folder of text that is typical for the model.")]
 Out = Annotated[Path, Parameter(help=RESUMES)]
 Device = Annotated[str, Parameter(help="auto, cpu or cuda.", completer=completer("device"))]
-Seed = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
+SeedOption = Annotated[int, within("Random seed of weights and data order.", *settings.SEED)]
 Tracker = Annotated[
     str,
     Parameter(
@@ -170,7 +170,7 @@ class _Described(type):
         return isinstance(instance, cls.__mro__[1])
 
 
-def _parameter(record: Any, name: str, kind: settings.Kind, order: float) -> Parameter:
+def _parameter(record: Any, name: str, kind: settings.FieldKind, order: float) -> Parameter:
     """Make a field's `Parameter`: name, panel, choices, converter and completion."""
     if kind.mark(settings.NoOption):
         return Parameter(parse=False)

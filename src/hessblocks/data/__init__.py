@@ -26,7 +26,13 @@ from hessblocks.data.python_code import (
     split_by_file,
     standard_library,
 )
-from hessblocks.data.text_batch import documents_of, encoded, text_batch
+from hessblocks.data.text_batch import (
+    documents_of,
+    encoded,
+    start_words,
+    template_start,
+    text_batch,
+)
 
 __all__ = [
     "DEFAULT_VOCABULARY",

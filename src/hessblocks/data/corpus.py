@@ -175,19 +175,26 @@ Example = dict[str, Int[Tensor, "... tokens"]]
 
 
 class Windows(Dataset[Example]):
-    """Dataset of non-overlapping windows of `context` tokens; a shorter rest is dropped."""
+    """Dataset of windows of `context` tokens that share none; a shorter rest is dropped.
 
-    def __init__(self, tokens: np.ndarray[Any, Any], context: int) -> None:
+    Each begins with the tokens `first`, such as `<bos>`, which count in `context`.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray[Any, Any], context: int, first: Sequence[int] = ()
+    ) -> None:
         self.tokens = tokens
         self.context = context
+        self.first = np.asarray(first, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.tokens) // self.context
+        return len(self.tokens) // max(1, self.context - len(self.first))
 
     def __getitem__(self, index: int) -> Example:
-        start = range(len(self))[index] * self.context
-        window = self.tokens[start : start + self.context].astype(np.int64)
-        input_ids = torch.from_numpy(window)
+        taken = max(1, self.context - len(self.first))
+        start = range(len(self))[index] * taken
+        window = self.tokens[start : start + taken].astype(np.int64)
+        input_ids = torch.from_numpy(np.concatenate([self.first, window]))
         return {"input_ids": input_ids, "labels": input_ids}
 
     def drawn(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hessblocks.data.corpus import Windows
 from hessblocks.data.python_code import user_files
 from hessblocks.data.texts import Text, pieces_of, thinned
 from hessblocks.errors import ArgumentError
+from hessblocks.escape import printable
 
 FILE_NAME = re.compile(r"(?!\S{256})(\S*[/\\]\S*|\S+\.\w{1,8})")
 """What is taken for a path, not a text: short, no space, and a separator or an ending."""
@@ -24,16 +25,23 @@ MOST_CHARACTERS = 4_000_000
 
 
 def text_batch(
-    tokenizer: Any, text: AnyPath, *, tokens: int = 128, sequences: int = 8, seed: int = 0
+    tokenizer: Any,
+    text: AnyPath,
+    *,
+    tokens: int = 128,
+    sequences: int = 8,
+    seed: int = 0,
+    bare: bool = False,
 ) -> dict[str, Int[Tensor, "sequences tokens"]]:
     """Draw a batch of windows from a text, with the tokeniser of a pretrained model.
 
     Args:
         tokenizer: tokeniser of transformers, as `hb.load` returns it with a model.
         text: path of a file or folder; if there is none of this name, the text itself.
-        tokens: tokens per window, at least 2.
+        tokens: tokens per window, at least 2, with those that the tokeniser puts first.
         sequences: number of windows, drawn without replacement.
         seed: seed of the draw.
+        bare: whether to leave out what the tokeniser's template puts first, such as `<bos>`.
 
     Returns:
         {"input_ids": (sequences, tokens)}, a batch for `hb.Problem`.
@@ -64,8 +72,30 @@ def text_batch(
             raise ArgumentError(f"{name}: expected a whole number from {least} on, got {value!r}")
     ids = encoded(tokenizer, documents_of(text))
     name = "the text" if isinstance(text, str) and not os.path.exists(text) else str(text)
-    windows = Windows(ids, tokens)
+    windows = Windows(ids, tokens, [] if bare else template_start(tokenizer))
     return {"input_ids": windows.drawn(sequences, seed, "sequences", name)}
+
+
+def template_start(tokenizer: Any) -> list[int]:
+    """Find the tokens that a tokeniser's template puts before a text, such as `<bos>` or `[CLS]`.
+
+    Args:
+        tokenizer: tokeniser of transformers.
+
+    Returns:
+        Their ids; empty if it puts none.
+    """
+    plain = tokenizer("a", add_special_tokens=False, verbose=False)["input_ids"]
+    whole = tokenizer("a", verbose=False)["input_ids"]
+    starts = range(len(whole) - len(plain) + 1)
+    return next((whole[:n] for n in starts if whole[n : n + len(plain)] == plain), [])
+
+
+def start_words(tokenizer: Any, first: Sequence[int]) -> str:
+    """Say what each window begins with; empty if the template puts nothing first."""
+    shown = " ".join(map(str, tokenizer.convert_ids_to_tokens(list(first)))) if first else ""
+    words = f"each window begins with {printable(shown)}, as the tokenizer has it"
+    return f"{words}; --bare leaves it out" if shown else ""
 
 
 def documents_of(text: AnyPath) -> list[Text]:
@@ -93,6 +123,8 @@ def documents_of(text: AnyPath) -> list[Text]:
 def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
     """Encode documents; each ends with the tokeniser's end-of-text token, if it has one.
 
+    Special tokens that a document names, as text about tokenisers does, are read as plain text.
+
     Args:
         tokenizer: tokeniser of transformers.
         documents: documents; about `MOST_CHARACTERS` characters at most are read, spread evenly.
@@ -108,6 +140,8 @@ def encoded(tokenizer: Any, documents: Iterable[Text]) -> np.ndarray[Any, Any]:
         documents = list(thinned(documents, characters, MOST_CHARACTERS))
     for document in documents:
         for piece in pieces_of(document):
-            ids += tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+            ids += tokenizer(
+                piece, add_special_tokens=False, split_special_tokens=True, verbose=False
+            )["input_ids"]
         ids += end
     return np.asarray(ids, dtype=np.int64)

@@ -15,11 +15,11 @@ from hessblocks.storage import FolderResults, canonical, load_results
 from hessblocks.training import compare as run_all
 from hessblocks.training import resolve_device
 
-Blocks = Mapping[str, str | BlockConfig] | Sequence[str]
+NamedBlocks = Mapping[str, str | BlockConfig] | Sequence[str]
 
 
 def compare(
-    blocks: Blocks,
+    blocks: NamedBlocks,
     *,
     out: AnyPath,
     data: AnyPath | None = None,

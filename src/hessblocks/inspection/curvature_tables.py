@@ -10,14 +10,14 @@ from hessblocks import curvature, storage
 from hessblocks.conventions import PARTS, Part
 from hessblocks.linalg import Estimate
 
-Record = Mapping[str, Any]
+GroupRecord = Mapping[str, Any]
 """Measurements of one group, as JSON values."""
 
 
 def write_tables(
     folder: Path,
     groups: Mapping[str, curvature.ParameterGroup],
-    records: Mapping[str, Record],
+    records: Mapping[str, GroupRecord],
     *,
     loss: float,
     **run: Any,
@@ -87,7 +87,7 @@ def _summary_rows(
 
 
 def _eigenvalue_rows(
-    groups: Mapping[str, curvature.ParameterGroup], records: Mapping[str, Record]
+    groups: Mapping[str, curvature.ParameterGroup], records: Mapping[str, GroupRecord]
 ) -> list[dict[str, Any]]:
     """List eigenvalues of H, the largest first, each followed by its residual."""
     rows = []
@@ -102,7 +102,7 @@ def _eigenvalue_rows(
     return rows
 
 
-def _spectrum_rows(records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def _spectrum_rows(records: Mapping[str, GroupRecord]) -> list[dict[str, Any]]:
     values = storage.SPECTRUM_COLUMNS[2:-1]
     return [
         {"group": name, "part": part, "method": spectra[part]["method"]}

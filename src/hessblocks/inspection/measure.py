@@ -26,12 +26,12 @@ SIGNAL_COLUMNS = ("model", "seed", "layer", "quantity", "role", "value", "method
 MEASURED = ("level", "loss", "seed")
 """Settings in config.json under `curvature`, besides the spending."""
 Finish = Callable[[Path], object]
-Settings = TypeVar("Settings", bound=InspectionSettings)
+Measuring = TypeVar("Measuring", bound=InspectionSettings)
 
 
 def measure_curvature(
-    model: opening.Source,
-    data: str | Path | opening.Batch = "python-code",
+    model: opening.ModelSource,
+    data: str | Path | opening.TokenBatch = "python-code",
     *,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -98,6 +98,8 @@ def measure_curvature(
     device = _device(model, device)
     with progress.stage("model and data"):
         subject, tokens = opening.opened(model, settings, batch, settings.loss)
+        for words in opening.told(subject, settings, batch):
+            progress.note(words)
         if settings.loss == "masked-lm" and batch is None:
             tokens = opening.masked(tokens, subject, settings.seed)
         all_groups = curvature.parameter_groups(subject.model, level=settings.level)
@@ -149,8 +151,8 @@ def _subjects(
 
 
 def measure_signal(
-    models: opening.Source | Sequence[opening.Source],
-    data: str | Path | opening.Batch = "python-code",
+    models: opening.ModelSource | Sequence[opening.ModelSource],
+    data: str | Path | opening.TokenBatch = "python-code",
     *,
     out: AnyPath | None = None,
     device: str = "auto",
@@ -202,6 +204,9 @@ def measure_signal(
         _check_folder(out)
     with progress.stage("models and data"):
         loaded = [opening.opened(source, settings, batch, beside=sources) for source in sources]
+        for subject, _ in loaded:
+            for words in opening.told(subject, settings, batch):
+                progress.note(f"{subject.name}: {words}")
     names = _distinct([subject.name for subject, _ in loaded], sources)
     rows: list[dict[str, Any]] = []
     for name, (subject, tokens), target in zip(names, loaded, devices, strict=True):
@@ -236,8 +241,8 @@ def measure_signal(
 
 
 def _settings(
-    kind: type[Settings], data: str | Path | opening.Batch, fields: Mapping[str, Any]
-) -> tuple[Settings, opening.Batch | None]:
+    kind: type[Measuring], data: str | Path | opening.TokenBatch, fields: Mapping[str, Any]
+) -> tuple[Measuring, opening.TokenBatch | None]:
     """Make the settings, with the shape of a given batch; return the batch too, or None."""
     if isinstance(data, str | Path):
         return make(kind, {**fields, "data": str(data)}), None
@@ -250,25 +255,25 @@ def _settings(
     return replace(settings, sequences=ids.shape[0], tokens=ids.shape[1]), data
 
 
-def _described(settings: InspectionSettings, batch: opening.Batch | None) -> dict[str, Any]:
+def _described(settings: InspectionSettings, batch: opening.TokenBatch | None) -> dict[str, Any]:
     """Describe the tokens for config.json."""
     digest = {"fingerprint": _fingerprint(batch)} if batch else {}
     shape = {"sequences": settings.sequences, "tokens": settings.tokens}
     return {"name": settings.data, **shape, **digest}
 
 
-def _fingerprint(batch: opening.Batch) -> str:
+def _fingerprint(batch: opening.TokenBatch) -> str:
     every = (
         f"{name}{tuple(tensor.shape)}{tensor.tolist()}" for name, tensor in sorted(batch.items())
     )
     return hashlib.sha256("".join(every).encode()).hexdigest()
 
 
-def _source_name(source: opening.Source) -> str:
+def _source_name(source: opening.ModelSource) -> str:
     return type(source).__name__ if isinstance(source, nn.Module) else str(source)
 
 
-def _device(source: opening.Source, device: str) -> str:
+def _device(source: opening.ModelSource, device: str) -> str:
     if isinstance(source, nn.Module) and device == "auto":
         return next(source.parameters()).device.type
     return resolve_device(device)
@@ -279,7 +284,7 @@ def placed(device: str, model: nn.Module) -> nn.Module:
     return model if next(model.parameters()).device.type == device else model.to(device)
 
 
-def _distinct(names: Sequence[str], sources: Sequence[opening.Source]) -> list[str]:
+def _distinct(names: Sequence[str], sources: Sequence[opening.ModelSource]) -> list[str]:
     """Make names distinct: replace equal ones by their sources, and number equal sources."""
     count = Counter(names)
     longer = [

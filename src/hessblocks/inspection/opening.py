@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hessblocks import data
 from hessblocks.blocks import PRESETS, BlockConfig, Dense, pattern_names, preset
 from hessblocks.conventions import IGNORED
-from hessblocks.errors import ArgumentError, check_name
+from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.inspection.subject import Subject, saved_model
-from hessblocks.models import build, read_blocks
+from hessblocks.models import build, read_blocks, stored_words
 from hessblocks.settings import InspectionSettings, check_place
 from hessblocks.storage import parse_json
 
@@ -29,13 +29,13 @@ OF_PRESETS = ("depth", "width", "heads", "mlp_width", "position", "slots", "star
 """Settings that apply only to presets."""
 PLAIN = "-plain"
 """Suffix of a preset's name: its shaped attention is replaced by plain softmax attention."""
-Source = str | Path | nn.Module
-Batch = Mapping[str, Shaped[Tensor, "sequences ..."]]
+ModelSource = str | Path | nn.Module
+TokenBatch = Mapping[str, Shaped[Tensor, "sequences ..."]]
 Tokens = dict[str, Shaped[Tensor, "sequences ..."]]
 """Batch of tokens, such as {"input_ids": (sequences, tokens)}."""
 
 
-def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSettings) -> None:
+def _check_sizes_are_used(sources: Sequence[ModelSource], settings: InspectionSettings) -> None:
     """Refuse sizes of presets if there is no preset.
 
     Raises:
@@ -54,11 +54,11 @@ def _check_sizes_are_used(sources: Sequence[Source], settings: InspectionSetting
 
 
 def opened(
-    source: Source,
+    source: ModelSource,
     settings: InspectionSettings,
-    batch: Batch | None = None,
+    batch: TokenBatch | None = None,
     task: str = "causal-lm",
-    beside: Sequence[Source] = (),
+    beside: Sequence[ModelSource] = (),
 ) -> tuple[Subject, Tokens]:
     """Open a model, and draw a batch of tokens from its vocabulary.
 
@@ -94,7 +94,18 @@ def opened(
     return subject, dict(batch) if batch else encoded_batch(subject, settings)
 
 
-def _fresh(name: str, settings: InspectionSettings, batch: Batch | None) -> tuple[Subject, Tokens]:
+def told(subject: Subject, settings: InspectionSettings, batch: TokenBatch | None) -> list[str]:
+    """Say in how many bits a model was stored, and what its tokeniser puts before each window."""
+    words = [stored_words(getattr(subject.model, "config", None))]
+    of_text = batch is None and settings.data != RANDOM and not settings.bare
+    if of_text and (tokenizer := subject.tokenizer) is not None:
+        words.append(data.start_words(tokenizer, data.template_start(tokenizer)))
+    return list(filter(None, words))
+
+
+def _fresh(
+    name: str, settings: InspectionSettings, batch: TokenBatch | None
+) -> tuple[Subject, Tokens]:
     """Build a preset at initialisation, with a vocabulary learnt from its text."""
     sizes = {key: getattr(settings, key) for key in ("width", "heads", "mlp_width")}
     (name,), blocks = _read([name])
@@ -143,9 +154,12 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
     Raises:
         ArgumentError: the model has no tokeniser, its vocabulary is too small for the tokeniser, or
             the text has too few windows.
+        RunError: the tokeniser cannot be read.
     """
     if settings.data == RANDOM:
         return _random_batch(subject, settings)
+    if subject.lacks:
+        raise RunError(subject.lacks)
     if subject.tokenizer is None:
         raise ArgumentError(
             f"MODEL: {subject.name} has no tokenizer beside it, so that text cannot become its "
@@ -160,7 +174,8 @@ def encoded_batch(subject: Subject, settings: InspectionSettings) -> Tokens:
             f"knows those below {subject.vocabulary}; give the tokenizer that it was trained with, "
             "or ask for random tokens with --data random."
         )
-    return _drawn(ids, name, settings)
+    first = [] if settings.bare else data.template_start(subject.tokenizer)
+    return _drawn(ids, name, settings, first)
 
 
 def _documents(subject: Subject, settings: InspectionSettings) -> tuple[str, list[Any]]:
@@ -185,7 +200,7 @@ def _held_out(corpus: data.Corpus) -> Iterator[str]:
             yield text
 
 
-def masked(batch: Batch, subject: Subject, seed: int) -> Tokens:
+def masked(batch: TokenBatch, subject: Subject, seed: int) -> Tokens:
     """Mask 15 % of the tokens; only masked tokens have labels.
 
     Returns:
@@ -206,13 +221,19 @@ def masked(batch: Batch, subject: Subject, seed: int) -> Tokens:
     return {"input_ids": ids.masked_fill(hidden, mask), "labels": ids.masked_fill(~hidden, IGNORED)}
 
 
-def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -> Tokens:
+def _drawn(
+    ids: np.ndarray[Any, Any],
+    name: str,
+    settings: InspectionSettings,
+    first: Sequence[int] = (),
+) -> Tokens:
     """Draw windows without replacement, the same for the same seed.
 
     Args:
         ids: token ids of the text.
         name: name of the text, for the error.
         settings: number and length of the windows, and the seed.
+        first: tokens that each window begins with.
 
     Returns:
         {"input_ids": (sequences, tokens)}.
@@ -220,11 +241,11 @@ def _drawn(ids: np.ndarray[Any, Any], name: str, settings: InspectionSettings) -
     Raises:
         ArgumentError: the text has too few windows.
     """
-    windows = data.Windows(ids, settings.tokens)
+    windows = data.Windows(ids, settings.tokens, first)
     return {"input_ids": windows.drawn(settings.sequences, settings.seed, "--sequences", name)}
 
 
-def check_sources(sources: Sequence[Source]) -> None:
+def check_sources(sources: Sequence[ModelSource]) -> None:
     """Refuse an empty list, duplicates or an unknown preset, before anything is loaded.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -28,11 +29,11 @@ from hessblocks.bill import (
 )
 from hessblocks.conventions import AnyPath
 from hessblocks.curvature import Problem, custom_groups, plain_model
-from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration, in_units
 from hessblocks.inspection.measure import Finish, _fingerprint, placed
-from hessblocks.inspection.subject import Subject
-from hessblocks.models import fingerprint, load_saved
+from hessblocks.inspection.subject import Subject, other_function
+from hessblocks.models import fingerprint, load_saved, stored_within, stored_words
 from hessblocks.progress import Progress
 from hessblocks.quiet import without_bars
 from hessblocks.settings import PricingSettings, QuantisingSettings, make
@@ -100,16 +101,22 @@ def measure_price(
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
         subject = Subject(name=saved.name, model=placed(device, model))
-        tokenizer, more = saved.tokenizer(), settings.sequences if settings.check else 0
+        tokenizer = saved.tokenizer(needed=True)
+        more = settings.sequences if settings.check else 0
         text, other = drawn_batches(subject, tokenizer, texts, settings, more)
-        another = _other(settings.merge) if settings.merge else None
-        edits = {edit.how: edit for edit in _edits(settings, subject, another)}
+        another = _other(settings.merge, subject, tokenizer) if settings.merge else None
+        edits = {edit.how: edit for edit in _edits(settings, another)}
         changes = change_each(model, *edits.values()) if several else {}
         stored = _stored(settings.against, subject) if settings.against else {}
         if stored:
             edits = {AS_STORED: replace(merged(stored, weight=1.0), how=AS_STORED)}
             groups = custom_groups(model, {name: name for name in stored})
             changes = change_each(groups, *edits.values())
+    told = _told(settings, model.config)
+    if not settings.bare and (words := start_words(tokenizer, template_start(tokenizer))):
+        told.append(words)
+    for words in told:
+        progress.note(words)
     folder = Path(out or Path("runs", f"price-{subject.name.replace('/', '-')}"))
     config = {
         "command": "price",
@@ -132,7 +139,7 @@ def measure_price(
         of = storage.identity_of(drawn)
         bill = stored_bill(problem, changes, settings, folder, of, progress, said)
         bill.save(folder / "bill.csv")
-        found = {"command": "price", "model": subject.name, "changes": len(bill)}
+        found = {"command": "price", "model": subject.name, "changes": len(bill), "told": told}
         found |= _summary(bill, {"input_ids": other}, settings, folder, progress)
         storage.write_json(folder / "summary.json", found)
         if finish:
@@ -149,25 +156,40 @@ def drawn_batches(
 ) -> tuple[dict[str, Int[Tensor, "windows tokens"]], Int[Tensor, "other tokens"]]:
     """Draw windows for the forecasts, and `other` windows for the check."""
     name, context = subject.name, subject.context
-    if tokenizer is None:
-        raise ArgumentError(f"MODEL: {name} has no tokenizer beside it; save it into the folder.")
     if context is not None and settings.tokens > context:
         raise ArgumentError(
             f"--tokens: {settings.tokens} are longer than the context of {context} of {name}."
         )
     ids, count = encoded(tokenizer, texts), settings.sequences
+    first = [] if settings.bare else template_start(tokenizer)
     if len(ids) and ids.max() >= subject.vocabulary:
         raise ArgumentError(f"MODEL: the tokenizer of {name} gives tokens that it does not know.")
-    found = Windows(ids, settings.tokens).drawn(count + other, settings.seed, "--sequences")
+    windows = Windows(ids, settings.tokens, first)
+    found = windows.drawn(count + other, settings.seed, "--sequences")
     return {"input_ids": found[:count]}, found[count:]
 
 
-def _other(source: str) -> nn.Module:
-    """Load the model to merge with."""
+def _other(source: str, subject: Subject, tokenizer: Any) -> nn.Module:
+    """Load the model to merge with: of the same shapes, function and vocabulary."""
     try:
-        return load_saved(source, "causal-lm")[0]
+        other, saved = load_saved(source, "causal-lm")
+        vocabularies = tokenizer, saved.tokenizer()
     except (ArgumentError, RunError) as error:
         raise type(error)(str(error).replace("MODEL:", "--merge:", 1)) from error
+    model: Any = subject.model
+    shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (model, other)]
+    if shapes[0] != shapes[1]:
+        raise ArgumentError(
+            f"--merge: {source} has other parameters than {subject.name}; give a model of the same "
+            "architecture and sizes."
+        )
+    if differing := other_function(model.config, other.config, vocabularies):
+        raise ArgumentError(
+            f"--merge: {source} is another function than {subject.name}, by its "
+            f"{', '.join(differing[:5])}; a mean of their weights is neither. Give a model that "
+            "was trained from the same one."
+        )
+    return other
 
 
 def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
@@ -189,18 +211,26 @@ def _stored(source: str, subject: Subject) -> dict[str, Tensor]:
     return differ
 
 
-def _edits(settings: PricingSettings, subject: Subject, other: nn.Module | None) -> list[Edit]:
+def _edits(settings: PricingSettings, other: nn.Module | None) -> list[Edit]:
     found = [rounded(bits=bits) for bits in settings.round]
     found += [pruned(share=share) for share in settings.prune]
     found += map(in_format, settings.formats)
-    if other is not None:
-        shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (subject.model, other)]
-        if shapes[0] != shapes[1]:
-            raise ArgumentError(
-                f"--merge: {settings.merge} has other parameters than {subject.name}; give a model "
-                "of the same architecture and sizes."
+    return found if other is None else [*found, merged(other)]
+
+
+def _told(settings: PricingSettings, config: Any) -> list[str]:
+    """Say what the numbers are of: stored bits, edits that are not below them, what is merged."""
+    found = (
+        [f"{words}; their rounding is in every number"] if (words := stored_words(config)) else []
+    )
+    for bits in settings.round:
+        if count := stored_within(config, bits):
+            found.append(
+                f"--round {bits}: {count} matrices were stored in {bits} bits or fewer, so that "
+                "this forecasts a second rounding, not what the model would lose"
             )
-        found.append(merged(other))
+    if settings.merge:
+        found.append("merging averages the matrices alone; embeddings, norms and biases stay")
     return found
 
 
@@ -215,13 +245,19 @@ def stored_bill(
 ) -> Bill:
     """Read the samples of an earlier call, or tell the cost, draw and store them."""
     path = folder / "draws.safetensors"
-    if path.exists():
-        kept = storage.read_tensors(path, of)
+    if path.exists() and "secants" in (kept := storage.read_tensors(path, of)):
         sizes = tuple(kept.pop("relative_sizes").tolist())
+        secants = json.loads(bytes(kept.pop("secants").tolist()))
         weights = {name: kept.pop(name) for name in [*kept] if name.startswith(INPUTS)}
         weights = {name.removeprefix(INPUTS): value for name, value in weights.items()}
         changes = {name: change.weighed(weights) for name, change in changes.items()}
-        return Bill(problem=problem, changes=changes, draws=Draws(**kept), relative_sizes=sizes)
+        return Bill(
+            problem=problem,
+            changes=changes,
+            draws=Draws(**kept),
+            relative_sizes=sizes,
+            secants=secants,
+        )
     progress.note(cost())
     with progress.stage("forecasts"):
         form = "moments" if getattr(settings, "against", None) else None
@@ -232,6 +268,8 @@ def stored_bill(
         if (value := getattr(bill.draws, one.name)) is not None
     }
     tensors["relative_sizes"] = torch.tensor(bill.relative_sizes, dtype=torch.float64)
+    words = json.dumps(dict(bill.secants)).encode()
+    tensors["secants"] = torch.frombuffer(bytearray(words), dtype=torch.uint8)
     for change in bill.changes.values():
         importance = change.edit.importance if change.edit else None
         tensors |= {f"{INPUTS}{name}": value for name, value in (importance or {}).items()}

@@ -88,7 +88,7 @@ def measure_quantise(
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
         model, saved = load_saved(source, "causal-lm")
-        tokenizer = saved.tokenizer()
+        tokenizer = saved.tokenizer(needed=True)
         subject = Subject(name=saved.name, model=placed(device, model))
         text, other = drawn_batches(subject, tokenizer, texts, settings, settings.check)
         target = _Target.of(settings, subject.model, source, tokenizer)

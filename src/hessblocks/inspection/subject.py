@@ -2,19 +2,28 @@
 
 import hashlib
 import json
+import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from hessblocks.errors import ArgumentError, RunError
 from hessblocks.models import context_of, fingerprint, load_saved
 
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "dtype", "transformers_version", "use_cache",
-    "output_attentions", "output_hidden_states", "return_dict",
+    "output_attentions", "output_hidden_states", "return_dict", "stored_types",
 }  # fmt: skip
 """Entries of a configuration that do not affect the model's results."""
+NOT_OF_THE_FUNCTION = WITHOUT_EFFECT | {
+    "stored_types", "initializer_range", "embedding_std", "max_position_embeddings", "preset",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "auto_map",
+    "pretraining_tp", "task_specific_params", "id2label", "label2id", "family",
+}  # fmt: skip
+"""Entries that models of one function may differ in."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Memory address in the default `repr` of an object, which differs between processes."""
 
@@ -29,6 +38,8 @@ class Subject:
     """Language model in evaluation mode and float32."""
     tokenizer: Any = None
     """Tokeniser of transformers; None if there is none."""
+    lacks: str = ""
+    """Why its tokeniser cannot be read; empty if it can, or if there is none."""
 
     @property
     def vocabulary(self) -> int:
@@ -60,6 +71,40 @@ class Subject:
         return {"fingerprint": fingerprint(self.model), "configuration": self.configuration()}
 
 
+def other_function(first: Any, second: Any, tokenizers: Sequence[Any]) -> list[str]:
+    """List what makes two models of equal shapes different functions of a text.
+
+    Args:
+        first: configuration of a model.
+        second: configuration of the other.
+        tokenizers: their tokenisers; None for one that has none.
+
+    Returns:
+        Names of entries of the configurations, and `vocabulary`.
+    """
+    left, right = (dict(_entries(config.to_dict(), "")) for config in (first, second))
+    names = [name for name in {**left, **right} if not _alike(left.get(name), right.get(name))]
+    words = [tokenizer.get_vocab() for tokenizer in tokenizers if tokenizer is not None]
+    return names + ["vocabulary"] * (len(words) == len(tokenizers) and words[0] != words[1])
+
+
+def _entries(values: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each entry of a configuration that the function depends on."""
+    if not isinstance(values, dict):
+        yield name, values
+        return
+    for key, value in values.items():
+        if key not in NOT_OF_THE_FUNCTION and "dropout" not in key:
+            yield from _entries(value, f"{name}.{key}".lstrip("."))
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Compare two entries; GGUF has numbers in float32."""
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-6)
+    return bool(left == right)
+
+
 def saved_model(source: str, task: str) -> Subject:
     """Load a language model from a folder or the local Hugging Face cache.
 
@@ -76,4 +121,10 @@ def saved_model(source: str, task: str) -> Subject:
             finite.
     """
     model, saved = load_saved(source, task)
-    return Subject(name=saved.name, model=model, tokenizer=saved.tokenizer())
+    try:
+        tokenizer, lacks = saved.tokenizer(needed=True), ""
+    except ArgumentError:
+        tokenizer, lacks = None, ""
+    except RunError as error:
+        tokenizer, lacks = None, str(error)
+    return Subject(name=saved.name, model=model, tokenizer=tokenizer, lacks=lacks)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hessblocks._version import __version__
 from hessblocks.blocks import BlockPart
 from hessblocks.escape import printable
+from hessblocks.models.gguf import stored_words
 from hessblocks.storage import CARD, write_text
 
 HEADS = {
@@ -43,6 +44,24 @@ def write_card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]
     if not place.exists() or _ours(place):
         text = _card(folder, model, training)
         write_text(place, text + _mark(text))
+
+
+def write_family_card(folder: Path, kind: str, facts: Mapping[str, Any]) -> None:
+    """Write the card of a model of transformers that was made from another.
+
+    Args:
+        folder: folder with the saved model.
+        kind: its `model_type`.
+        facts: what is known of it, by topic.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    data = ModelCardData(pipeline_tag="text-generation", tags=[kind, "hessblocks"])
+    rows = "\n".join(f"| {_shown(name)} | {_shown(value)} |" for name, value in facts.items())
+    text = f"---\n{data.to_yaml().strip()}\n---\n\n# A {kind} with fewer parameters\n\n"
+    text += f"It opens in transformers as any {kind}.\n\n| | |\n| --- | --- |\n{rows}\n"
+    write_text(folder / CARD, text + _mark(text))
 
 
 def _mark(text: str) -> str:
@@ -84,6 +103,7 @@ def _card(folder: Path, model: PreTrainedModel, training: Mapping[str, Any]) -> 
         where="" if len(sizes) == 1 else ", first layer",
         parameters=f"{model.num_parameters():,}",
         training=training,
+        stored=stored_words(config),
         auto=f"AutoModel{ending.removeprefix('Model')}",
         parts=_own_parts(config.block),
         tokenizer=(folder / "tokenizer.json").is_file(),

@@ -145,7 +145,7 @@ def check_pattern(pattern: Sequence[BlockConfig], depth: int) -> None:
             f"depth: {depth} layers are no whole number of turns through {len(pattern)} blocks; "
             "change depth, or give one block a layer"
         )
-    if all(block.sub_blocks == "mlp" for block in pattern):
+    if not any(block.attends for block in pattern):
         raise ArgumentError("sub_blocks: no layer has attention; leave it in one of them")
     alibi = isinstance(pattern[0].position, ALiBiPosition)  # it has one slope per head
     for place, block in enumerate(pattern):

@@ -267,7 +267,8 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
     """Convert a model from `from_pretrained_blocks` back to its architecture in transformers.
 
     Args:
-        model: the model, perhaps trained further, perhaps with fewer layers.
+        model: the model, perhaps trained further, or with fewer layers, heads or MLP units, as
+            long as the family's configuration can say so: equally many in all layers.
 
     Returns:
         A model of transformers that computes the same function, in evaluation mode.
@@ -301,15 +302,15 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
     if getattr(config, "layer_types", None):
         windows = (block.attention.window for block in blocks)
         config.layer_types = ["full_attention" if one is None else SLIDING for one in windows]
-    for name, value in fields.items():
+    for name, value in (fields | _sizes_that_differ(blocks[0], config)).items():
         setattr(config, name, value)
     for layer, (own, known) in enumerate(zip(blocks, _blocks_of(config), strict=True)):
         if own != known:
             fields = own.to_dict()
             name = next(name for name, value in known.to_dict().items() if fields[name] != value)
             raise ArgumentError(
-                f"model: layer {layer} is none of {kind}, which has another {name}; only whole "
-                "layers may be missing"
+                f"model: the configuration of {kind} cannot say that layer {layer} has another "
+                f"{name}; hb.to_gguf writes a Llama with layers of different sizes"
             )
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         places = AutoModelForCausalLM.from_config(config).state_dict()
@@ -317,6 +318,26 @@ def to_family(model: PreTrainedModel) -> PreTrainedModel:
     made = _with_state(AutoModelForCausalLM.from_config, config, state, model)
     _check_logits(model, made)
     return made
+
+
+def _sizes_that_differ(block: BlockConfig, config: Any) -> dict[str, int]:
+    """Return the sizes of a block that a configuration has otherwise, under its names."""
+    (known, *_), names = (
+        _blocks_of(config),
+        {
+            "resolved_mlp_width": ("intermediate_size", "n_inner"),
+            "heads": ("num_attention_heads",),
+            "resolved_key_value_heads": ("num_key_value_heads",),
+            "resolved_head_width": ("head_dim",),
+        },
+    )
+    found: dict[str, int] = {}
+    for size, own in names.items():
+        if (value := getattr(block, size)) != getattr(known, size):
+            found |= {name: value for name in own if hasattr(config, name)}
+    if block.heads != known.heads and config.model_type in ("qwen2", "mistral"):
+        found["head_dim"] = block.resolved_head_width  # else width / heads
+    return found
 
 
 def _with_state(make: Any, config: Any, state: dict[str, Any], given: Any) -> PreTrainedModel:

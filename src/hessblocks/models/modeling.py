@@ -66,7 +66,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         for layer in self.layers:
             layer.share(first)  # type: ignore[operator]
         self.final_norm = block.final_norm.build(block.width)
-        counts = {one.heads for one in blocks if one.sub_blocks != "mlp"}
+        counts = {one.heads for one in blocks if one.attends}
         self._heads = counts.pop() if len(counts) == 1 else 1  # heads of a user's mask
         own = [] if isinstance(block.position, LearnedPosition) else [self.position_embedding]
         for part in (self.layers, self.final_norm, *filter(None, own)):
@@ -135,7 +135,7 @@ class HessblocksModel(HessblocksPreTrainedModel):
         x = ends.widen(x)
         for layer in self.layers:
             x = layer(x, context, keep and partial(keep, layer_idx=index))
-            index += layer.attention is not None  # the cache has entries only for attention layers
+            index += layer.attends  # the cache has entries only for attention layers
             if output_hidden_states:
                 states.append(ends.split(x)["x"])
         last = self.final_norm(ends.split(x)["x"])

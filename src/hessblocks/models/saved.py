@@ -28,7 +28,15 @@ from hessblocks import storage
 from hessblocks.conventions import AnyPath
 from hessblocks.errors import ArgumentError, HessblocksError, RunError, check_name
 from hessblocks.escape import printable
-from hessblocks.models.gguf import check_gguf, drop_quantization_config, is_gguf, reading
+from hessblocks.models.configuration import HessblocksConfig
+from hessblocks.models.gguf import (
+    check_gguf,
+    complete_config,
+    drop_quantization_config,
+    is_gguf,
+    reading,
+    stored_types,
+)
 from hessblocks.models.pretrained import check_complete
 from hessblocks.quiet import quiet, without_bars
 
@@ -89,6 +97,7 @@ class Saved:
                 raise RunError(
                     f"MODEL: {source} cannot be loaded ({_first_line(error)})."
                 ) from error
+        complete_config(path, reader, config)
         return cls(source=source, place=place, config=config, gguf=path.name, reader=reader)
 
     @property
@@ -124,12 +133,15 @@ class Saved:
             RunError: damaged files, or weights that are not finite.
         """
         more |= self._file
+        types: dict[str, str] = {}
         if self.gguf:
             more["config"] = self.config  # reading it again would take seconds
         quantised = self.gguf or getattr(self.config, "quantization_config", None)
         bars = without_bars() if quantised else nullcontext()
         with quiet(), reading(self.reader), bars:
             try:
+                if self.gguf:
+                    types = stored_types(Path(self.source), self.reader, self.config, auto)
                 model, found = auto.from_pretrained(
                     self.place,
                     **_LOCAL,
@@ -157,24 +169,52 @@ class Saved:
                     f"MODEL: {self.source} holds weights that are not finite ({name}); nothing can "
                     "be done with it."
                 )
+        if not self.gguf:
+            _check_floats(self.source, self.place, model, found["unexpected_keys"])
         drop_quantization_config(model)
+        model.config.return_dict = True
+        if types:
+            model.config.stored_types = types
         return model, found
 
     @property
     def _file(self) -> dict[str, str]:
         return {"gguf_file": self.gguf} if self.gguf else {}
 
-    def tokenizer(self) -> Any:
-        """Load the model's tokeniser; None if transformers can read none."""
+    def tokenizer(self, *, needed: bool = False) -> Any:
+        """Load the model's tokeniser.
+
+        Args:
+            needed: whether to refuse a model without one.
+
+        Returns:
+            The tokeniser; None if there is none, or with a warning if it cannot be read.
+
+        Raises:
+            ArgumentError: it is needed, and there is none.
+            RunError: it is needed and cannot be read; the message has the reason.
+        """
         folder = Path(self.place)
-        own = self.gguf or any((folder / name).is_file() for name in _TOKENIZERS)
+        own = any((folder / name).is_file() for name in _TOKENIZERS)
+        if self.reader:
+            own = "tokenizer.ggml.model" in self.reader.fields
         if folder.is_dir() and not own:
+            if needed:
+                raise ArgumentError(
+                    f"MODEL: {self.name} has no tokenizer beside it; save it into the folder."
+                )
             return None
         with quiet(), reading(self.reader):
             try:
                 return AutoTokenizer.from_pretrained(self.place, **_LOCAL, **self._file)
-            except Exception:  # files from elsewhere may cause any kind of error
-                return None
+            except Exception as error:  # files from elsewhere may cause any kind of error
+                reason = (
+                    f"MODEL: the tokenizer of {self.source} cannot be read ({_first_line(error)})"
+                )
+                if needed:
+                    raise RunError(f"{reason}; save it again.") from error
+        warnings.warn(reason, stacklevel=3)
+        return None
 
 
 def context_of(model: nn.Module) -> int | None:
@@ -249,6 +289,12 @@ def _config(source: str, place: str) -> Any:
             f"Face cache; run `hf download {source}` where there is a network, or give a folder."
         ) from error
     storage.check_own_code(f"MODEL: {source}", config)
+    if getattr(config, "auto_map", None) and config.model_type != HessblocksConfig.model_type:
+        warnings.warn(
+            f"MODEL: {source} names code of its own (auto_map), which is not executed; the model "
+            f"is transformers' {config.model_type}",
+            stacklevel=5,
+        )
     _check_alone(source, place)
     return config
 
@@ -273,6 +319,20 @@ def _check_alone(source: str, place: str) -> None:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().split("\n")]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")[:200]
+
+
+def _check_floats(source: str, place: str, model: nn.Module, unused: Any) -> None:
+    """Refuse weights of integers or 8-bit floats, whose scales the model would not apply."""
+    if getattr(model, "hf_quantizer", None):
+        return
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    for name, kind in storage.tensor_types(_folder_of(place)).items():
+        used = name not in unused and name.rpartition(".")[2] not in buffers
+        if used and kind not in ("F64", "F32", "F16", "BF16"):
+            raise RunError(
+                f"MODEL: {source}: {name} is stored as {kind}, expected floats of 16 bits or more: "
+                "its quantisation is not known; give the weights before they were quantised."
+            )
 
 
 def _check_left_over(source: str, names: list[str], model: nn.Module) -> None:

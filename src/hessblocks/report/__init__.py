@@ -13,11 +13,11 @@ from hessblocks.report.curvature_page import (
 from hessblocks.report.page import headline, summary, write_report
 from hessblocks.report.pretrained_pages import (
     COSTS,
-    STEPS,
+    NUMBERS,
     cost_cells,
+    number_rows,
     price_headline,
     simplify_headline,
-    step_cells,
     write_price_report,
     write_simplify_report,
 )

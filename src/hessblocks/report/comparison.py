@@ -26,7 +26,7 @@ SIGNAL = {
 """Quantity of the signal in the last layer → axis label."""
 ABSCISSAS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 """Abscissa of a curve → field of a JSON line; a fourth, `flops`, is computed from the steps."""
-Line = Metric | Observation
+LossOrObservation = Metric | Observation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,11 +298,11 @@ def _heterogeneity(rows: Sequence[ResultRow]) -> Heterogeneity[Average] | None:
 
 def _lines(
     metrics: Iterable[Metric], observations: Iterable[Observation], stops: Mapping[str, float]
-) -> dict[tuple[str, str, str], dict[str, list[Line]]]:
+) -> dict[tuple[str, str, str], dict[str, list[LossOrObservation]]]:
     """Group lines by (quantity, role, part) and preset; losses end before the step in `stops`."""
-    curves: dict[tuple[str, str, str], dict[str, list[Line]]] = {}
+    curves: dict[tuple[str, str, str], dict[str, list[LossOrObservation]]] = {}
 
-    def add(line: Line, quantity: str, role: str = "", part: str = "") -> None:
+    def add(line: LossOrObservation, quantity: str, role: str = "", part: str = "") -> None:
         curves.setdefault((quantity, role, part), {}).setdefault(line.preset, []).append(line)
 
     for metric in metrics:
@@ -318,10 +318,10 @@ def _lines(
     return curves
 
 
-def _curve(lines: Sequence[Line], row: ComparisonRow, **about: str) -> Curve:
+def _curve(lines: Sequence[LossOrObservation], row: ComparisonRow, **about: str) -> Curve:
     """Average the lines of each step to one point; values that are not finite are left out."""
     value = "loss" if isinstance(lines[0], Metric) else "value"
-    steps: dict[int, dict[int, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    steps: dict[int, dict[int, list[LossOrObservation]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if math.isfinite(getattr(line, value)):
             steps[line.step][line.seed].append(line)
@@ -348,6 +348,6 @@ def _curve(lines: Sequence[Line], row: ComparisonRow, **about: str) -> Curve:
     )
 
 
-def _mean(rows: Sequence[Line], label: str) -> float:
+def _mean(rows: Sequence[LossOrObservation], label: str) -> float:
     """Average a field of the rows; NaN if one lacks it."""
     return fmean(math.nan if (x := getattr(row, label, None)) is None else x for row in rows)

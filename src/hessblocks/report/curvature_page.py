@@ -10,7 +10,7 @@ from hessblocks.figures import PART_WORDS, page_text, plain_math
 from hessblocks.report.captions import short_names, with_error, with_interval
 from hessblocks.report.templates import environment_rows, setting_rows, write_page
 from hessblocks.statistics import Average
-from hessblocks.storage import CurvatureResults, Eigenvalue, Norm, Ratio, load_curvature
+from hessblocks.storage import CurvatureResults, Eigenvalue, StoredNorm, StoredRatio, load_curvature
 
 FILES = ("results.csv", "map.csv", "spectra.csv")
 """Files with the numbers of the page, which links them if they exist."""
@@ -78,14 +78,14 @@ def _spent(results: CurvatureResults) -> str:
     return f"{spending['probes']} random probes a group"
 
 
-def norm_text(norm: Norm) -> str:
+def norm_text(norm: StoredNorm) -> str:
     """Format value and standard error; `(exact)` if there is none."""
     if norm.method == "exact" or norm.value == 0:
         return f"{norm.value:.4g}" + (" (exact)" if norm.method == "exact" else "")
     return with_error(Average(value=norm.value, standard_error=norm.standard_error, seeds=1))
 
 
-def heterogeneity_text(ratio: Ratio) -> str:
+def heterogeneity_text(ratio: StoredRatio) -> str:
     """Format heterogeneity with its interval; without one if it is exact."""
     if ratio.low == ratio.high:
         return norm_text(ratio)

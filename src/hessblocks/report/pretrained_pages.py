@@ -83,7 +83,8 @@ def price_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
         first += (
             " Changes so large are beyond what forecasts can tell: rather trust what is measured."
         )
-    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []))
+    told = [f"{words[0].upper()}{words[1:]}." for words in found.get("told", ())]
+    return (first, *([f"One at a time: {found['check']}."] if "check" in found else []), *told)
 
 
 def cost_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,7 +120,8 @@ def bits_map(shares: Sequence[Mapping[str, Any]]) -> Figure | None:
     return templates.layer_map({"Bits of an entry, by layer": kinds}, "Bits")
 
 
-STEPS = ("Taken", "Layer", "KL after it", "KL alone", "Saved so far")
+GONE = ("Layer", "Gone")
+NUMBERS = ("", "Original", "Simplified")
 REMOVALS = ("Part", "Layer", "KL", "Loss", "Parameters", "Operations a token", "Cache a token",
             "Nats for 1 %")  # fmt: skip
 
@@ -145,7 +147,8 @@ def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
         "heading": f"What can be taken from {found['model']}",
         "headline": simplify_headline(found),
         "picture": templates.drawn_picture(figure, folder, "removals") if figure else [],
-        "steps": (STEPS, list(map(step_cells, found.get("steps", [])))),
+        "numbers": (NUMBERS, number_rows(found)),
+        "gone": (GONE, [(str(row["layer"]), row["gone"]) for row in found.get("layers", [])]),
         "columns": REMOVALS,
         "rows": list(map(_removal_cells, found["cheapest"])),
         "kinds": _by_kind(found["removals"]),
@@ -153,7 +156,7 @@ def _removed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write what was saved and its cost before and after healing, or the cheapest removals.
+    """Write what was saved, its cost before and after healing and its speed, or the cheapest.
 
     Args:
         found: summary.json.
@@ -161,31 +164,60 @@ def simplify_headline(found: Mapping[str, Any]) -> tuple[str, ...]:
     Returns:
         Sentences.
     """
-    alone = f"One at a time: {found['said']}."
-    if "steps" not in found:
-        return (alone,)
-    removed, healed = found["removed"], found["healed"]
-    whole, once = found["sum_alone"], found["kl_chosen"]
-    side = "high" if whole > once else "low"
-    layers = f"{found['healed_layers']} of {found['layers_left']} layers"
-    return (
-        f"{found['saved']:.1%} fewer parameters cost {nats(removed, 'kl')} nats per token of KL, "
-        f"and {nats(healed, 'kl')} after {found['healing_seconds']:.0f} s of healing {layers}; "
-        f"the loss of {found['loss_before']:.3f} rises by {nats(healed, 'loss')}. Measured on "
-        "text that nothing was chosen by.",
+    alone = [f"One at a time: {found['said']}."] if found["removals"] else []
+    alone += [f"Of the model, {found['stored']}."] if found.get("stored") else []
+    if "layers" not in found:
+        return tuple(alone)
+    before, after = found["before"], found["after"]
+    text = found["texts"][0]
+    healed = f", and {nats(text['healed'], 'kl')} after {found['updates']} updates of healing"
+    costs = f"{nats(text['removed'], 'kl')} nats per token of KL"
+    sentences = [
+        f"{found['saved']:.1%} fewer parameters cost {costs}{healed if found['updates'] else ''}: "
+        f"perplexity {text['perplexity']:.4g} before, {text['healed']['perplexity']:.4g} after. "
+        f"Measured on {text['tokens']:,} tokens that nothing was chosen by.",
         f"Of the layers {found['layer_parameters']:.1%} of the parameters, "
-        f"{found['operations']:.1%} of the operations per token and "
-        f"{found['cache']:.1%} of the cache are gone.",
-        f"The steps alone cost {whole:.3g} nats together, made one after the other {once:.3g}"
-        + (f": the sum is {abs(whole / once - 1):.0%} too {side}." if once > 0 else "."),
-        alone,
-    )
+        f"{found['operations']:.1%} of the operations per token and {found['cache']:.1%} of the "
+        f"cache are gone. A prompt runs at {after['prompt'] / before['prompt']:.2f} times the "
+        f"original's tokens a second, decoding at {after['decoding'] / before['decoding']:.2f}; "
+        f"{after['bytes'] / 1e6:.4g} of {before['bytes'] / 1e6:.4g} MB are left.",
+    ]
+    if found["forecast"] is not None:
+        sentences.append(
+            f"The prices of single removals foretold {found['forecast']:.3g} nats, before refits "
+            "towards the original's states."
+        )
+    return (*sentences, *alone)
 
 
-def step_cells(step: Mapping[str, Any]) -> tuple[str, ...]:
-    """Format the cells of a step of the plan."""
-    alone, saved = f"{step['alone']:.3g}", f"{step['share']:.1%}"
-    return step["kind"], str(step["layer"]), nats(step, "kl"), alone, saved
+def number_rows(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Format sizes, speeds and, for each text, perplexity and KL of both models."""
+    if "before" not in found:
+        return []
+    names = {
+        "parameters": ("parameters", ",.0f"),
+        "layer_parameters": ("parameters of the layers", ",.0f"),
+        "bytes": ("bytes of the weights", ",.0f"),
+        "cache": ("cache entries a token", ",.0f"),
+        "prompt": ("tokens a second, prompt", ".3g"),
+        "decoding": ("tokens a second, decoding", ".3g"),
+    }
+    pair = (found["before"], found["after"])
+    rows = [
+        (words, format(pair[0][name], form), format(pair[1][name], form))
+        for name, (words, form) in names.items()
+    ]
+    for one in found["texts"]:
+        text = f"{one['text']}, {one['tokens']:,} tokens in windows of {one['window']}"
+        rows += [
+            (
+                f"perplexity, {text}",
+                f"{one['perplexity']:.4g}",
+                f"{one['healed']['perplexity']:.4g}",
+            ),
+            (f"KL, {text}", "", nats(one["healed"], "kl")),
+        ]
+    return rows
 
 
 def removal_map(rows: Sequence[Mapping[str, Any]], depth: int) -> Figure | None:

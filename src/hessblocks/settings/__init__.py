@@ -7,7 +7,7 @@ option. The option has the default and the range of the field.
 from hessblocks.settings.field_marks import (
     SEED,
     ByOptimiser,
-    Kind,
+    FieldKind,
     NoOption,
     OneOf,
     Range,

@@ -82,7 +82,7 @@ class NoOption:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldKind:
     """Type and marks of a field."""
 
     type: Any
@@ -100,16 +100,16 @@ class Kind:
         return next((mark for mark in self.marks if isinstance(mark, wanted)), None)
 
 
-def kinds(settings: Any) -> dict[str, Kind]:
+def kinds(settings: Any) -> dict[str, FieldKind]:
     """Map each field of a dataclass, in order, to its type and marks."""
     hints = typing.get_type_hints(settings, include_extras=True)
     return {field.name: _kind(hints[field.name]) for field in fields(settings)}
 
 
-def _kind(hint: Any) -> Kind:
+def _kind(hint: Any) -> FieldKind:
     if typing.get_origin(hint) is typing.Annotated:
-        return Kind(type=hint.__origin__, marks=hint.__metadata__)
-    return Kind(type=hint, marks=())
+        return FieldKind(type=hint.__origin__, marks=hint.__metadata__)
+    return FieldKind(type=hint, marks=())
 
 
 def make(settings: type[T], values: Mapping[str, Any]) -> T:
@@ -138,7 +138,7 @@ def make(settings: type[T], values: Mapping[str, Any]) -> T:
     return built
 
 
-def _read(flag: str, value: Any, kind: Kind) -> Any:
+def _read(flag: str, value: Any, kind: FieldKind) -> Any:
     """Convert a text with commas, or a list, to a tuple; read a number strictly."""
     if kind.several and isinstance(value, str):
         return words(value)

@@ -26,6 +26,8 @@ class InspectionSettings(BlockSizes):
     """Number of held-out sequences."""
     tokens: Annotated[int, at_least(2)] = 32
     """Tokens per sequence, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     seed: Seed = 0
     """Random seed of a preset's weights and of the windows."""
 

@@ -37,6 +37,8 @@ class PricingSettings:
     """Windows of text for the forecasts, and the same number for the check."""
     tokens: Annotated[int, at_least(2)] = 96
     """Tokens per window, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     seed: Seed = 0
     """Random seed of the windows and of the samples."""
 
@@ -93,6 +95,8 @@ class QuantisingSettings:
     """Windows of text for the forecasts."""
     tokens: Annotated[int, at_least(2)] = 96
     """Tokens per window, 2 or more."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     seed: Seed = 0
     """Random seed of the windows and of the samples."""
 
@@ -131,14 +135,21 @@ class SimplifySettings:
 
     save: Annotated[float, SHARE] = 0.15
     """Share of the parameters to remove; 0: only measure the table of removals."""
+    even: bool = False
+    """Remove equally many MLP units from every layer, so that the result stays a model of its
+    family; no removal is priced."""
     kinds: tuple[str, ...] = ()
     """Kinds of removal, with commas, such as 'layer,mlp units'; by default all."""
     sequences: Annotated[int, at_least(4)] = 8
-    """Windows to measure removals on, and the same number to test the result on."""
-    fitted: Annotated[int, at_least(2)] = 24
+    """Windows to measure removals on."""
+    fitted: Annotated[int, at_least(2)] = 96
     """Windows to refit weights on."""
     tokens: Annotated[int, at_least(2)] = 64
     """Tokens per window, 2 or more."""
+    also: str | None = None
+    """Another file or folder of text, by which nothing is chosen, to test the result on too."""
+    bare: bool = False
+    """Leave out what the tokenizer puts first in each window, such as <bos>."""
     steps: Annotated[int, at_least(0)] = 100
     """Optimiser updates of the healing; 0: no healing."""
     towards: Annotated[str, OneOf(("logits", "text"))] = "logits"
@@ -147,6 +158,9 @@ class SimplifySettings:
     """Peak learning rate of the healing (AdamW)."""
     batch: Annotated[int, at_least(1)] = 8
     """Windows per update of the healing."""
+    to: Annotated[str, OneOf(("folder", "gguf"))] = "folder"
+    """Form of the result: a folder, or beside it a GGUF file for llama.cpp (Llama alone; MODEL is a
+    GGUF file, whose tokeniser it gets)."""
     seed: Seed = 0
     """Random seed of the windows and batches."""
 

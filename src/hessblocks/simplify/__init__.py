@@ -1,11 +1,13 @@
-"""Remove parts of a pretrained model: candidates, measured costs, forecasts, a plan, healing."""
+"""Remove parts of a pretrained model: candidates, measured costs, a plan, one pass of refits."""
 
+from hessblocks.simplify.change import LayerChange, changed, one_pass
+from hessblocks.simplify.deci import to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.least_squares import NormalEquations, Refit
-from hessblocks.simplify.passes import Cost, Held, Pass
+from hessblocks.simplify.passes import Cost, Held, Pass, outputs_of
 from hessblocks.simplify.place import Candidate, Place, edited, saved_between
-from hessblocks.simplify.plan import Plan, Step
+from hessblocks.simplify.plan import Plan, even_plan, priced_plan
 from hessblocks.simplify.run import simplify_model, text_parts
 from hessblocks.simplify.table import Removals, candidates, measure_removals
 
@@ -14,18 +16,24 @@ __all__ = [
     "Candidate",
     "Cost",
     "Held",
+    "LayerChange",
     "NormalEquations",
     "Pass",
     "Place",
     "Plan",
     "Refit",
     "Removals",
-    "Step",
     "candidates",
+    "changed",
     "edited",
+    "even_plan",
     "heal",
     "measure_removals",
+    "one_pass",
+    "outputs_of",
+    "priced_plan",
     "saved_between",
     "simplify_model",
     "text_parts",
+    "to_gguf",
 ]

@@ -13,9 +13,12 @@ from torch import Tensor
 
 CHUNK = 4096
 """Tokens that are converted to float64 at a time."""
-RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
-"""Weights of ‖W − W₀‖², relative to the mean square of the inputs: from a refit that follows the
-text to one that keeps the old weights."""
+RIDGES = (1e-6, 1e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Weights of the squared change of a weight, relative to the square of its input: from a refit that
+follows the text to one that keeps the old weights."""
+
+OUTPUTS = 64
+"""Fewest outputs that a ridge is chosen by; further ones would cost time."""
 
 
 class NormalEquations:
@@ -52,12 +55,12 @@ class NormalEquations:
         kept: Int[Tensor, " K"] | None = None,
         ridge: float = RIDGES[0],
     ) -> Float[Tensor, "K O"]:
-        """Minimise ‖X W − Y‖² + λ ‖W − W₀‖², with λ = `ridge` · mean of the diagonal of XᵀX.
+        """Minimise ‖X W − Y‖² + λ Σ_i ‖x_i‖² ‖w_i − w⁰_i‖², over inputs i.
 
         Args:
             old: W₀, on the kept inputs.
             kept: indices of the kept inputs; None: all.
-            ridge: relative weight; 0 is plain least squares, which needs as many tokens as inputs.
+            ridge: λ; 0 is plain least squares, which needs as many tokens as inputs.
 
         Returns:
             W, in float64.
@@ -68,8 +71,10 @@ class NormalEquations:
         Cost: I³ / 3 multiplications.
         """
         gram, cross = self._on(kept)
-        scale = ridge * gram.diagonal().mean().clamp(min=torch.finfo(gram.dtype).tiny)
-        damped = gram + scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        size = gram.diagonal()
+        # an input that is zero on the text keeps its old weight
+        floor = RIDGES[0] * size.mean().clamp(min=torch.finfo(gram.dtype).tiny)
+        damped = gram + ridge * torch.diag(size.clamp(min=floor))
         start = old.double()
         return start + torch.cholesky_solve(cross - gram @ start, torch.linalg.cholesky(damped))
 
@@ -79,6 +84,13 @@ class NormalEquations:
         wide = weight.double()
         missed = (wide * (gram @ wide)).sum() - 2 * (wide * cross).sum() + self.square
         return float(missed) / (self.square or 1.0)
+
+    def of_outputs(self, some: slice) -> NormalEquations:
+        """Return the equations of some outputs; ‖Y‖² stays that of all."""
+        part = copy.copy(self)
+        assert self.cross is not None
+        part.cross = self.cross[:, some]
+        return part
 
     def __add__(self, other: NormalEquations) -> NormalEquations:
         """Combine the tokens of both."""
@@ -100,11 +112,19 @@ class Refit:
     """Least squares with the ridge of `RIDGES` that predicts unseen tokens best.
 
     Each ridge is fitted on one half of the tokens and tested on the other, both ways. The final fit
-    uses all tokens.
+    uses all tokens, with half the ridge, since it is relative to twice the tokens.
     """
 
-    def __init__(self, x: Float[Tensor, "N I"], y: Float[Tensor, "N O"]) -> None:
+    def __init__(
+        self,
+        x: Float[Tensor, "N I"],
+        y: Float[Tensor, "N O"],
+        weight: Float[Tensor, " N"] | None = None,
+    ) -> None:
         half = len(x) // 2
+        if weight is not None:
+            root = weight.sqrt()[:, None]
+            x, y = root * x, root * y
         self._halves = [
             NormalEquations().add(some, wanted)
             for some, wanted in ((x[:half], y[:half]), (x[half:], y[half:]))
@@ -116,10 +136,11 @@ class Refit:
         self, old: Float[Tensor, "K O"], kept: Int[Tensor, " K"] | None = None
     ) -> Float[Tensor, "K O"]:
         """Solve as `NormalEquations.solve`, with the ridge that is best on unseen tokens."""
+        some = slice(None, None, max(1, old.shape[1] // OUTPUTS))  # all have the same inputs
+        one, other = (half.of_outputs(some) for half in self._halves)
 
         def missed(ridge: float) -> float:
-            one, other = self._halves
             pairs = ((one, other), (other, one))
-            return sum(b.error(a.solve(old, kept, ridge), kept) for a, b in pairs)
+            return sum(b.error(a.solve(old[:, some], kept, ridge), kept) for a, b in pairs)
 
-        return self.whole.solve(old, kept, min(RIDGES, key=missed))
+        return self.whole.solve(old, kept, min(RIDGES, key=missed) / 2)

@@ -5,7 +5,7 @@ Letters: S sequences, T tokens, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -50,13 +50,31 @@ class Pass:
                 stack.callback(module.register_forward_pre_hook(note).remove)
             trunk(input_ids=tokens, use_cache=False)
 
-    def follow(self, model: Any, start: int) -> None:
-        """Replace the states by those of a model that differs from layer `start` on."""
-        self.model = model
-        del self.states[start + 1 :]
-        with torch.no_grad():
-            for layer in model.model.layers[start:]:
-                self.states.append(layer(self.states[-1], self.context))
+
+def outputs_of(
+    module: nn.Module, names: Collection[str], x: Float[Tensor, "S T D"], context: Any
+) -> tuple[dict[str, tuple[Tensor, Tensor]], Float[Tensor, "S T D"]]:
+    """Run a layer or its attention.
+
+    Args:
+        module: the layer or attention.
+        names: modules in it.
+        x: its input.
+        context: masks, positions and the kernel.
+
+    Returns:
+        Input and output of each of these modules, and the output of the layer.
+    """
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    with ExitStack() as stack:
+        for name in names:
+
+            def note(_: nn.Module, given: Any, output: Any, name: str = name) -> None:
+                seen[name] = given[0], output
+
+            hook = module.get_submodule(name).register_forward_hook(note)
+            stack.callback(hook.remove)
+        return seen, module(x, context)
 
 
 class Held(Pass):

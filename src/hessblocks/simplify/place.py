@@ -1,12 +1,12 @@
 """Build candidates for the removal of parts of a layer, and put them into a model.
 
-Letters: N tokens, I inputs of a matrix, K kept inputs, D width.
+Letters: S sequences, T tokens, N = S T tokens, I inputs of a matrix, K kept inputs, D width.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ from hessblocks.simplify.least_squares import Refit
 from hessblocks.simplify.passes import Pass
 
 State = Mapping[str, Float[Tensor, "..."]]
+READ = ("query", "key", "value")
+OUTPUT, PROJECTION = "mlp.output", "attention.projection"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,20 +51,29 @@ class Candidate:
         return [] if self.module is None else [self.module]
 
 
-Kind = Callable[..., Candidate | None]
-"""Function from a `Place` to a candidate; None if the layer lacks the part to remove."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
     """Layer of a model, with hidden states of a text to refit weights on."""
 
     model: HessblocksForCausalLM
-    """Current model."""
+    """Original model."""
     index: int
     """Index of the layer."""
     text: Pass
-    """Hidden states before each layer of the model on the text."""
+    """Hidden states before each layer of the original on the text."""
+    now: Float[Tensor, "S T D"] | None = None
+    """Hidden states before the layer in a model whose earlier layers have changed; None: the
+    original's."""
+
+    @property
+    def original(self) -> Float[Tensor, "S T D"]:
+        """Hidden states before the layer in the original."""
+        return self.text.states[self.index]
+
+    @property
+    def stream(self) -> Float[Tensor, "S T D"]:
+        """Hidden states before the layer in the changed model."""
+        return self.original if self.now is None else self.now
 
     @property
     def layer(self) -> Any:
@@ -79,14 +90,16 @@ class Place:
         """Weights of the layer by name."""
         return dict(self.layer.state_dict())
 
+    @property
+    def unit_readers(self) -> list[str]:
+        """Names of the matrices whose outputs are the MLP's units."""
+        return ["mlp.input", *(["mlp.gate"] if self.block.mlp.gated else [])]
+
     def dense(self, *names: str) -> bool:
         """Tell whether the layer has these parts (`attention.value`), each as a dense matrix."""
-        parts = (("attention", self.layer.attention), ("mlp", getattr(self.layer, "mlp", None)))
-        held = {name for name, module in parts if module is not None}
+        modules = dict(self.layer.named_modules())
         return all(
-            name.partition(".")[0] in held
-            and isinstance(self.layer.get_submodule(name), nn.Linear)
-            and isinstance(_slot(self.block, name), Dense)
+            isinstance(modules.get(name), nn.Linear) and isinstance(_slot(self.block, name), Dense)
             for name in names
         )
 
@@ -116,7 +129,7 @@ class Place:
         tokens = self.text.tokens.shape[1]
         saved = [
             one - other
-            for one, other in zip(_sizes(self.layer, tokens), _sizes(made, tokens), strict=True)
+            for one, other in zip(sizes_of(self.layer, tokens), sizes_of(made, tokens), strict=True)
         ]
         return Candidate(
             kind=kind,
@@ -128,28 +141,6 @@ class Place:
             cache=int(saved[2]),
         )
 
-    @torch.no_grad()
-    def projection_pairs(self, layer: Any) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
-        """Run the attention of `layer` on the hidden states before this layer.
-
-        Returns:
-            Inputs and outputs of the projection.
-        """
-        x = self.text.states[self.index]
-        inputs = x if layer.post else layer.attention_norm(x)
-        call = (inputs, self.text.context)
-        return _inputs_and_outputs(layer.attention.projection, lambda: layer.attention(*call))
-
-    @torch.no_grad()
-    def output_pairs(self) -> tuple[Float[Tensor, "N I"], Float[Tensor, "N D"]]:
-        """Run the layer on the hidden states before it.
-
-        Returns:
-            Inputs and outputs of the MLP's output matrix.
-        """
-        x = self.text.states[self.index]
-        return _inputs_and_outputs(self.layer.mlp.output, lambda: self.layer(x, self.text.context))
-
     def with_ones(self, name: str, x: Float[Tensor, "N I"]) -> Float[Tensor, "N inputs"]:
         """Append an input of ones if the matrix `name` has a bias."""
         if self.layer.get_submodule(name).bias is None:
@@ -157,22 +148,44 @@ class Place:
         return torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
 
     def refitted(
-        self, name: str, equations: Refit, kept: Int[Tensor, " K"] | None = None
-    ) -> dict[str, Float[Tensor, "..."]]:
+        self,
+        name: str,
+        equations: Refit,
+        kept: Int[Tensor, " K"] | None = None,
+        *,
+        cut: bool = False,
+    ) -> tuple[Float[Tensor, "rows D"], Int[Tensor, " rows"] | None]:
         """Solve for the matrix `name` and its bias, on the kept inputs.
 
+        Args:
+            name: output matrix.
+            equations: its normal equations.
+            kept: indices of the kept inputs; None: all.
+            cut: whether the equations are those of the kept inputs alone.
+
         Returns:
-            Weight (D, K) and bias (D) by name in the layer.
+            Rows for the kept inputs and, if there is a bias, one for it; and their indices.
         """
         module = self.layer.get_submodule(name)
-        weight = module.weight.detach()
-        old = weight.T if kept is None else weight.T[kept]
+        old = module.weight.detach().T
+        rows = None if kept is None else torch.arange(len(old) + 1, device=old.device)
+        if kept is not None:
+            old = old[kept]
+            assert rows is not None
+            rows = torch.cat([kept, rows[-1:]])[: len(kept) + (module.bias is not None)]
+        if module.bias is not None:
+            old = torch.cat([old, module.bias.detach()[None]])
+        return equations.solve(old, None if cut else rows), rows
+
+    def named(
+        self, name: str, solution: Float[Tensor, "rows D"]
+    ) -> dict[str, Float[Tensor, "..."]]:
+        """Return weight (D, K) and bias (D) of the matrix `name` by name in the layer."""
+        module = self.layer.get_submodule(name)
+        solution = solution.to(module.weight)
         if module.bias is None:
-            return {f"{name}.weight": equations.solve(old, kept).T.contiguous().to(weight)}
-        rows = torch.arange(len(old), device=old.device) if kept is None else kept
-        rows = torch.cat([rows, rows.new_tensor([weight.shape[1]])])
-        found = equations.solve(torch.cat([old, module.bias.detach()[None]]), rows).to(weight)
-        return {f"{name}.weight": found[:-1].T.contiguous(), f"{name}.bias": found[-1]}
+            return {f"{name}.weight": solution.T.contiguous()}
+        return {f"{name}.weight": solution[:-1].T.contiguous(), f"{name}.bias": solution[-1]}
 
 
 def edited(model: HessblocksForCausalLM, *chosen: Candidate) -> HessblocksForCausalLM:
@@ -227,7 +240,7 @@ def saved_between(before: Any, after: Any, tokens: int) -> dict[str, float]:
     """
     sums = []
     for model in (before, after):
-        each = [_sizes(layer, tokens) for layer in model.model.layers]
+        each = [sizes_of(layer, tokens) for layer in model.model.layers]
         sums.append([sum(column) for column in zip(*each, strict=True)])
     names = ("layer_parameters", "operations", "cache")
     return {name: 1 - b / a for name, a, b in zip(names, *sums, strict=True)}
@@ -262,8 +275,8 @@ def _slot(block: BlockConfig, name: str) -> object:
     return getattr(getattr(block, part), "input" if name == "mlp.gate" else slot)
 
 
-def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
-    """Count parameters, and per token operations and cache entries."""
+def sizes_of(layer: Any, tokens: int) -> tuple[float, float, float]:
+    """Count parameters, and per token operations and cache entries, of a layer or of none."""
     if layer is None:
         return 0, 0, 0
     weights = list(layer.parameters())
@@ -275,13 +288,3 @@ def _sizes(layer: Any, tokens: int) -> tuple[float, float, float]:
         operations += 2 * tokens * attention.heads * attention.head_width
         cached = 2 * attention.key_value_heads * attention.head_width
     return sum(weight.numel() for weight in weights), operations, cached
-
-
-def _inputs_and_outputs(module: nn.Module, run: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Call `run`, and return inputs and outputs of a module in it, one row per token."""
-    seen: list[Tensor] = []
-    with module.register_forward_hook(
-        lambda _, given, output: seen.extend((given[0].flatten(0, 1), output.flatten(0, 1)))
-    ):
-        run()
-    return seen[0], seen[1]

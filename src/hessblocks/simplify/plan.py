@@ -1,220 +1,210 @@
-"""Plan which parts of a model to remove, by lazy greedy search.
+"""Plan what goes from each layer: equally many units everywhere, or by the prices of the table.
 
-The price of a removal is the KL divergence that it adds, in nats per parameter saved. Each step
-makes the removal with the lowest price. This changes all other prices, so that they are only
-guesses afterwards. The lowest guess is measured again, until the lowest price is a measured one.
-
-Source: Minoux (1978), lazy greedy search.
-
-Letters: S sequences to fit on, H held-out sequences, T tokens.
+The price of a removal is the KL divergence that it adds, in nats per parameter saved. What several
+removals cost is modelled, not measured: costs add up over layers and kinds, and those of units and
+of groups of heads grow with the square of their number in a layer, as a quadratic loss does. Each
+step takes the removal with the lowest price.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from numbers import Real
-
-from jaxtyping import Int
-from torch import Tensor
+from typing import Any
 
 from hessblocks.errors import ArgumentError
 from hessblocks.models import HessblocksForCausalLM
-from hessblocks.simplify.passes import Cost, Held, Pass
-from hessblocks.simplify.place import Candidate, edited
-from hessblocks.simplify.table import Row, candidates, check_removals
-from hessblocks.storage import Store
+from hessblocks.simplify.change import LayerChange
+from hessblocks.simplify.kinds import unit_step
 
-Key = tuple[str, int]
-"""Name of a removal: its kind, and the number of its layer in the original model."""
-Costs = dict[Key, tuple[Candidate, Cost]]
-"""Candidates that were measured since the last step, each with its cost."""
+MOST = 0.75
+"""Largest share of a layer's units that goes, beyond which the modelled cost is a guess."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """Removal that was made."""
-
-    kind: str
-    """Kind of the removal, a name of `KINDS`."""
-    layer: int
-    """Number of its layer in the original model."""
-    kl: float
-    """KL divergence from the original model after this step, nats per token."""
-    kl_error: float
-    """Standard error of `kl` over held-out sequences."""
-    alone: float
-    """KL divergence of this removal alone, from the table. Heads and MLP units are removed in
-    several steps, which all have the value of the first."""
-    share: float
-    """Share of the parameters saved by all steps so far."""
-
-
 class Plan:
-    """Plan of removals: the steps so far, and the model after them."""
+    """Plan of removals."""
+
+    changes: Mapping[int, LayerChange]
+    """Layer → what goes from it; other layers stay whole."""
+    forecast: float | None
+    """Sum of the modelled costs, nats per token; None if nothing was priced."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """List what goes, one row a layer."""
+        names = {"attention": "gone", "linear map": "linear"}
+        rows = []
+        for layer, change in sorted(self.changes.items()):
+            gone = ["layer"] if change.layer else []
+            gone += [kind for kind, word in names.items() if change.attention == word]
+            gone += [f"{change.groups} groups of heads"] if change.groups else []
+            gone += [f"{change.units} MLP units"] if change.units else []
+            rows.append({"layer": layer, "gone": ", ".join(gone)})
+        return rows
+
+
+def even_plan(model: HessblocksForCausalLM, save: float) -> Plan:
+    """Plan equally many MLP units in all layers, so that the model stays one of its family.
+
+    Args:
+        model: model of blocks.
+        save: share of the parameters to save.
+
+    Returns:
+        The plan with the fewest units that save so much.
+
+    Raises:
+        ArgumentError: `save` is not between 0 and 1, the layers' MLPs differ, or `save` is more
+            than units can.
+    """
+    goal = _goal(model, save)
+    widths = {
+        block.resolved_mlp_width if block.sub_blocks != "attention" else 0
+        for block in model.config.blocks
+    }
+    units = widths.pop()
+    if widths or not units:
+        raise ArgumentError("--even: the layers have MLPs of different widths; leave --even out")
+    mlps: list[Any] = [layer.mlp for layer in model.model.layers]
+    unit = sum(_unit(mlp) for mlp in mlps)
+    step = unit_step(units)
+    left = int(units - goal / unit) // step * step
+    if left < step:
+        raise _too_much(model, save, unit * (units - step))
+    change = LayerChange(units=units - left)
+    return Plan(changes=dict.fromkeys(range(len(mlps)), change), forecast=None)
+
+
+def priced_plan(
+    model: HessblocksForCausalLM, rows: Iterable[Mapping[str, Any]], save: float
+) -> Plan:
+    """Plan the removals with the lowest modelled prices.
+
+    Args:
+        model: original model.
+        rows: rows of the table of `measure_removals`.
+        save: share of the parameters to save.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ArgumentError: `save` is not between 0 and 1, or more than can go; or the table has too much
+            noise to choose by: most removals cost less than two standard errors.
+    """
+    goal, rows = _goal(model, save), list(rows)
+    clear = sum(row["kl"] >= 2 * row["kl_error"] for row in rows)
+    if 2 * clear < len(rows):
+        raise ArgumentError(
+            f"held_out: {clear} of {len(rows)} removals cost more than two errors over text, too "
+            "few to choose by; give more sequences, or longer ones"
+        )
+    layers = {row["layer"]: _Layer(model, row["layer"], rows) for row in rows}
+    saved, forecast = 0, 0.0
+    while saved < goal:
+        steps = [(*step, n) for n, layer in layers.items() for step in layer.steps()]
+        gaining = [step for step in steps if step[1] > 0]
+        if not gaining:
+            raise _too_much(model, save, saved)
+        # parameters beyond the goal are worth nothing
+        best = min(gaining, key=lambda step: step[0] / min(step[1], goal - saved))
+        cost, parameters, change, number = best
+        saved, forecast = saved + parameters, forecast + cost
+        layers[number].change = change
+    changes = {n: layer.change for n, layer in layers.items() if layer.change != LayerChange()}
+    _keep_attention(model, changes)
+    return Plan(changes=changes, forecast=forecast)
+
+
+class _Layer:
+    """Modelled cost and saved parameters of a layer's changes."""
 
     def __init__(
-        self,
-        model: HessblocksForCausalLM,
-        text: Int[Tensor, "S T"],
-        held_out: Int[Tensor, "H T"],
-        rows: Iterable[Row],
+        self, model: HessblocksForCausalLM, number: int, rows: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Begin at the original model.
+        own = {row["kind"]: row for row in rows if row["layer"] == number}
+        self._costs = {kind: max(row["kl"], 0.0) for kind, row in own.items()}
+        self._saved = {kind: row["parameters"] for kind, row in own.items()}
+        self.change = LayerChange()
+        block, module = model.config.blocks[number], model.model.layers[number]
+        self._groups, self._units = block.resolved_key_value_heads, 0
+        if "mlp units" in own:
+            self._units = block.resolved_mlp_width
+            self._priced = own["mlp units"]["parameters"] // _unit(module.mlp)
+            self._saved["mlp units"] = _unit(module.mlp)
+            self._step = unit_step(self._units)
 
-        Args:
-            model: original model, made of blocks; it stays as it is.
-            text: sequences to refit weights on.
-            held_out: other sequences, to measure KL divergence on.
-            rows: rows of the table of `measure_removals`, whose prices are the first guesses.
+    def steps(self) -> Iterator[tuple[float, int, LayerChange]]:
+        """Yield the next changes, each with the cost and the parameters that it adds."""
+        now = self.change
+        cost, saved = self._totals(now)
+        for change in self._next():
+            more, parameters = self._totals(change)
+            yield max(more - cost, 0.0), parameters - saved, change
 
-        Raises:
-            ArgumentError: an argument that `measure_removals` refuses, or a table with too much
-                noise to choose by: most removals cost less than two standard errors.
-        """
-        check_removals(model, text, held_out)
-        rows = list(rows)
-        clear = sum(row["kl"] >= 2 * row["kl_error"] for row in rows)
-        if 2 * clear < len(rows):
-            raise ArgumentError(
-                f"held_out: {clear} of {len(rows)} removals cost more than two errors over text, "
-                f"too few to choose by; give more than {len(held_out)} sequences, or longer ones"
-            )
-        self.model = model
-        """Model after the steps so far."""
-        self.steps: list[Step] = []
-        self.numbers = list(range(model.config.depth))
-        """For each layer that is left, its number in the original model."""
-        self._text, self._held_out = Pass(model, text), Held(model, held_out)
-        self._original_size = self._size()
-        self._alone: dict[Key, float] = {(r["kind"], r["layer"]): r["kl"] for r in rows}
-        self._guesses: dict[Key, tuple[float, int]] = {
-            (row["kind"], row["layer"]): (row["kl"], row["parameters"])
-            for row in rows
-            if row["parameters"] > 0
-        }
-        """Added KL divergence and saved parameters, as they were measured last."""
+    def _next(self) -> Iterator[LayerChange]:
+        now = self.change
+        if now.layer:
+            return
+        if "layer" in self._costs:
+            yield LayerChange(layer=True)
+        if "attention" in self._costs and now.attention != "gone":
+            yield replace(now, attention="gone", groups=0)
+        if "linear map" in self._costs and now.attention == "kept":
+            yield replace(now, attention="linear", groups=0)
+        if "heads" in self._costs and now.attention == "kept" and now.groups + 1 < self._groups:
+            yield replace(now, groups=now.groups + 1)
+        if self._units:
+            left = self._units - now.units
+            gone = now.units + (left % self._step or self._step)
+            if gone <= MOST * self._units:
+                yield replace(now, units=gone)
 
-    @property
-    def saved(self) -> float:
-        """Share of the original parameters that is removed."""
-        return 1 - self._size() / self._original_size
+    def _totals(self, change: LayerChange) -> tuple[float, int]:
+        """Compute the modelled cost and the saved parameters of a change."""
+        if change.layer:
+            return self._costs["layer"], self._saved["layer"]
+        parts = []
+        if change.attention != "kept":
+            parts.append(("attention" if change.attention == "gone" else "linear map", 1.0, 1))
+        if change.groups:
+            parts.append(("heads", change.groups**2.0, change.groups))
+        if change.units:
+            parts.append(("mlp units", (change.units / self._priced) ** 2, change.units))
+        cost = sum(self._costs[kind] * grown for kind, grown, _ in parts)
+        return cost, sum(self._saved[kind] * number for kind, _, number in parts)
 
-    @property
-    def touched(self) -> list[int]:
-        """Indices in `model` of layers to heal: changed ones, and neighbours of removed ones."""
-        changed = {step.layer for step in self.steps}
-        removed = changed - {*self.numbers}
-        before = {max((n for n in self.numbers if n < gap), default=-1) for gap in removed}
-        after = {min((n for n in self.numbers if n > gap), default=-1) for gap in removed}
-        return [i for i, n in enumerate(self.numbers) if n in changed | before | after]
 
-    def take(self, key: Key, guesses: Iterable[Row] = ()) -> Step:
-        """Make a removal that an earlier call chose.
-
-        Args:
-            key: kind of the removal, and number of its layer in the original model.
-            guesses: what the earlier call measured before this choice, as rows of kind, layer, kl
-                (added nats per token) and parameters (saved).
-
-        Returns:
-            The step.
-
-        Raises:
-            ArgumentError: nothing of that kind is left in the layer, or the layer is gone.
-        """
-        measured = self._measure(key)
-        if measured is None:
-            raise ArgumentError(f"plan: {key[0]} of layer {key[1]} cannot be taken any more")
-        self._guesses |= {(r["kind"], r["layer"]): (r["kl"], r["parameters"]) for r in guesses}
-        return self._remove(key, *measured)
-
-    def run(self, save: float, store: Store | None = None) -> None:
-        """Make removals, the lowest price first, until a share of the parameters is saved.
-
-        Args:
-            save: share of the original parameters to save.
-            store: store of an earlier call with the same arguments, to resume from.
-
-        Raises:
-            ArgumentError: `save` is not between 0 and 1, or more than can be removed; the message
-                says how much can.
-        """
-        if not (isinstance(save, Real) and 0 < save < 1):
-            raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
-        while (missing := save - self.saved) > 0:
-            # prices depend on the missing share, so that another `save` has other steps
-            name = f"removal {len(self.steps) + 1} to {save!r}"
-            if store is not None and (record := store.get(name)) is not None:
-                step, *guesses = record.rows
-                self.take((str(step["kind"]), int(step["layer"])), map(dict, guesses))
-                continue
-            if (cheapest := self._cheapest(missing * self._original_size)) is None:
-                raise ArgumentError(
-                    f"save: {save:.1%} of the parameters are more than can go; with the kinds that "
-                    f"were asked for it is {self.saved:.1%}"
-                )
-            key, costs = cheapest
-            row = asdict(self._remove(key, *costs[key]))
-            if store is not None:
-                found = ((*key, *self._guesses[key]) for key in costs)
-                names = ("kind", "layer", "kl", "parameters")
-                store.add(name, [row, *(dict(zip(names, one, strict=True)) for one in found)])
-
-    def _cheapest(self, missing: float) -> tuple[Key, Costs] | None:
-        """Find the removal of the lowest price, where `missing` parameters are still to be saved.
-
-        Returns:
-            The removal, and all costs that were measured to find it; None if no removal is left.
-        """
-        before = self.steps[-1].kl if self.steps else 0.0
-        costs: Costs = {}
-
-        def price(removal: Key) -> float:
-            kl, parameters = self._guesses[removal]
-            return kl / min(parameters, missing)  # parameters beyond the goal are worth nothing
-
-        while self._guesses:
-            key = min(self._guesses, key=price)
-            if key in costs:
-                return key, costs
-            measured = self._measure(key)
-            if measured is None or measured[0].parameters <= 0:
-                del self._guesses[key]
-                continue
-            costs[key] = measured
-            candidate, cost = measured
-            self._guesses[key] = (cost.kl.value - before, candidate.parameters)
-        return None
-
-    def _measure(self, key: Key) -> tuple[Candidate, Cost] | None:
-        """Build and measure a removal from the current model; None if it is not possible."""
-        kind, number = key
-        if number not in self.numbers:
-            return None
-        index = self.numbers.index(number)
-        candidate = next(candidates(self.model, self._text, [kind], [index]), None)
-        if candidate is None:
-            return None
-        rest = list(self.model.model.layers[index + 1 :])
-        return candidate, self._held_out.cost([*candidate.modules, *rest], index)
-
-    def _remove(self, key: Key, candidate: Candidate, cost: Cost) -> Step:
-        self.model = edited(self.model, candidate)
-        for states in (self._text, self._held_out):
-            states.follow(self.model, candidate.layer)
-        if candidate.block is None:  # the whole layer is gone
-            del self.numbers[candidate.layer]
-        step = Step(
-            kind=key[0],
-            layer=key[1],
-            kl=cost.kl.value,
-            kl_error=cost.kl.standard_error,
-            alone=self._alone[key],
-            share=self.saved,
+def _keep_attention(model: HessblocksForCausalLM, changes: Mapping[int, LayerChange]) -> None:
+    """Refuse a plan that leaves no attention."""
+    blocks = enumerate(model.config.blocks)
+    left = (n for n, block in blocks if block.attends)
+    whole = LayerChange()
+    if all(changes.get(n, whole).layer or changes.get(n, whole).attention != "kept" for n in left):
+        raise ArgumentError(
+            "save: so much would take the attention of all layers; give a smaller share, or other "
+            "--kinds"
         )
-        self.steps.append(step)
-        return step
 
-    def _size(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+
+def _goal(model: HessblocksForCausalLM, save: float) -> float:
+    if not (isinstance(save, Real) and 0 < save < 1):
+        raise ArgumentError(f"save: expected a share between 0 and 1, got {save!r}")
+    return save * sum(parameter.numel() for parameter in model.parameters())
+
+
+def _too_much(model: HessblocksForCausalLM, save: float, most: float) -> ArgumentError:
+    share = most / sum(parameter.numel() for parameter in model.parameters())
+    return ArgumentError(
+        f"save: {save:.1%} of the parameters are more than can go; with the kinds that were asked "
+        f"for it is {share:.1%}"
+    )
+
+
+def _unit(mlp: Any) -> int:
+    """Count the parameters of an MLP's unit."""
+    readers = [mlp.input, *([mlp.gate] if mlp.gate is not None else [])]
+    biases = sum(one.bias is not None for one in readers)
+    inner = sum(one.weight.shape[1] for one in readers)
+    return int(inner + biases + mlp.output.weight.shape[0])

@@ -12,32 +12,51 @@ from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
+from safetensors import SafetensorError
 from torch import Tensor
 
 from hessblocks import models, storage
 from hessblocks.conventions import AnyPath
-from hessblocks.data import Windows, documents_of, encoded
+from hessblocks.data import Windows, documents_of, encoded, start_words, template_start
 from hessblocks.errors import ArgumentError, RunError, duration
 from hessblocks.progress import Progress
 from hessblocks.quiet import quiet
 from hessblocks.settings import SimplifySettings, make
+from hessblocks.simplify.change import one_pass
+from hessblocks.simplify.deci import check_deci, to_gguf
 from hessblocks.simplify.healing import heal
 from hessblocks.simplify.kinds import KINDS
-from hessblocks.simplify.passes import Held
+from hessblocks.simplify.passes import Held, Pass
 from hessblocks.simplify.place import saved_between
-from hessblocks.simplify.plan import Plan
-from hessblocks.simplify.table import Removals, check_kinds, check_removals, measure_removals
+from hessblocks.simplify.plan import even_plan, priced_plan
+from hessblocks.simplify.speed import numbers_of
+from hessblocks.simplify.table import (
+    FEWEST_SEQUENCES,
+    Removals,
+    check_kinds,
+    check_removals,
+    measure_removals,
+)
 from hessblocks.training import claimed, resolve_device
 
 CHEAPEST = 60
 """Removals that summary.json and the page list as the cheapest."""
-FREE_SETTINGS = ("save", "steps", "towards", "learning_rate", "batch")
+FREE_SETTINGS = ("save", "even", "steps", "towards", "learning_rate", "batch", "also", "to")
 """Settings that a later call in the same folder may change: no measured removal depends on them."""
 SPLITS = (0.8, 0.9)
 """Shares of the text at which its training and validation parts end; the rest is for the test."""
+TESTED, LONGEST = 4096, 512
+"""Tokens that the result is tested on, where the text has as many, and the length of a window,
+where the model's context allows."""
 PASSES_PER_UPDATE = 4
 """Time of an update of the healing, in forward passes: one of the model, one of the original, and
 two for the backward pass."""
+PASSES = 5
+"""Time of the one pass of refits, in forward passes over its text."""
+
+
+OPENED = "pip install hessblocks; then import hessblocks before AutoModelForCausalLM"
+"""What config.json says to whoever opens a result with layers of different sizes."""
 
 
 def simplify_model(
@@ -50,11 +69,12 @@ def simplify_model(
     finish: Callable[[Path], object] | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Measure every removal, make the cheapest until enough is saved, heal, and test the result.
+    """Measure every removal, make the cheapest in one pass of refits, heal, and test the result.
 
-    The first four fifths of the text are for training: weights are refitted and healed on them. The
-    next tenth is for validation: removals are measured and chosen on it. The last tenth is for the
-    test of the result, and no choice depends on it.
+    With `even` no removal is measured: equally many MLP units go in all layers, and the result is
+    a model of its family. The first four fifths of the text are for training: weights are refitted
+    and healed on them. The next tenth is for validation: removals are measured and chosen on it.
+    The last tenth, and the text `also`, are for the test of the result; no choice depends on them.
 
     Args:
         source: folder that `save_pretrained` wrote, GGUF file, or name in the local Hugging Face
@@ -76,23 +96,36 @@ def simplify_model(
         RunError: a file is damaged, a number is not finite, or `out` cannot be written.
 
     Cost:
-        That of `measure_removals`, further measurements for each step of the plan, and the healing.
-        The folder keeps measured layers and the steps of the plan, so that the same call resumes. A
-        call with another `save` or healing measures no removal again. An interrupted
-        healing starts over.
+        That of `measure_removals`, except with `even`; that of `one_pass`; and the healing. The
+        folder keeps measured layers, so that the same call resumes. A call with another `save` or
+        healing measures no removal again. An interrupted pass or healing starts over.
     """
     progress, settings = progress or Progress(), make(SimplifySettings, given)
     check_kinds(settings.kinds)
     with progress.stage("model and data"):
         texts = documents_of(Path(data))
+        other = None if settings.also is None else documents_of(Path(settings.also))
         model, saved = models.load_saved(source, "causal-lm")
         has_blocks = isinstance(model, models.HessblocksForCausalLM)
         original: Any = model if has_blocks else models.from_pretrained_blocks(model)
         original.to(resolve_device(device))
-        tokenizer = saved.tokenizer()
+        tokenizer = saved.tokenizer(needed=True)
         windows = text_parts(original, tokenizer, texts, settings)
         fitting, validation, test, healing = windows
         check_removals(original, fitting, validation)
+        tests = {"the last tenth of the text": test}
+        if other is not None:
+            ids = _encoded(original, tokenizer, other)
+            tests[Path(str(settings.also)).name] = _tested(original, tokenizer, ids, settings).to(
+                test.device
+            )
+        if settings.to == "gguf":
+            if not source.lower().endswith(".gguf"):
+                raise ArgumentError(
+                    "--to gguf: MODEL is not a GGUF file, whose tokeniser the result would get"
+                )
+            check_deci(original)
+        even = settings.even and settings.save > 0
     folder = Path(out or Path("runs", f"simplify-{saved.name.replace('/', '-')}"))
     config = {
         "command": "simplify",
@@ -106,24 +139,45 @@ def simplify_model(
     }
     with claimed(folder, config, free=FREE_SETTINGS):
         store = storage.mended_store(folder)
-        progress.note(_cost(original, validation, settings, store))
-        with progress.stage("removals", total=original.config.depth):
-            table = measure_removals(
-                original,
-                fitting,
-                validation,
-                kinds=settings.kinds,
-                store=store,
-                done=lambda done, _: progress.step(done, None),
-            )
-        table.save(folder / "removals.csv")
+        first = [] if settings.bare else template_start(tokenizer)
+        words = models.stored_words(original.config), start_words(tokenizer, first)
+        for word in filter(None, words):
+            progress.note(word)
+        progress.note(_cost(original, fitting, validation, settings, store))
+        table = Removals(rows=())
+        if not even:
+            with progress.stage("removals", total=original.config.depth):
+                table = measure_removals(
+                    original,
+                    fitting,
+                    validation,
+                    kinds=settings.kinds,
+                    store=store,
+                    done=lambda done, _: progress.step(done, None),
+                )
+            table.save(folder / "removals.csv")
         summary = _summary(saved.name, original, table)
         if settings.save:
-            with progress.stage("plan"):
-                plan = Plan(original, fitting, validation, table.rows)
-                plan.run(settings.save, store)
+            with progress.stage("refits"):
+                plan = (
+                    even_plan(original, settings.save)
+                    if even
+                    else priced_plan(original, table.rows, settings.save)
+                )
+                made = one_pass(original, Pass(original, fitting), plan.changes)
             with progress.stage("healing"):
-                summary |= _healed(plan, original, test, healing, settings, folder, tokenizer)
+                healed = _healed(made, original, healing, settings)
+            with progress.stage("test"):
+                summary |= {
+                    "asked": settings.save,
+                    "even": even,
+                    "layers": plan.to_rows(),
+                    "forecast": plan.forecast,
+                }
+                summary |= _tested_result(original, made, healed, tests, settings)
+            _save(healed, folder / "model", saved.name, tokenizer, summary)
+            if settings.to == "gguf":
+                to_gguf(healed, folder / "model.gguf", source)
         storage.write_json(folder / "summary.json", summary)
         if finish:
             finish(folder)
@@ -155,41 +209,65 @@ def text_parts(
     limit = models.context_of(model)
     if limit is not None and settings.tokens > limit:
         raise ArgumentError(f"--tokens: {settings.tokens} are longer than the context of {limit}.")
-    ids = encoded(tokenizer, texts)
-    if len(ids) and ids.max() >= model.config.vocab_size:
-        raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
+    ids = _encoded(model, tokenizer, texts)
+    first = [] if settings.bare else template_start(tokenizer)
     ends = [int(share * len(ids)) for share in SPLITS]
-    parts = (ids[: ends[0]], ids[ends[0] : ends[1]], ids[ends[1] :])
-    training, *held_out = (Windows(part, settings.tokens) for part in parts)
-    seed, count = settings.seed, settings.sequences
+    parts = (ids[: ends[0]], ids[ends[0] : ends[1]])
+    training, validation = (Windows(part, settings.tokens, first) for part in parts)
+    seed = settings.seed
     windows = [
         training.drawn(settings.fitted, seed, "--fitted", "the first four fifths of the text"),
-        *(part.drawn(count, seed, "--sequences", "a tenth of the text") for part in held_out),
+        validation.drawn(settings.sequences, seed, "--sequences", "a tenth of the text"),
+        _tested(model, tokenizer, ids[ends[1] :], settings),
         training.drawn(len(training), seed),
     ]
     return tuple(tokens.to(model.device) for tokens in windows)
 
 
+def _encoded(model: Any, tokenizer: Any, texts: Sequence[Any]) -> Any:
+    ids = encoded(tokenizer, texts)
+    if len(ids) and ids.max() >= model.config.vocab_size:
+        raise ArgumentError("MODEL: its tokenizer gives tokens beyond the vocabulary of the model.")
+    return ids
+
+
+def _tested(
+    model: Any, tokenizer: Any, ids: Any, settings: SimplifySettings
+) -> Int[Tensor, "_ tokens"]:
+    """Draw windows for the test: long ones, but at least as many as an error needs."""
+    limit = models.context_of(model) or LONGEST
+    length = max(2, min(LONGEST, limit, len(ids) // FEWEST_SEQUENCES))
+    first = [] if settings.bare else template_start(tokenizer)
+    windows = Windows(ids, length, first)
+    count = max(FEWEST_SEQUENCES, min(len(windows), -(-TESTED // length)))
+    return windows.drawn(count, settings.seed, "--data", "the text of the test")
+
+
 def _cost(
     model: models.HessblocksForCausalLM,
+    fitting: Tensor,
     validation: Tensor,
     settings: SimplifySettings,
     store: storage.Store,
 ) -> str:
-    """Estimate the time of measurements and healing from two passes: all layers, and the last."""
+    """Estimate the time of all parts from two passes: all layers, and the last."""
     layers = list(model.model.layers)
     left = sum(store.get(f"layer {number}") is None for number in range(len(layers)))
+    even = settings.even and settings.save > 0
     if not (left or settings.save):
         return "every removal is measured already"
     held_out = Held(model, validation)
     held_out.cost(layers, 0)  # the first pass is slower
     whole, last = (_seconds(partial(held_out.cost, layers[n:], n)) for n in (0, len(layers) - 1))
-    count = left * len({*settings.kinds} or KINDS)
-    table = duration(count * (whole + last) / 2)
-    clauses = [f"{count} removals at most: {table}, besides refits"]
+    count = 0 if even else left * len({*settings.kinds} or KINDS)
+    clauses = []
+    if not even:
+        table = duration(count * (whole + last) / 2)
+        clauses += [f"{count} removals at most: {table}, besides refits"]
     if settings.save:
+        passes = PASSES * whole * fitting.numel() / validation.numel()
+        clauses += [f"one pass of refits: {duration(passes)} and {2 * len(layers)} solutions"]
         ratio = settings.steps * settings.batch * settings.tokens / validation.numel()
-        clauses += ["the cheapest are measured again after each step"]
         clauses += [f"healing: about {duration(ratio * whole * PASSES_PER_UPDATE)}"]
     return "; ".join(clauses)
 
@@ -206,68 +284,96 @@ def _fingerprint(windows: Sequence[Tensor]) -> str:
 
 
 def _healed(
-    plan: Plan,
-    original: models.HessblocksForCausalLM,
-    test: Tensor,
-    text: Tensor,
-    settings: SimplifySettings,
-    folder: Path,
-    tokenizer: Any,
-) -> dict[str, Any]:
-    """Heal the model of a plan, measure its cost on test windows before and after, and save it."""
-    held_out, start = Held(original, test), time.perf_counter()
-    teacher = original if settings.towards == "logits" else None
-    healed: Any = heal(
-        plan.model,
-        teacher,
+    made: Any, original: models.HessblocksForCausalLM, text: Tensor, settings: SimplifySettings
+) -> Any:
+    """Heal all layers of the changed model."""
+    return heal(
+        made,
+        original if settings.towards == "logits" else None,
         text,
-        layers=plan.touched,
+        layers=(),
         steps=settings.steps,
         learning_rate=settings.learning_rate,
         batch=settings.batch,
         seed=settings.seed,
     )
-    seconds = time.perf_counter() - start
-    summary: dict[str, Any] = {
-        "steps": [asdict(step) for step in plan.steps],
-        "sum_alone": sum(step.alone for step in plan.steps),
-        "kl_chosen": plan.steps[-1].kl,
-        "saved": plan.saved,
-        "loss_before": held_out.before.value,
-        "healing_seconds": seconds,
-        "healed_layers": len(plan.touched),
-        "layers_left": plan.model.config.depth,
-        **saved_between(original, plan.model, settings.tokens),
+
+
+def _tested_result(
+    original: models.HessblocksForCausalLM,
+    made: Any,
+    healed: Any,
+    tests: Mapping[str, Tensor],
+    settings: SimplifySettings,
+) -> dict[str, Any]:
+    """Measure the result on texts by which nothing was chosen, its size and its speed."""
+    texts = [
+        {"text": name, **_on_text(original, {"removed": made, "healed": healed}, tokens)}
+        for name, tokens in tests.items()
+    ]
+    before, after = numbers_of((original, healed), next(iter(tests.values())))
+    return {
+        "texts": texts,
+        "updates": settings.steps,
+        "before": before,
+        "after": after,
+        "saved": 1 - after["parameters"] / before["parameters"],
+        **saved_between(original, healed, settings.tokens),
     }
-    for name, model in (("removed", plan.model), ("healed", healed)):
+
+
+def _on_text(
+    original: models.HessblocksForCausalLM, changed: Mapping[str, Any], tokens: Tensor
+) -> dict[str, Any]:
+    held_out = Held(original, tokens)
+    found: dict[str, Any] = {
+        "tokens": tokens.numel(),
+        "window": tokens.shape[1],
+        "perplexity": math.exp(held_out.before.value),
+    }
+    for name, model in changed.items():
         cost = held_out.cost(list(model.model.layers), 0)
         if not math.isfinite(cost.kl.value):
             raise RunError(
                 f"healing: the KL divergence of the {name} model is not finite; try a lower "
                 "--learning-rate"
             )
-        summary[name] = {
+        found[name] = {
             "kl": cost.kl.value,
             "kl_error": cost.kl.standard_error,
-            "loss": cost.loss.value,
-            "loss_error": cost.loss.standard_error,
+            "perplexity": math.exp(held_out.before.value + cost.loss.value),
         }
-    _save(healed, folder / "model", tokenizer, summary)
-    return summary
+    return found
 
 
-def _save(model: Any, folder: Path, tokenizer: Any, summary: Mapping[str, Any]) -> None:
-    """Save a model with its tokenizer, a card that tells what was removed, and a manifest."""
+def _save(
+    model: Any, folder: Path, source: str, tokenizer: Any, summary: Mapping[str, Any]
+) -> None:
+    """Save a model, as one of its family where that can hold it, with tokenizer and card."""
+    test = summary["texts"][0]
+    kind = (model.config.family or {}).get("model_type", "model")
     facts = {
-        "made from": f"a pretrained {(model.config.family or {}).get('model_type', 'model')}",
+        "made from": f"a pretrained {kind}, {source}",
+        "made by": f"hessblocks simplify --save {summary['asked']:g}"
+        + (" --even" if summary["even"] else ""),
         "parameters saved": f"{summary['saved']:.1%}",
-        "KL divergence from it, nats per token": f"{summary['healed']['kl']:.3g}",
-        "removed": "; ".join(f"{s['kind']} of layer {s['layer']}" for s in summary["steps"]),
+        "KL divergence from it, nats per token": f"{test['healed']['kl']:.3g}",
+        "perplexity": f"{test['healed']['perplexity']:.4g}, before {test['perplexity']:.4g}",
+        "removed": "; ".join(f"layer {row['layer']}: {row['gone']}" for row in summary["layers"]),
+        "licence": "that of the model it was made from",
     }
+    try:
+        family = models.to_family(model)
+    except ArgumentError:  # layers of different sizes
+        family = None
+        model.config.opened_by = OPENED
     with storage.atomic_folder(folder) as temporary, quiet():
-        model.save_pretrained(temporary)
+        (family or model).save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        models.write_card(temporary, model, facts)
+        if family is None:
+            models.write_card(temporary, model, facts)
+        else:
+            models.write_family_card(temporary, kind, facts)
         storage.write_manifest(temporary, storage.identity_in(folder.parent), folder.name, {})
 
 
@@ -283,4 +389,5 @@ def _summary(name: str, model: Any, table: Removals) -> dict[str, Any]:
         "removals": rows,
         "cheapest": ranked[:CHEAPEST],
         "said": str(table),
+        "stored": models.stored_words(model.config),
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 from hessblocks.blocks import Shared, UnfitPartsError
 from hessblocks.errors import ArgumentError, check_name
 from hessblocks.models import HessblocksForCausalLM
+from hessblocks.simplify.change import changed
 from hessblocks.simplify.kinds import KINDS
 from hessblocks.simplify.passes import Cost, Held, Pass
 from hessblocks.simplify.place import Candidate, Place, check_layers
@@ -77,8 +78,9 @@ def candidates(
         if index == 0 and first_layer_is_shared(model):
             continue
         for kind in dict.fromkeys(kinds or KINDS):
+            change = KINDS[kind](place)
             try:
-                candidate = KINDS[kind](place)
+                candidate = None if change is None else changed(place, change, kind)
             except UnfitPartsError:  # the parts that are left make no valid block
                 continue
             if candidate is not None:

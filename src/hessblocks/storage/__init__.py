@@ -16,9 +16,9 @@ from hessblocks.storage.curvature_results import (
     SPECTRUM_COLUMNS,
     CurvatureResults,
     Eigenvalue,
-    Norm,
-    Ratio,
     SpectrumRow,
+    StoredNorm,
+    StoredRatio,
     group_key,
     load_curvature,
 )
@@ -45,6 +45,7 @@ from hessblocks.storage.folder_results import (
     write_tuning,
 )
 from hessblocks.storage.lines import (
+    JsonLine,
     Metric,
     Observation,
     append_line,
@@ -67,7 +68,12 @@ from hessblocks.storage.manifest import (
     sha256,
     write_manifest,
 )
-from hessblocks.storage.model_folder import check_model_folder, check_own_code, weight_files
+from hessblocks.storage.model_folder import (
+    check_model_folder,
+    check_own_code,
+    tensor_types,
+    weight_files,
+)
 from hessblocks.storage.store import POINTS, Store, canonical, mended_store, read_store
 from hessblocks.storage.tables import (
     NORM,

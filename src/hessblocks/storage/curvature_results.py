@@ -64,7 +64,7 @@ SPECTRUM_COLUMNS = columns_of(SpectrumRow)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Norm:
+class StoredNorm:
     """Norm, or a number computed from norms, with its standard error."""
 
     value: float
@@ -76,7 +76,7 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio(Norm):
+class StoredRatio(StoredNorm):
     """Heterogeneity: the ratio of the largest norm to the smallest.
 
     The standard error is a quarter of the interval's width.
@@ -108,19 +108,19 @@ class CurvatureResults(Tabular):
     """Content of config.json."""
     environment: Mapping[str, Any]
     """Content of environment.json; empty if the file is missing."""
-    norms: Mapping[str, Mapping[str, Norm]]
+    norms: Mapping[str, Mapping[str, StoredNorm]]
     """Group, in the order of the model → part → Frobenius norm."""
     layers: Mapping[str, int | None]
     """Group → layer from 0; None outside the layers."""
     roles: Mapping[str, str]
     """Group → role."""
-    heterogeneity: Mapping[str, Ratio]
+    heterogeneity: Mapping[str, StoredRatio]
     """Part → heterogeneity, computed from the stored norms; empty while groups are missing."""
-    off_diagonal_shares: Mapping[str, Norm]
+    off_diagonal_shares: Mapping[str, StoredNorm]
     """Part → off-diagonal share; empty without a map."""
     loss: float | None
     """Mean loss of the batch, nats per token."""
-    cells: Mapping[str, Mapping[tuple[str, str], Norm]]
+    cells: Mapping[str, Mapping[tuple[str, str], StoredNorm]]
     """Part → (row group, column group) → norm of the block; empty without a map."""
     spectra: Mapping[str, Mapping[str, Sequence[SpectrumRow]]]
     """Part → group ('': all groups together) → points of the spectral density; may be empty."""
@@ -238,8 +238,8 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     path = folder / "config.json"
     if not path.is_file() or read_object(path).get("command") != "curvature":
         raise ArgumentError(f"{folder}: expected a folder that `hessblocks curvature` wrote.")
-    norms: dict[str, dict[str, Norm]] = defaultdict(dict)
-    totals: dict[str, dict[str, Norm]] = defaultdict(dict)
+    norms: dict[str, dict[str, StoredNorm]] = defaultdict(dict)
+    totals: dict[str, dict[str, StoredNorm]] = defaultdict(dict)
     config = curvature_config(folder)
     rows = read_results(folder / "results.csv")
     not_finite = {row.group for row in rows if row.group and not math.isfinite(row.value)}
@@ -271,19 +271,19 @@ def load_curvature(folder: AnyPath) -> CurvatureResults:
     )
 
 
-def _norm(row: ResultRow | MapRow, path: Path) -> Norm:
+def _norm(row: ResultRow | MapRow, path: Path) -> StoredNorm:
     error = row.standard_error or 0.0
     if not (math.isfinite(row.value) and math.isfinite(error)):
         raise damaged(path, None, f"expected finite numbers, got {row.value} ± {error}")
-    return Norm(value=row.value, standard_error=error, method=row.method)
+    return StoredNorm(value=row.value, standard_error=error, method=row.method)
 
 
-def _ratio(norms: Mapping[str, Norm], method: str) -> Ratio:
+def _ratio(norms: Mapping[str, StoredNorm], method: str) -> StoredRatio:
     """Compute the ratio from the norms: earlier versions stored a biased one, too large."""
     extremes = ends({name: (norm.value, norm.standard_error) for name, norm in norms.items()})
     if extremes is None or extremes.low is None or extremes.high is None:
-        return Ratio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
-    return Ratio(
+        return StoredRatio(value=0.0, standard_error=0.0, low=0.0, high=0.0, method="exact")
+    return StoredRatio(
         value=extremes.ratio,
         standard_error=extremes.standard_error or 0.0,
         low=extremes.low,
@@ -301,8 +301,8 @@ def _eigenvalues(rows: Sequence[ResultRow]) -> dict[str, list[Eigenvalue]]:
     return pairs
 
 
-def _cells(path: Path) -> dict[str, dict[tuple[str, str], Norm]]:
-    cells: dict[str, dict[tuple[str, str], Norm]] = defaultdict(dict)
+def _cells(path: Path) -> dict[str, dict[tuple[str, str], StoredNorm]]:
+    cells: dict[str, dict[tuple[str, str], StoredNorm]] = defaultdict(dict)
     for row in read_table(MapRow, path):
         cells[row.part][row.row, row.column] = _norm(row, path)
     return cells

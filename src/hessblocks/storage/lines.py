@@ -10,10 +10,10 @@ from typing import Any
 
 from hessblocks.errors import RunError
 from hessblocks.storage.files import append, damaged, numbered, parse_json
-from hessblocks.storage.tables import Record, records
+from hessblocks.storage.tables import RowType, records
 from hessblocks.typed import LINES
 
-Line = dict[str, Any]
+JsonLine = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ KINDS: dict[str, type[Any]] = {"metrics.jsonl": Metric, "observations.jsonl": Ob
 """File → class of its lines; a line may have further fields."""
 
 
-def append_line(path: Path, line: Line) -> None:
+def append_line(path: Path, line: JsonLine) -> None:
     """Append one JSON line; NaN and infinities become null.
 
     Args:
@@ -93,7 +93,7 @@ def append_line(path: Path, line: Line) -> None:
     append(path, (json.dumps(finite) + "\n").encode())
 
 
-def read_lines(path: Path) -> list[Line]:
+def read_lines(path: Path) -> list[JsonLine]:
     """Read all lines before the first damaged one; a killed process may leave a partial line.
 
     Returns:
@@ -131,7 +131,7 @@ def fault_in_finished_lines(path: Path) -> str:
     return fault_in_lines(path, torn=True) or ("" if read_lines(path) else "absent or empty")
 
 
-def read_finished_lines(path: Path) -> list[Line]:
+def read_finished_lines(path: Path) -> list[JsonLine]:
     """Read all lines of a run whose training is finished.
 
     Args:
@@ -151,7 +151,7 @@ def read_finished_lines(path: Path) -> list[Line]:
     return read_lines(path)
 
 
-def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
+def read_typed(kind: type[RowType], path: Path) -> Iterator[RowType]:
     """Yield the lines of a file as objects; nothing if there is no file.
 
     A partial last line, which a killed run may leave, is skipped with a warning.
@@ -175,9 +175,9 @@ def read_typed(kind: type[Record], path: Path) -> Iterator[Record]:
         yield from records(kind, path, [(number, value)], LINES)
 
 
-def _before_damage(path: Path) -> tuple[list[Line], int, bytes]:
+def _before_damage(path: Path) -> tuple[list[JsonLine], int, bytes]:
     """Read the lines before the first damaged one, and the number and text of the damaged one."""
-    lines: list[Line] = []
+    lines: list[JsonLine] = []
     for number, line in numbered(path):
         try:
             value = parse_json(line.decode())

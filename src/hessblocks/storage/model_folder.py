@@ -12,7 +12,7 @@ from typing import Any
 from hessblocks.errors import ArgumentError, RunError
 from hessblocks.storage.files import damaged, read_object, stays_inside
 
-_COUNT = re.compile(r"layers?$|depths?$|experts$|blocks$|repeats$")
+_COUNT = re.compile(r"layers?$|depths?$|experts$|blocks$|repeats$|heads$|(hidden|vocab)_size$")
 """Pattern of configuration entries that are numbers of modules."""
 SPARE = 1000
 """How far a number of modules may exceed the number of tensors; layers may share weights."""
@@ -36,8 +36,8 @@ def weight_files(folder: Path) -> list[Path]:
         return [single] if single.exists() else []
     listed = read_object(index).get("weight_map")
     names = sorted({*map(str, listed.values())}) if isinstance(listed, dict) else []
-    if not names or not all(map(stays_inside, names)):
-        raise damaged(index, None, "expected files of this folder under `weight_map`")
+    if not names or not all(stays_inside(name) and name.endswith(".safetensors") for name in names):
+        raise damaged(index, None, "expected safetensors files of this folder under `weight_map`")
     return [folder / name for name in names]
 
 
@@ -76,12 +76,22 @@ def check_model_folder(folder: Path) -> None:
     if not path.is_file():
         return
     config = read_object(path)
-    if not (tensors := _tensors(weight_files(folder))):
-        return
+    kinds = config.get("architectures")
+    if kinds is not None and not (
+        isinstance(kinds, list) and all(isinstance(k, str) for k in kinds)
+    ):
+        raise damaged(path, None, f"architectures: expected a list of names, got {kinds!r:.80}")
+    if config.get("transformers_weights"):
+        raise damaged(path, None, "transformers_weights: expected none; name files in the index")
+    most = len(tensor_types(folder))
     for name, count in _counts(config):
-        if count > tensors + SPARE:
+        if count < 0:
+            raise damaged(path, None, f"{name}: expected a number from 0 on, got {count}")
+        if not most:
+            continue
+        if count > most + SPARE:
             raise RunError(
-                f"{path}: {name} is {count:,}, more than the {tensors:,} tensors beside it allow; "
+                f"{path}: {name} is {count:,}, more than the {most:,} tensors beside it allow; "
                 "take the configuration that the weights were saved with."
             )
 
@@ -98,15 +108,25 @@ def _counts(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
             yield from _counts(entry, inner)
 
 
-def _tensors(files: list[Path]) -> int:
-    """Count the tensors from the headers of the weight files; 0 if a header cannot be read."""
+def tensor_types(folder: Path) -> dict[str, str]:
+    """Read the dtype of each tensor, such as BF16, from the headers of a model's weight files.
+
+    Args:
+        folder: model folder.
+
+    Returns:
+        Name → dtype; empty if a header cannot be read.
+
+    Raises:
+        RunError: the index is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
+    found = {}
     try:
-        count = 0
-        for file in files:
+        for file in weight_files(folder):
             with safe_open(str(file), framework="pt") as opened:
-                count += len(opened.keys())
+                found |= {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
-        return 0
-    return count
+        return {}
+    return found

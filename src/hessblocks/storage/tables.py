@@ -17,7 +17,7 @@ from cattrs import Converter
 from hessblocks.storage.files import damaged, read_text, write_text
 from hessblocks.typed import TEXT, typed
 
-Record = TypeVar("Record")
+RowType = TypeVar("RowType")
 Scalar = str | int | float | bool | None
 
 Row = dict[str, Scalar]
@@ -68,7 +68,7 @@ def columns_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def read_table(kind: type[Record], path: Path) -> list[Record]:
+def read_table(kind: type[RowType], path: Path) -> list[RowType]:
     """Read the rows of a CSV file, in order.
 
     Args:
@@ -101,11 +101,11 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str
 
 
 def records(
-    kind: type[Record],
+    kind: type[RowType],
     path: Path,
     lines: Iterable[tuple[int, Mapping[str, Any]]],
     converter: Converter,
-) -> Iterator[Record]:
+) -> Iterator[RowType]:
     """Convert each line to an object; names that are not fields are ignored.
 
     Args:

@@ -11,10 +11,10 @@ from torch import Tensor
 from hessblocks.errors import RunError
 from hessblocks.storage.files import atomic_path
 
-Tensors = dict[str, Shaped[Tensor, "..."]]
+NamedTensors = dict[str, Shaped[Tensor, "..."]]
 
 
-def write_tensors(path: Path, tensors: Tensors, run: str) -> None:
+def write_tensors(path: Path, tensors: NamedTensors, run: str) -> None:
     """Write tensors, whole or not at all.
 
     Args:
@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Tensors, run: str) -> None:
         temporary.write_bytes(safetensors.torch.save(tensors, metadata={"of": _tag(run, tensors)}))
 
 
-def read_tensors(path: Path, run: str) -> Tensors:
+def read_tensors(path: Path, run: str) -> NamedTensors:
     """Read the tensors of a run.
 
     Args:
@@ -52,6 +52,6 @@ def read_tensors(path: Path, run: str) -> Tensors:
     raise RunError(f"{path}: damaged, or of another run; remove it and run the same command again.")
 
 
-def _tag(run: str, tensors: Tensors) -> str:
+def _tag(run: str, tensors: NamedTensors) -> str:
     # safetensors itself has no checksum
     return f"{run} {hashlib.sha256(safetensors.torch.save(tensors)).hexdigest()}"

@@ -83,9 +83,7 @@ def check_shape(name: str, tensor: Shaped[Tensor, "..."], *shapes: tuple[int, ..
     """
     for shape in shapes:
         pairs = zip(shape, tensor.shape, strict=False)
-        if len(shape) == tensor.ndim and all(
-            expected in (-1, length) for expected, length in pairs
-        ):
+        if len(shape) == tensor.ndim and all(want in (-1, length) for want, length in pairs):
             return
     expected = " or ".join(str(shape).replace("-1", "any") for shape in shapes)
     raise ArgumentError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")

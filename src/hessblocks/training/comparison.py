@@ -19,7 +19,7 @@ from hessblocks.settings import ComparisonSettings, RunSettings
 from hessblocks.training.folder import RunFolder, claimed
 from hessblocks.training.preparation import (
     Prepared,
-    Settings,
+    TrainedSettings,
     config_of,
     line_files,
     prepare,
@@ -65,7 +65,7 @@ def compare(
 
 @contextmanager
 def _opened(
-    settings: Settings, corpus: Corpus, out: AnyPath, command: str
+    settings: TrainedSettings, corpus: Corpus, out: AnyPath, command: str
 ) -> Iterator[tuple[RunFolder, Prepared]]:
     """Check the settings; lock, prepare and yield the folder."""
     prepared = prepare(settings, corpus)

@@ -24,12 +24,12 @@ from hessblocks.conventions import PARTS, Part
 from hessblocks.data import Corpus, Example
 from hessblocks.errors import ArgumentError, RunError, check_name
 from hessblocks.settings import CurvatureSettings, RunSettings, is_due
-from hessblocks.storage import ResultRow, Tabular, append_line
+from hessblocks.storage import JsonLine, ResultRow, Tabular, append_line
 from hessblocks.training.folder import RunFolder
-from hessblocks.training.recorder import Line, Recorder
+from hessblocks.training.recorder import Recorder
 from hessblocks.training.trained_gains import gain_values
 
-Groups = (
+GroupChoice = (
     Mapping[str, curvature.ParameterGroup]
     | Callable[[nn.Module], Mapping[str, curvature.ParameterGroup]]
     | Sequence[str]
@@ -62,7 +62,7 @@ class Observer(TrainerCallback):
             for line in self._lines(step, model):
                 append_line(self.folder.observations, self.recorder.common(step) | line)
 
-    def _lines(self, step: int, model: nn.Module) -> Iterator[Line]:
+    def _lines(self, step: int, model: nn.Module) -> Iterator[JsonLine]:
         wanted, sample = self.wanted, self.wanted.sample
         if is_due(wanted.gains_every, step, self.last):
             yield from gain_values(model)
@@ -88,7 +88,7 @@ class Observer(TrainerCallback):
                 yield norm | {"batch_loss": loss}
 
 
-def _norms(batch: Example, sample: CurvatureSettings, groups: Groups) -> "CurvatureCallback":
+def _norms(batch: Example, sample: CurvatureSettings, groups: GroupChoice) -> "CurvatureCallback":
     """Make the callback that measures all parts of groups on the fixed batch."""
     sizes: dict[str, Any] = {"probes": sample.probes, "seed": sample.seed}
     return CurvatureCallback(batch, groups=groups, parts=PARTS, **sizes)
@@ -241,7 +241,7 @@ class CurvatureCallback(Following):
         self,
         batch: Any,
         *,
-        groups: Groups = curvature.parameter_groups,
+        groups: GroupChoice = curvature.parameter_groups,
         parts: tuple[Part, ...] = ("full",),
         every: int = 100,
         probes: int = 4,

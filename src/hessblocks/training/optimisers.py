@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Trainer
 
 from hessblocks.settings import TrainingSettings
 
-Groups = list[dict[str, Any]]
+OptimiserGroups = list[dict[str, Any]]
 """Parameter groups of torch's optimisers: parameters with learning rate and weight decay."""
 
 
@@ -86,7 +86,7 @@ def optimiser_of(trainer: Trainer, training: TrainingSettings) -> Optimizer | No
     matrix_ids = {id(matrix) for matrix in matrices}
     others = [p for p in model.parameters() if id(p) not in matrix_ids and p.requires_grad]
     first = {"params": matrices, "lr": factor * rate, "weight_decay": decay / factor}
-    rest: Groups = [
+    rest: OptimiserGroups = [
         {"params": [p for p in others if p.ndim >= 2], "lr": rate, "weight_decay": decay},
         {"params": [p for p in others if p.ndim < 2], "lr": rate, "weight_decay": 0.0},
     ]

@@ -104,14 +104,14 @@ def closed_tracker(name: str) -> Iterator[None]:
             importlib.import_module("wandb").finish()
 
 
-Settings = RunSettings | ComparisonSettings
+TrainedSettings = RunSettings | ComparisonSettings
 
 
 @dataclass(frozen=True)
 class Prepared:
     """Checked settings of one run or several, with text, blocks and models without weights."""
 
-    settings: Settings
+    settings: TrainedSettings
     """Settings of the run, or of all runs of a comparison."""
     corpus: Corpus
     """Text to train on."""
@@ -128,7 +128,7 @@ class Prepared:
         return _built(sizes, preset, self.blocks(preset), vocab_size, seed)
 
 
-def prepare(settings: Settings, corpus: Corpus) -> Prepared:
+def prepare(settings: TrainedSettings, corpus: Corpus) -> Prepared:
     """Refuse settings that cannot be built, trained or measured, before anything is written.
 
     Args:

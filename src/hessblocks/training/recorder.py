@@ -12,12 +12,10 @@ from transformers import TrainerCallback, TrainerState
 from hessblocks.errors import RunError
 from hessblocks.quiet import quiet
 from hessblocks.settings import RunSettings
-from hessblocks.storage import append_line, remembered_in
+from hessblocks.storage import JsonLine, append_line, remembered_in
 from hessblocks.training.cost import working_seconds
 from hessblocks.training.folder import RunFolder, prune
 from hessblocks.training.trainer import Divergence, GuardedTrainer, located
-
-Line = dict[str, Any]
 
 
 class Recorder(TrainerCallback):
@@ -37,7 +35,7 @@ class Recorder(TrainerCallback):
         folder: RunFolder | None = None,
         *,
         checkpoint: Path | None = None,
-        listener: Callable[[Line], object] = lambda line: None,
+        listener: Callable[[JsonLine], object] = lambda line: None,
     ) -> None:
         """Start, or resume time and peak memory from the manifest of a checkpoint.
 
@@ -150,7 +148,7 @@ class Recorder(TrainerCallback):
         if self.folder:
             self.folder.sync_lines()
 
-    def common(self, step: int) -> Line:
+    def common(self, step: int) -> JsonLine:
         """Return the fields that all lines of metrics and observations have."""
         return {
             "preset": self.settings.preset,

@@ -67,7 +67,7 @@ def carry_out(
     return model, recorder
 
 
-Rows = list[storage.ResultRow]
+ResultRows = list[storage.ResultRow]
 
 
 class Run:
@@ -157,7 +157,7 @@ class Run:
         self.rows = sorted([*old, *rows], key=lambda row: storage.STEPS.index(storage.step_of(row)))
         storage.write_results(self.folder.results, self.rows)
 
-    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> Rows:
+    def _rows(self, method: str, values: Mapping[tuple[str, str], float]) -> ResultRows:
         """Make rows for the whole model from values by (quantity, stage)."""
         row = partial(storage.ResultRow, preset=self.settings.preset, seed=self.settings.seed)
         return [
@@ -165,7 +165,7 @@ class Run:
             for (quantity, stage), value in values.items()
         ]
 
-    def _counts(self) -> Rows:
+    def _counts(self) -> ResultRows:
         """Count the parameters, and the floating-point operations of an update."""
         outline = self.prepared.outlines[self.settings.preset]
         count = sum(parameter.numel() for parameter in outline.parameters())
@@ -183,7 +183,7 @@ class Run:
         model, _ = Saved.at(str(self.folder.model)).load(AutoModelForCausalLM)
         return model
 
-    def _train(self) -> Rows:
+    def _train(self) -> ResultRows:
         """Train from the newest whole checkpoint, or the start, unless a final model is saved."""
         settings, measured = self.settings, storage.remembered_in(self.folder.model)
         finished = {"seconds", "peak_memory"} <= measured.keys() and not self._model_fault
@@ -226,7 +226,9 @@ class Run:
             "validation loss after": after,
         }
 
-    def _training_rows(self, measured: Mapping[str, float], *, diverged: bool = False) -> Rows:
+    def _training_rows(
+        self, measured: Mapping[str, float], *, diverged: bool = False
+    ) -> ResultRows:
         lines = storage.read_lines(self.folder.metrics)
         losses = [line["loss"] for line in lines if line["split"] == "validation"]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]

@@ -2,5 +2,6 @@
 
 STUDIES = {
     "simplify-pretrained": "simplify_pretrained",
+    "simplified-runs": "simplified_runs",
 }
 """Name of a study → module of this package with the study as `STUDY`."""

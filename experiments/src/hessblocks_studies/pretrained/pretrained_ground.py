@@ -32,10 +32,10 @@ from hessblocks.simplify import (
     measure_removals,
     text_parts,
 )
-from hessblocks.storage import Store, held, mended_store
+from hessblocks.storage import held, mended_store
 from hessblocks_studies.data import load_docstrings, load_packaged
 
-REVISION = 1
+REVISION = 2
 """Revision; increased when the plan or another method gives other numbers than before."""
 TINY = "tiny"
 """Small Llama with random weights, on random tokens."""
@@ -64,19 +64,19 @@ class Ground:
 
     @property
     def folder(self) -> Path:
-        """Folder of the model's table and plan, so that a killed run continues."""
+        """Folder of the model's table, so that a killed run continues."""
         digest = sha256(fingerprint(self.original).encode())
         for tokens in (self.text.tokens, self.choosing.tokens):
             digest.update(tokens.numpy().tobytes())
         return cache_root() / f"simplify-pretrained-{REVISION}-{digest.hexdigest()[:16]}"
 
     @contextmanager
-    def table(self) -> Iterator[tuple[Removals, Store]]:
-        """Measure or load each removal alone; also yield the store, which is locked meanwhile."""
+    def table(self) -> Iterator[Removals]:
+        """Measure or load each removal alone; the store is locked meanwhile."""
         with held(self.folder):
             store = mended_store(self.folder)
             texts = (self.text.tokens, self.choosing.tokens)
-            yield measure_removals(self.original, *texts, store=store), store
+            yield measure_removals(self.original, *texts, store=store)
 
     def without(self, layers: Sequence[int]) -> HessblocksForCausalLM:
         """Remove whole layers."""

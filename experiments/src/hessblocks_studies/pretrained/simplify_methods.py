@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from hessblocks.models import HessblocksForCausalLM
-from hessblocks.simplify import KINDS, Candidate, Place, Plan, edited
+from hessblocks.simplify import Candidate, LayerChange, Place, edited, one_pass, priced_plan
 from hessblocks_studies.pretrained.pretrained_ground import Ground
 
 Method = Callable[[Ground, Sequence[int], int], Iterator[HessblocksForCausalLM]]
@@ -27,12 +27,11 @@ PLAN, BESIDE = "plan", "units by activation"
 
 
 def plan(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Remove the parts with the lowest measured cost; table and steps are in the user's cache."""
-    with ground.table() as (table, store):
-        made = Plan(ground.original, ground.text.tokens, ground.choosing.tokens, table.rows)
+    """Remove the parts with the lowest price, with one pass of refits; the table is cached."""
+    with ground.table() as table:
         for count in sizes:
-            made.run(_share(ground, count), store)
-            yield made.model
+            plan = priced_plan(ground.original, table.rows, _share(ground, count))
+            yield one_pass(ground.original, ground.text, plan.changes)
 
 
 def last_layers(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
@@ -80,13 +79,11 @@ def at_random(ground: Ground, sizes: Sequence[int], seed: int) -> Iterator[Hessb
 
 
 def by_activation(ground: Ground, sizes: Sequence[int], _: int) -> Iterator[HessblocksForCausalLM]:
-    """Remove the units that contribute least on the text, equally many per layer; refit outputs."""
-    depth, width = ground.original.config.depth, ground.original.config.blocks[0].resolved_mlp_width
+    """Remove the units that contribute least on the text, equally many per layer; one pass."""
+    depth = ground.original.config.depth
     for count in sizes:
-        share = ceil(_units(ground, count) / depth) / width + 1e-9  # rounds up, not down
-        places = (Place(model=ground.original, index=n, text=ground.text) for n in range(depth))
-        found = (KINDS["mlp units"](place, share) for place in places)
-        yield edited(ground.original, *filter(None, found))
+        change = LayerChange(units=ceil(_units(ground, count) / depth))
+        yield one_pass(ground.original, ground.text, dict.fromkeys(range(depth), change))
 
 
 METHODS: Mapping[str, Method] = {

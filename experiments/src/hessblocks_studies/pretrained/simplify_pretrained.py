@@ -9,9 +9,12 @@ from math import exp, hypot
 from statistics import median
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hessblocks.blocks import Identity, Shared, Weight
 from hessblocks.figures import Panel
-from hessblocks.simplify import Candidate, Place, Refit, saved_between
+from hessblocks.simplify import Candidate, Place, Refit, outputs_of, saved_between
 from hessblocks.statistics import mean_and_error
 from hessblocks.storage import Row
 from hessblocks_studies import shared
@@ -114,7 +117,7 @@ def _alone(place: Ground) -> list[Row]:
     """Measure the cost of each removal alone, and of identities without a refitted projection."""
     rows: list[Row] = []
     common: Row = {"study": "simplify-pretrained", "rule": ALONE, "seed": 0}
-    with place.table() as (table, _):
+    with place.table() as table:
         for row in table.rows:
             own = {**common, "kind": row["kind"], "layer": row["layer"], "share": row["share"]}
             rows.append(shared.measured(KL, row["kl"], **own, standard_error=row["kl_error"]))
@@ -137,9 +140,18 @@ def _replaced(at: Place, kind: str, name: str, weight: Weight) -> tuple[Candidat
     """Replace a weight of the attention, with the projection refitted and without."""
     block = at.block.replace(attention=at.block.attention.replace(**{name: weight}))
     plain = at.built(block, at.state)
-    mixed, wanted = at.projection_pairs(plain)[0], at.projection_pairs(at.layer)[1]
-    state = at.refitted(PROJECTION, Refit(at.with_ones(PROJECTION, mixed), wanted))
-    return at.candidate(kind, block, state), plain
+    (mixed, _), (_, wanted) = _projected(at, plain), _projected(at, at.layer)
+    solution, _ = at.refitted(PROJECTION, Refit(at.with_ones(PROJECTION, mixed), wanted))
+    return at.candidate(kind, block, at.named(PROJECTION, solution)), plain
+
+
+@torch.no_grad()
+def _projected(at: Place, layer: Any) -> tuple[Tensor, Tensor]:
+    """Return inputs and outputs of the projection, one row per token."""
+    inputs = layer.attention_norm(at.original)
+    seen, _ = outputs_of(layer.attention, ["projection"], inputs, at.text.context)
+    given, output = seen["projection"]
+    return given.flatten(0, 1), output.flatten(0, 1)
 
 
 def _costs(place: Ground, model: Any, own: Row) -> list[Row]:

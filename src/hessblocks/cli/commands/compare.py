@@ -25,7 +25,7 @@ def compare(
     training: settings.TunedSettings,
     observation: settings.ObservationSettings,
     out: options.Out = Path("runs/compare"),
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",
     screen: options.Screen,

@@ -16,7 +16,7 @@ RATE = 1e-2
 def demo(
     *,
     out: options.Out = Path("runs/demo"),
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:

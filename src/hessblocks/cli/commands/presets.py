@@ -112,7 +112,7 @@ def _size(name: str, sizes: PresetSizes) -> BlockSize:
         if isinstance(module, nn.Linear | ReparametrisedLinear)
     ]
     keys = min(sizes.context, block.attention.window or sizes.context)
-    layers = 0 if block.sub_blocks == "mlp" else sizes.depth
+    layers = sizes.depth if block.attends else 0
     return BlockSize(
         preset=name,
         summary=summary(name),

@@ -33,11 +33,16 @@ def simplify(
     device: options.Device = "auto",
     screen: options.Screen,
 ) -> None:
-    """Measure the cost of removing each part of a model, remove the cheapest, heal the rest."""
+    """Measure the cost of removing each part of a model, remove the cheapest, refit the rest."""
     check_place(data)
     from hessblocks.cli.commands.work import measure_in_folder
     from hessblocks.cli.terminal import plain_table
-    from hessblocks.report import STEPS, simplify_headline, step_cells, write_simplify_report
+    from hessblocks.report import (
+        NUMBERS,
+        number_rows,
+        simplify_headline,
+        write_simplify_report,
+    )
     from hessblocks.simplify import simplify_model
 
     measure_in_folder(
@@ -45,11 +50,7 @@ def simplify(
         write_simplify_report,
         lambda found: [
             *simplify_headline(found),
-            *(
-                [plain_table(STEPS, list(map(step_cells, found["steps"])))]
-                if "steps" in found
-                else []
-            ),
+            *([plain_table(NUMBERS, rows)] if (rows := number_rows(found)) else []),
         ],
         as_json=screen.json,
     )

@@ -32,7 +32,7 @@ def train(
     training: settings.TrainingSettings,
     observation: settings.ObservationSettings,
     out: Annotated[Path | None, Parameter(help=f"{options.RESUMES} [default: runs/PRESET]")] = None,
-    seed: options.Seed = 0,
+    seed: options.SeedOption = 0,
     device: options.Device = "auto",
     report_to: options.Tracker = "none",
     screen: options.Screen,

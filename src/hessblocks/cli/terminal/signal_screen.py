@@ -14,12 +14,12 @@ SHOWN = 8
 """Most layers of each model in the table; results.csv has all."""
 GRADIENT = "gradient "
 """Prefix of a gradient's name, before its role."""
-Rows = Sequence[Mapping[str, Any]]
+SignalRows = Sequence[Mapping[str, Any]]
 Layers = dict[Any, dict[str, float]]
 """Layer ("" for the inputs) → {quantity, followed by its role if it has one: value}."""
 
 
-def by_model(rows: Rows) -> dict[str, Layers]:
+def by_model(rows: SignalRows) -> dict[str, Layers]:
     """Group rows by model and layer."""
     models: dict[str, Layers] = {}
     for row in rows:
@@ -30,7 +30,7 @@ def by_model(rows: Rows) -> dict[str, Layers]:
     return models
 
 
-def reasons(rows: Rows) -> dict[tuple[str, str], str]:
+def reasons(rows: SignalRows) -> dict[tuple[str, str], str]:
     """Find each (model, quantity) that lacks a value at any layer, with the reason."""
     missing = (row for row in rows if row["value"] is None)
     return {(row["model"], row["quantity"]): row["method"] for row in missing}
@@ -45,7 +45,7 @@ def collapse(layers: Layers) -> int | None:
     )
 
 
-def described(rows: Rows) -> dict[str, Any]:
+def described(rows: SignalRows) -> dict[str, Any]:
     """Convert all values to JSON, by model and layer; an infinite value is null."""
     reason = reasons(rows)
     return {
@@ -64,7 +64,7 @@ def described(rows: Rows) -> dict[str, Any]:
     }
 
 
-def lines(rows: Rows) -> Iterator[Table | str]:
+def lines(rows: SignalRows) -> Iterator[Table | str]:
     """Yield the two tables, their legend and a summary of each model."""
     from hessblocks.signal import COLLAPSED
 

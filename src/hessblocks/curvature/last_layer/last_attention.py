@@ -151,7 +151,7 @@ def from_hessblocks(model: Any, batch: Batch) -> LastAttention:
     """
     block = model.model.layers[-1]
     attention = block.attention
-    if attention is None:
+    if not getattr(block, "attends", False):
         raise uncovered("covers a last layer with attention")
     _check_parts(attention)
     if "values" in block.carried:

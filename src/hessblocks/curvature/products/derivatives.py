@@ -146,9 +146,7 @@ def _compare(
 
     def first(z: witness.ByName) -> witness.Agreement:
         slope = witness.inner(gradient, z)
-        return steps(
-            z, lambda differences: [witness.compare_slopes(slope, differences)], gradients=False
-        )[0]
+        return steps(z, lambda d: [witness.compare_slopes(slope, d)], gradients=False)[0]
 
     seconds = steps(along, second, gradients=True) if rows else []
     return Compared(

@@ -246,12 +246,8 @@ def check_rows(comparison: RowComparison) -> None:
     problem = comparison.problem
     batches, processes, device = problem.batches, problem.processes, problem.device
     numbers = [i for i, rows in enumerate(batches.rows) if comparison.cuts(rows)]
-    my_numbers = set(numbers[processes.turns])
-    mine = (
-        (batch for number, batch in enumerate(batches) if number in my_numbers)
-        if my_numbers
-        else ()
-    )
+    ours = set(numbers[processes.turns])
+    mine = (batch for number, batch in enumerate(batches) if number in ours) if ours else ()
     refusal = next(filter(None, map(comparison.refusal, mine)), None)
     refused = processes.least(-int(refusal is not None), device)
     if refusal:

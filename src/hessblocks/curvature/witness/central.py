@@ -69,10 +69,8 @@ class Agreement:
     @property
     def settled(self) -> bool:
         """Whether the verdict is `right` and the difference accurate enough to end the search."""
-        return (
-            self.verdict == "right"
-            and self.error <= max(self.tolerance, SETTLING_ERROR) * self.scale
-        )
+        allowed = max(self.tolerance, SETTLING_ERROR) * self.scale
+        return self.verdict == "right" and self.error <= allowed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,9 +217,7 @@ class KroneckerSum(ExactOperator):
 def _unit_of(term: KroneckerTerm) -> float:
     """Find a power of 4 near the size of a term; 0 for a zero one."""
     factors = (term.row, term.column, term.matrices.right, term.matrices.left)
-    return math.prod(
-        unit_of(factor) if factor.any() else 0.0 for factor in factors if factor is not None
-    )
+    return math.prod(unit_of(t) if t.any() else 0.0 for t in factors if t is not None)
 
 
 def _merged(terms: Sequence[KroneckerTerm], memory_limit: int) -> tuple[KroneckerTerm, ...]:

@@ -1,0 +1,262 @@
+"""Find the longest run of layers that can be skipless, norm-free or parallel at once.
+
+The rule: PLAN.md beside this file, section `simplified-runs`.
+
+Letters: S sequences, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hessblocks.simplify import Held, heal
+from hessblocks.storage import Row
+from hessblocks_studies import shared
+from hessblocks_studies.data import SMOLLM2
+from hessblocks_studies.engine import Check, Rows, Scale, Study, Summary
+from hessblocks_studies.pretrained.pretrained_ground import TINY, Ground, ground
+
+SINK = 4.0
+"""Tokens whose states are so many times as large as the median are sinks: they stay as they are."""
+LIMIT = 0.1
+"""Largest KL divergence of a run on the choosing text, nats per token."""
+UPDATES: Mapping[Scale, tuple[int, ...]] = {
+    "smoke": (0, 1),
+    "laptop": (0,),
+    "paper": (0, 30, 300),
+}
+"""Scale → updates of healing after which a run grows; before 0 nothing is trained."""
+ALONE, RUN, OTHER, FIXED = "KL alone", "KL of the run", "KL of the run, judging", "KL, fixed run"
+SKIPS, NORMS = "attention skip", "attention norm"
+JUDGED_RUN = (12, 27)
+"""First and last layer of the run whose attention skips are judged."""
+EACH, TOGETHER, ENOUGH = 0.02, 0.05, 20
+"""Most nats of a skip, of all skips of the run and of a norm; layers that must keep to the last."""
+
+
+def sizes(x: Float[Tensor, "S T D"]) -> Float[Tensor, "S T 1"]:
+    """Compute the root mean square of each token's state."""
+    return x.square().mean(-1, keepdim=True).sqrt()
+
+
+def sinks(x: Float[Tensor, "S T D"]) -> Bool[Tensor, "S T 1"]:
+    """Find the tokens whose states are far larger than the median."""
+    size = sizes(x)
+    return size > SINK * size.median()
+
+
+class FoldedSkip(nn.Module):
+    """α x / rms(x) + branch: what αI of shaped attention carries in place of a skip."""
+
+    def __init__(self, x: Float[Tensor, "S T D"]) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(sizes(x)[~sinks(x)].median())
+
+    def forward(self, branch: Tensor, x: Tensor) -> Tensor:
+        """Add the branch; sinks keep their skip."""
+        return torch.where(sinks(x), x, self.alpha * x / sizes(x)) + branch
+
+
+class ConstantNorm(nn.Module):
+    """Constant scale in place of a norm: the median of 1 / rms(x) over ordinary tokens."""
+
+    def __init__(self, norm: Any, x: Float[Tensor, "S T D"]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.scale = nn.Parameter((1 / sizes(x))[~sinks(x)].median())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale the tokens; sinks keep their norm."""
+        return torch.where(sinks(x), self.norm(x), self.scale * x * self.norm.weight)
+
+
+def _skipless(layer: Any, x: Tensor, _: Tensor) -> None:
+    layer.attention_branch = FoldedSkip(x)
+
+
+def _constant(layer: Any, x: Tensor, _: Tensor) -> None:
+    layer.attention_norm = ConstantNorm(layer.attention_norm, x)
+
+
+def _constant_before_mlp(layer: Any, _: Tensor, middle: Tensor) -> None:
+    layer.mlp_norm = ConstantNorm(layer.mlp_norm, middle)
+
+
+def _parallel(layer: Any, *_: Tensor) -> None:
+    layer.parallel = True
+
+
+KINDS: Mapping[str, Callable[[Any, Tensor, Tensor], None]] = {
+    SKIPS: _skipless,
+    NORMS: _constant,
+    "MLP norm": _constant_before_mlp,
+    "parallel": _parallel,
+}
+"""Kind → change of a layer, given the original's states before its attention and its MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """Settings of a point: one kind of change."""
+
+    kind: str
+    """Name in `KINDS`."""
+    model: str
+    """Package of the model, or `TINY`."""
+    updates: tuple[int, ...]
+    """Updates of healing after which the run grows."""
+
+
+def settings(scale: Scale, seeds: int | None) -> list[RunSettings]:
+    """List the kinds; only the order of the healing's windows is random."""
+    model = TINY if scale == "smoke" else SMOLLM2
+    return [RunSettings(kind=kind, model=model, updates=UPDATES[scale]) for kind in KINDS]
+
+
+@torch.no_grad()
+def changed(place: Ground, base: Any, kind: str, layers: Sequence[int]) -> list[Any]:
+    """Return all layers of `base`, some of them changed."""
+    made, context = list(base.model.layers), place.text.context
+    for index in layers:
+        own, x = place.original.model.layers[index], place.text.states[index]
+        middle = own.attention_branch(own.attention(own.attention_norm(x), context), x)
+        made[index] = copy.deepcopy(made[index])
+        KINDS[kind](made[index], x, middle)
+    return made
+
+
+def grown(place: Ground, base: Any, kind: str, run: range, fixed: range) -> range:
+    """Extend a run by the cheaper neighbour while it costs at most `LIMIT`.
+
+    Args:
+        place: model and texts.
+        base: model whose layers in `fixed` have changed already.
+        kind: kind of the change.
+        run: run to extend.
+        fixed: layers of `base` that have changed.
+
+    Returns:
+        The longest run.
+    """
+    while True:
+        wider = [
+            one
+            for one in (range(run.start - 1, run.stop), range(run.start, run.stop + 1))
+            if one.start >= 0 and one.stop <= place.original.config.depth
+        ]
+        costs = {}
+        for one in wider:
+            new = [layer for layer in one if layer not in fixed]
+            costs[one] = place.choosing.cost(changed(place, base, kind, new), 0).kl.value
+        best = min(wider, key=costs.__getitem__, default=None)
+        if best is None or costs[best] > LIMIT:
+            return run
+        run = best
+
+
+def measure(settings: RunSettings) -> list[Row]:
+    """Price each layer alone; grow a run from the cheapest; heal the run, and let it grow again."""
+    place, kind = ground(settings.model), settings.kind
+    common: Row = {"study": "simplified-runs", "rule": kind, "seed": 0}
+    depth, rows, alone = place.original.config.depth, list[Row](), list[float]()
+    for layer in range(depth):
+        made = changed(place, place.original, kind, [layer])
+        kl = place.choosing.cost(made[layer:], layer).kl
+        alone.append(kl.value)
+        own = {**common, "first": layer, "last": layer, "standard_error": kl.standard_error}
+        rows.append(shared.measured(ALONE, kl.value, **own))
+
+    def told(name: str, text: Held, layers: Sequence[Any], run: range, updates: int) -> Row:
+        kl = text.cost(layers, 0).kl
+        ends = {"first": run.start, "last": run.stop - 1, "healing": updates}
+        return shared.measured(name, kl.value, **common, **ends, standard_error=kl.standard_error)
+
+    start = min(range(depth), key=alone.__getitem__)
+    run, fixed, base = range(start, start + 1), range(0), copy.deepcopy(place.original)
+    for updates in settings.updates:
+        if updates:
+            base = heal(base, place.original, place.healing, layers=(), steps=updates)
+        run = grown(place, base, kind, run, fixed)
+        new = [layer for layer in run if layer not in fixed]
+        base.model.layers = nn.ModuleList(changed(place, base, kind, new))
+        fixed, layers = run, list(base.model.layers)
+        rows.append(told(RUN, place.choosing, layers, run, updates))
+        rows.append(told(OTHER, place.judging, layers, run, updates))
+    first, last = JUDGED_RUN
+    if depth > last:
+        layers = changed(place, place.original, kind, range(first, last + 1))
+        rows.append(told(FIXED, place.judging, layers, range(first, last + 1), 0))
+    return rows
+
+
+def summarise(rows: Rows) -> Summary:
+    """Plot each layer alone and the runs, and judge skips and norms."""
+    alone = shared.nested(shared.of_quantity(rows, ALONE), "rule", "first")
+    runs = shared.of_quantity(rows, RUN, OTHER, FIXED)
+    checks: list[Check] = []
+    fixed = [row for row in shared.of_quantity(rows, FIXED) if row["rule"] == SKIPS]
+    for row in fixed:
+        each = [alone[SKIPS][n] for n in range(row["first"], row["last"] + 1)]
+        checks.append(
+            Check(
+                fact=f"skips around attention of layers {row['first']} to {row['last']} can be αI",
+                expected=f"at most {EACH} nats each and {TOGETHER} together",
+                ours=f"at most {max(each):.2g} each, {row['value']:.2g} together",
+                holds=max(each) <= EACH and row["value"] <= TOGETHER,
+            )
+        )
+        cheap = sum(cost <= TOGETHER for cost in alone[NORMS].values()) if NORMS in alone else 0
+        checks.append(
+            Check(
+                fact="norms before attention can be constants",
+                expected=f"at most {TOGETHER} nats alone in {ENOUGH} layers or more",
+                ours=f"in {cheap} layers",
+                holds=cheap >= ENOUGH if NORMS in alone else None,
+            )
+        )
+    curves = {
+        kind: [(layer, max(cost, 1e-6), 0.0) for layer, cost in sorted(costs.items())]
+        for kind, costs in alone.items()
+    }
+    grown_runs = {
+        f"{kind}, {quantity}": [
+            (row["last"] - row["first"] + 1, max(row["value"], 1e-6), row["standard_error"])
+            for row in own
+        ]
+        for (kind, quantity), own in shared.grouped(runs, "rule", "quantity").items()
+    }
+    return shared.summary(
+        "Which layers of a pretrained model can be simplified at once",
+        "KL divergence from SmolLM2-135M. Left each layer alone; right runs of layers, after the "
+        "updates of healing that the table names. Attention sinks keep their skips and norms.",
+        [
+            shared.panel("One layer", "layer", "KL divergence (nats per token)", curves, log="y"),
+            shared.panel("Runs", "layers", "KL divergence (nats per token)", grown_runs, log="y"),
+        ],
+        checks,
+        runs=[{name: row[name] for name in TOLD} for row in runs],
+    )
+
+
+TOLD = ("rule", "first", "last", "healing", "quantity", "value", "standard_error")
+STUDY = Study(
+    name="simplified-runs",
+    title="runs of layers made skipless, norm-free or parallel",
+    source="ours, the first paper's question on a pretrained model",
+    published=(
+        "Blocks without skips or norms are trained from scratch; which layers of a pretrained "
+        "model can lose them at once was not measured."
+    ),
+    settings=settings,
+    measure=measure,
+    summarise=summarise,
+    columns=("study", "seed", *TOLD, "method"),
+    revision=1,
+)

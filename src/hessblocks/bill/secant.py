@@ -1,0 +1,147 @@
+"""Look whether the divergence of a change grows as a quadratic on the way to it.
+
+A quadratic at the weights knows neither edges nor flats on the way. A router that chooses experts
+(top-k) is an edge: for small t the divergence of tΔ grows like t, not like t². Letters: Δ change, t
+share of it, K(t) measured divergence of tΔ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hessblocks.bill.changes import Change, New
+from hessblocks.bill.measured import measure
+from hessblocks.curvature import Problem, make_plan
+from hessblocks.errors import ArgumentError, RunError
+
+if TYPE_CHECKING:
+    from hessblocks.bill.prices import Price
+
+SHARES = 1.0, 0.25
+"""Shares t of a change at which its divergence is measured."""
+BEYOND = 4.0
+"""The same where the model makes choices: what flips there seldom flips at t = 1 on other text."""
+FAR = 2.0
+"""Largest factor between K(t) / t² and K(1) on one piece of text."""
+FAR_WITH_CHOICES = 1.4
+"""The same, and between forecast and K(1), on the whole text, where the model makes choices."""
+PASSES = 4
+"""Passes over the text; each over a 32nd of it, or over a fourth where the model makes choices."""
+NOT_MEASURED = "the way to it could not be measured"
+LEAST = 1e-9
+"""Divergence in nats per token below which rounding errors of float32 may decide."""
+CHOICES = ("topk", "sort", "argmax", "argmin", "kthvalue", "round", "multinomial", "bucketize")
+"""Operations whose result jumps with their input."""
+_NUMBER = re.compile(r"\d+")
+
+
+class _Choices(TorchDispatchMode):
+    """Note whether an operation of `CHOICES` takes fewer entries than there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, arguments: Any = (), keywords: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        values = arguments[0] if arguments else None
+        if name in CHOICES and isinstance(values, torch.Tensor) and values.is_floating_point():
+            dim = arguments[2] if len(arguments) > 2 else -1
+            taken = name == "topk" and arguments[1] == values.shape[dim]
+            self.seen = self.seen or not taken
+        return func(*arguments, **(keywords or {}))
+
+
+def chooses(problem: Problem) -> bool:
+    """Tell whether a forward pass of the model chooses by numbers that it computes, as routers do.
+
+    Args:
+        problem: model and data; a pass over its first rows is made.
+
+    Returns:
+        True if an operation of `CHOICES` ran on computed numbers.
+    """
+    with problem.computing(), torch.no_grad():
+        batch = next(iter(make_plan(problem, twice=False, most_rows=1).passes))
+        with _Choices() as mode:
+            problem.forward(batch, problem.parameters, twice=False)
+    return mode.seen
+
+
+def secants(
+    problem: Problem, changes: Mapping[str, Change], prices: Mapping[str, Price]
+) -> dict[str, str]:
+    """Measure one change for each role and edit at t = 1/4 and 1, and compare with a quadratic.
+
+    Args:
+        problem: model, loss and data of the prices.
+        changes: changes by name.
+        prices: their prices; only trusted ones are looked at.
+
+    Returns:
+        Name → why its forecast is not trusted, for each change whose role and edit are those of a
+        change that grows otherwise.
+
+    Cost: two forward passes for each role and edit, over a few rows; over all rows, if the
+        model makes choices.
+    """
+    classes: dict[tuple[str, str], list[str]] = {}
+    for name, change in changes.items():
+        if prices[name].trusted and prices[name].relative_size:
+            kind = _NUMBER.sub("N", change.place), change.how
+            classes.setdefault(kind, []).append(name)
+    if not classes or problem.processes.shard:
+        return {}
+    choosing = chooses(problem)
+    first = [names[0] for names in classes.values()]
+    shares = (*SHARES, BEYOND) if choosing else SHARES
+    sets = [[_scaled(changes[name], t)] for name in first for t in shares]
+    several = [prices[name] for name in first for _ in shares]
+    more = {"pieces": PASSES} if choosing else {"most_passes": PASSES}
+    try:
+        found = measure(problem, several, sets, held_out=False, **more)
+    except (ArgumentError, RunError):  # of a change that is random, or leaves the numbers
+        return {name: NOT_MEASURED for names in classes.values() for name in names}
+    outside = {}
+    for number, names in enumerate(classes.values()):
+        measured = found.measured[number * len(shares) :]
+        scaled = {t: m.value / t**2 for t, m in zip(shares, measured, strict=False)}
+        forecast = prices[names[0]].forecast.value
+        if reason := _reason(forecast, scaled, choosing=choosing):
+            outside |= dict.fromkeys(names, reason)
+    return outside
+
+
+def _reason(forecast: float, scaled: Mapping[float, float], *, choosing: bool) -> str:
+    """Say how K(t) / t² differs from a constant; empty if it does not."""
+    whole, limit = scaled[1.0], FAR_WITH_CHOICES if choosing else FAR
+    if whole < LEAST and not choosing:
+        return ""
+    for t, value in scaled.items():
+        if not whole / limit <= value <= whole * limit:
+            times = f"{value / whole:.2g} times" if whole else "not"
+            return f"KL of {t:g} of the change is {times} what a quadratic has"
+    if choosing and not whole / limit <= forecast <= whole * limit:
+        return f"the model makes choices, and its KL was {whole:.2g} nats on the same text"
+    return ""
+
+
+def _scaled(change: Change, t: float) -> Change:
+    """Make the share t of a change."""
+    if t == 1.0:
+        return change
+
+    def part(name: str, value: New) -> New:
+        single = replace(change, new={name: value})
+        return lambda old: torch.lerp(old, dict(single.made({name: old}))[name], t)
+
+    new = {name: part(name, value) for name, value in change.new.items()}
+    return replace(change, new=new, noted={})

@@ -1,0 +1,133 @@
+"""A finite step over an edge or a flat: experts that are chosen, or that no token reaches."""
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+import hessblocks as hb
+from hessblocks.bill.secant import chooses
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def mixtral(top, scale=5.0):
+    torch.manual_seed(0)
+    config = MixtralConfig(**SIZES, num_local_experts=8, num_experts_per_tok=top)
+    model = MixtralForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model
+
+
+def text(seed, words=61, rows=32):
+    generator = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(3, 3 + words, (rows, 16), generator=generator)}
+
+
+def bill_of(model, bits, data=None, layer="layers.0"):
+    problem = hb.Problem(model, data or text(0), loss="causal-lm")
+    changes = hb.change_each(model, *(hb.rounded(bits=one) for one in bits))
+    return hb.price(problem, {n: c for n, c in changes.items() if layer in n})
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_no_forecast_that_is_wrong_by_two_is_trusted_where_experts_are_chosen(scale):
+    bill = bill_of(mixtral(2, scale), (3, 4, 6, 8))
+    assert len(bill) == 28
+    rows = bill.check(list(bill), text(1)).to_rows()
+    assert sum(not 0.5 <= row["ratio"] <= 2 for row in rows) > 3
+    assert all(row["outside"] for row in rows if not 0.5 <= row["ratio"] <= 2)
+
+
+def test_all_experts_of_all_are_no_choice():
+    model = mixtral(8)
+    bill = bill_of(model, (4, 8))
+    assert not chooses(bill.problem)
+    assert all(price.trusted for price in bill.values())
+    assert chooses(hb.Problem(mixtral(2), text(0), loss="causal-lm"))
+
+
+def test_a_model_without_choices_is_trusted_as_before():
+    torch.manual_seed(0)
+    bill = bill_of(LlamaForCausalLM(LlamaConfig(**SIZES)).eval(), (3, 4, 8), layer="layers")
+    assert not bill.secants
+    assert all(price.trusted for price in bill.values())
+
+
+def test_an_edge_on_the_way_is_outside():
+    class Jump(torch.nn.Module):
+        """Adds 1 once the weight has gone a twentieth of the way."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4, 1))
+
+        def forward(self, x):
+            return x * self.weight[:, 0] + (self.weight[0, 0] > 1.005).float()
+
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    problem = hb.Problem(Jump(), [(x, x)], loss=torch.nn.MSELoss())
+    bill = hb.price(problem, {"step": {"weight": lambda old: 1.1 * old}})
+    assert "KL of 0.25 of the change" in bill["step"].outside
+
+
+class Experts(torch.nn.Module):
+    """Eight experts of which a token's number chooses one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(8, 16)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(16, 16, bias=False) for _ in range(8))
+        self.head = torch.nn.Linear(16, 8, bias=False)
+
+    def forward(self, input_ids):
+        x = self.table(input_ids)
+        parts = [(input_ids == n)[..., None] * one(x) for n, one in enumerate(self.experts)]
+        return self.head(sum(parts))
+
+
+def test_experts_that_no_token_reaches_are_said_and_get_their_most_bits():
+    model = Experts()
+    ids = torch.randint(3, (8, 12), generator=torch.Generator().manual_seed(0))
+    changes = hb.change_each(model, *(hb.rounded(bits=bits) for bits in (2, 3, 4)))
+    bill = hb.price(hb.Problem(model, {"input_ids": ids}, loss="causal-lm"), changes)
+    lost = [price for price in bill.values() if not price.reached]
+    assert {price.place for price in lost} == {f"experts.{n}.weight" for n in range(3, 8)}
+    assert not any(price.trusted for price in lost)
+    assert all(math.isnan(price.forecast.standard_error) for price in lost)
+    assert "not reached" in str(lost[0])
+    chosen = bill.allocate(bits=3.8)
+    assert {p.bits for p in chosen.choices if p.place in {price.place for price in lost}} == {4}
+    assert "not reached" in chosen.total.outside
+    tight = bill.allocate(bits=2.8)  # four bits for five of eight do not fit
+    assert {p.bits for p in tight.choices if p.place in {price.place for price in lost}} == {3}
+
+
+def test_a_change_that_changes_nothing_is_free_and_trusted():
+    model = Experts()
+    ids = torch.randint(3, (8, 12), generator=torch.Generator().manual_seed(0))
+    problem = hb.Problem(model, {"input_ids": ids}, loss="causal-lm")
+    price = hb.price(problem, {"same": {"experts.7.weight": lambda old: old}})["same"]
+    assert price.trusted
+    assert price.forecast.value == 0
+
+
+def test_a_check_tells_how_many_are_near_and_the_worst_that_is_trusted():
+    check = bill_of(mixtral(8), (3, 4)).check(10, text(1))
+    rows = check.to_rows()
+    near = sum(0.8 <= row["ratio"] <= 1.25 for row in rows) / len(rows)
+    worst = max((row["ratio"] for row in rows), key=lambda ratio: abs(math.log(ratio)))
+    assert f"{near:.0%} from 0.8 to 1.25, the worst among the trusted {worst:.3g}" in str(check)

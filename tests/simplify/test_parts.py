@@ -1,0 +1,71 @@
+"""Parts of the text that share no token, what the final figure is measured on, the columns saved."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hessblocks as hb
+from hessblocks.settings import SimplifySettings
+from hessblocks.simplify import run as running
+from hessblocks.simplify.place import _sizes
+
+TOKENS = 20_000
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
+    """The four sets, of a text whose tokens are all different."""
+    monkeypatch.setattr(running, "encoded", lambda *_: np.arange(TOKENS))
+    monkeypatch.setattr(running, "template_start", lambda _: [])
+    config = SimpleNamespace(vocab_size=TOKENS)
+    model = SimpleNamespace(config=config, device="cpu")
+    settings = SimplifySettings(sequences=8, fitted=8, tokens=16)
+    return running.text_parts(model, object(), [], settings)
+
+
+def test_validation_and_test_share_no_token_with_another_part(
+    windows: tuple[torch.Tensor, ...],
+) -> None:
+    fitting, validation, test, healing = (set(tokens.flatten().tolist()) for tokens in windows)
+    assert fitting <= healing
+    assert not validation & test
+    assert not (validation | test) & healing
+    assert min(test) >= 0.9 * TOKENS
+    assert min(validation) >= 0.8 * TOKENS
+    assert max(validation) < 0.9 * TOKENS
+
+
+def test_the_final_figure_is_measured_on_the_last_tenth(
+    windows: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    fitting, validation, test, healing = windows
+    small = [tokens[:4] % 37 for tokens in windows]
+    model = hb.build("pre-ln", depth=2, width=16, heads=2, vocab_size=40, context=16)
+    monkeypatch.setattr(running, "text_parts", lambda *_: tuple(small))
+    saved = SimpleNamespace(name="m", tokenizer=lambda **_: SimpleNamespace())
+    monkeypatch.setattr(running.models, "load_saved", lambda *_: (model, saved))
+    monkeypatch.setattr(running, "documents_of", lambda _: [])
+    monkeypatch.setattr(running, "template_start", lambda _: [])
+    monkeypatch.setattr(running, "_save", lambda *_: None)
+    measured, held = [], running.Held
+
+    def note(given: Any, tokens: torch.Tensor, *more: Any) -> Any:
+        measured.append(tokens)
+        return held(given, tokens, *more)
+
+    monkeypatch.setattr(running, "Held", note)
+    running.simplify_model(
+        "m", tmp_path, out=tmp_path / "out", save=0.1, steps=1, device="cpu", tokens=16
+    )
+    assert not torch.equal(small[1], small[2])
+    assert torch.equal(measured[-1], small[2])
+
+
+def test_the_cache_counts_heads_of_keys_not_of_queries() -> None:
+    more = {"width": 32, "heads": 4, "vocab_size": 20, "context": 8}
+    model = hb.build("pre-ln", depth=1, slots=["key_value_heads=2"], **more)
+    _, _, cached = _sizes(model.model.layers[0], 8)
+    assert cached == 2 * 2 * 8
