@@ -9,18 +9,21 @@ stored figure.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from runpy import run_path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 from hessblocks.drawing import draw, write_picture
 from hessblocks.errors import ArgumentError, HessblocksError
 from hessblocks.figures import read_figure
-from hessblocks.storage import read_object, write_text
+from hessblocks.storage import read_object, write_json, write_text
 from hessblocks_studies import find, names
 from hessblocks_studies.catalogue import FINISHED, FINISHED_AT
 from hessblocks_studies.gallery import (
@@ -32,6 +35,8 @@ from hessblocks_studies.gallery import (
 )
 
 DOCS = Path(__file__).parent
+OF_EDITED_CODE = ("ladder", "simplify-pretrained")
+"""Studies measured before results needed a commit; their pages say so."""
 PICTURES = "results"
 PLANS = DOCS / PICTURES / "plans"
 """Rules of finished studies."""
@@ -51,8 +56,9 @@ decide the question either way. Where one variance fits all blocks of a study (B
 blocks and seeds, stands for all of them; "own error" says where it does not. The number of verdicts of a study is allowed
 for (Holm): a wrong one is among them in 5 % of cases at most, and "decided alone, not among N" tells what that cost.
 Controls, on which verdicts rest, are not counted. Counts have the error of counts, and no clock is better than 2 %, which
-is what two blocks of equal operations differ by. A slope holds where its estimate lies within the tolerance; its interval,
-and "no power law" where a straight line does not fit, say how far to trust it. Times add up the clocks of all points; on a
+is what two blocks of equal operations differ by. One rule of verdict for differences and slopes: an interval inside the
+tolerance holds, one outside contradicts, any other leaves a fact undecided. "no power law" says that a straight line does
+not fit. Runs that differ in device, precision, start, spacing of rates or commit have no difference. Times add up the clocks of all points; on a
 machine with other work, as here, they are several times those of an idle one. In [`results`](results) stand a study's
 checks and tables (`STUDY.json`) and the points of its figure (`STUDY-figure.json`). `python docs/make_results.py RUNS`
 makes these pages from the folder that `reproduce` wrote with `--out RUNS`. A *finished* study has its verdict; its
@@ -60,38 +66,9 @@ page names the commit that has its code.
 
 </details>
 """
-FINDINGS = {
-    "heatmap": "Value entries of the Hessian are larger than query entries by more than a decade.",
-    "fig3a": "Softmax attention makes query blocks grow far faster with the data than value blocks.",
-    "fig3b": "A norm in front of each part stops that growth.",
-    "histograms": "Softmax makes query entries small; without it they are as large as value entries.",
-    "deep-softmax": "With skips, every layer grows as a single one does.",
-    "deep-linear": "Without skips, the power of linear attention triples with every layer.",
-    "mlp": "A linear MLP grows with the square of the data, however deep it is.",
-    "sigma-linear": "Beyond data of unit scale the growth flattens.",
-    "one-matrix": "One matrix for queries and keys leaves less negative curvature than two.",
-    "cross-blocks": "Every block has the powers of data, weights and moments that theory gives it.",
-    "indefiniteness": "Softmax makes query and key blocks indefinite.",
-    "skipless": "Without its skip around attention a block trains far slower.",
-    "restrict-updates": "The less values and projections may change, the faster a block without skip trains.",
-    "gains": "Gains of attention mostly stay; whether those of values and projections vanish is open.",
-    "speed": "A step of SAS and SAS-P saves time on a CPU, more in wider models; on a GPU it costs time.",
-    "depth": "V-SkipInit gains nothing from depth; of the other blocks nothing is decided.",
-    "masked-lm": "Whether SAS and SAS-P pretrain a BERT as well as pre-LN is open.",
-    "downstream": "No difference between fine-tuned blocks is decided.",
-    "longer": "Whether SAS and SAS-P keep up over three times the tokens is open.",
-    "ablations": "Shaped attention helps, and a block in sequence needs its MLP's skip.",
-    "baseline": "The best pre-LN has rotary positions, not the learned ones that were the default.",
-    "trial": "At width 64 simplified blocks end behind pre-LN; at width 256, in short runs, ahead.",
-    "simplification": "Which block starts more even is decided by the initial scale; training evens others out.",
-    "optimisers": "SGD costs pre-LN more than SAS, and Muon gives it more.",
-    "temperature": "Hot attention shrinks query and key blocks; nearly one-hot attention makes them larger.",
-    "edge-of-stability": "Without a warm-up SAS-P stands larger learning rates than pre-LN.",
-    "ladder": "SAS and SAS-P lead in short runs and trail in longer ones; larger models end nearly level.",
-    "between": "On small batches most of a pretrained Gauss-Newton matrix lies between weight matrices.",
-    "simplify-pretrained": "Refitted MLP units and heads cost about half of depth pruning; prices add nothing decided.",
-    "bill": "Bits by curvature save a quarter of uniform bits' KL or more; which curvature matters little.",
-}
+HEADLINES = SimpleNamespace(**run_path(str(DOCS / "headlines.py")))
+"""The functions of headlines.py, which needs no package."""
+FINDINGS = {name: headline["says"] for name, headline in HEADLINES.read()["studies"].items()}
 """What a study found, in a sentence without numbers; its verdicts say how surely."""
 TOLD = (
     (False, "some facts do not hold"),
@@ -117,14 +94,53 @@ def main(runs: Path, target: Path = DOCS) -> None:
     sections = load_sections(runs)
     if not sections:
         raise ArgumentError(f"RUNS: {runs} holds no study; `hessblocks reproduce` makes one.")
+    if target == DOCS:
+        check_commits(section for _, section in sections)
     folder = target / PICTURES
     folder.mkdir(parents=True, exist_ok=True)
     for source, section in sections:
-        for name, own in (("summary", section.name), ("figure", f"{section.name}-figure")):
-            shutil.copyfile(source / f"{name}.json", folder / f"{own}.json")
+        commit = section.environment.get("commit")
+        write_json(folder / f"{section.name}.json", {**section.summary, "commit": commit})
+        shutil.copyfile(source / "figure.json", folder / f"{section.name}-figure.json")
         drawn, caption = draw_study(folder, section.name) if section.picture else ((), "")
         write_text(folder / f"{section.name}.md", described(section, drawn, caption))
     write_index(target, {section.name: section for _, section in sections})
+    print(undecided(folder))
+
+
+def undecided(folder: Path) -> str:
+    """Count undecided facts of living studies, all those of superseded ones; name the worst."""
+    told = {name: read_object(folder / f"{name}.json")["checks"] for name in there(folder)}
+    living = {name: checks for name, checks in told.items() if name not in FINISHED}
+    old = {name for name in living if SUPERSEDED in (folder / f"{name}.md").read_text("utf-8")}
+    counts = {
+        name: len(checks) if name in old else sum(check["holds"] is None for check in checks)
+        for name, checks in living.items()
+    }
+    facts, most = sum(map(len, living.values())), sorted(counts, key=lambda name: -counts[name])
+    share = sum(counts.values()) / max(facts, 1)
+    named = ", ".join(f"{name} {counts[name]} of {len(living[name])}" for name in most[:5])
+    return f"undecided: {sum(counts.values())} of {facts} facts, {share:.0%}; most in {named}"
+
+
+def there(folder: Path) -> list[str]:
+    """List the studies that have a page."""
+    return [name for name in FINDINGS if (folder / f"{name}.md").exists()]
+
+
+def check_commits(sections: Iterable[StudySection]) -> None:
+    """Refuse results that no commit can measure again.
+
+    Raises:
+        ArgumentError: the code had edits, or was in no checkout.
+    """
+    for section in sections:
+        commit = section.environment.get("commit")
+        if section.name not in OF_EDITED_CODE and (not commit or commit.endswith("-dirty")):
+            raise ArgumentError(
+                f"RUNS: {section.name} was measured by code that is in no commit "
+                f"({commit or 'no checkout'}); commit first, then measure it anew."
+            )
 
 
 def draw_study(folder: Path, name: str) -> tuple[tuple[str, ...], str]:
@@ -159,22 +175,23 @@ def write_index(target: Path, shown: Mapping[str, StudySection]) -> None:
         shown: the studies that were read now.
     """
     folder = target / PICTURES
-    there = [name for name in FINDINGS if (folder / f"{name}.md").exists()]
     lines: dict[str, list[str]] = {words: [] for words in GROUPS.values()}
-    for name in there:
+    for name in there(folder):
         summary, page = read_object(folder / f"{name}.json"), folder / f"{name}.md"
         old = name not in FINISHED and summary.get("revision") != find(name).revision
         note = finished(name) if name in FINISHED else SUPERSEDED if old else ""
-        text = page.read_text(encoding="utf-8")
-        if note not in text:
-            write_text(page, text.replace("\n\n", f"\n\n{note}\n\n", 1))
+        before = page.read_text(encoding="utf-8")
+        text = before if note in before else before.replace("\n\n", f"\n\n{note}\n\n", 1)
+        text = text if name in FINISHED else framed(text, name, summary)
+        if text != before:
+            write_text(page, text)
         group = next(
             words for start, words in GROUPS.items() if summary["source"].startswith(start)
         )
         lines[group].append(item(folder, name, summary, old=old))
     parts = [
         HEAD,
-        missing(shown.values(), there),
+        missing(shown.values(), there(folder)),
         *("\n".join([f"## {group}", "", *own, ""]) for group, own in lines.items() if own),
     ]
     write_text(target / "results.md", "\n".join(part for part in parts if part))
@@ -219,11 +236,11 @@ def finished(name: str) -> str:
 
 def missing(sections: Collection[StudySection], kept: Collection[str]) -> str:
     """The studies that are not there, and those that lack points; empty where all is there."""
-    there = {section.name for section in sections} | set(kept)
+    shown = {section.name for section in sections} | set(kept)
     lines = [
         f"- {name}: {find(name).title}. `hessblocks reproduce {name}`"
         for name in names()
-        if name not in there
+        if name not in shown
     ]
     lines += [
         f"- {section.name}: {section.missing} of {section.summary['points']['total']} points. "
@@ -266,6 +283,15 @@ def described(section: StudySection, pictures: Sequence[str], caption: str) -> s
         folded("Settings, and the command", "\n\n".join(filter(None, how))),
     ]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def framed(page: str, name: str, summary: Mapping[str, Any]) -> str:
+    """Put the frame of a study's finding behind the paragraph that has it."""
+    line = f"Frame: {HEADLINES.frame_text(HEADLINES.read()['studies'][name], summary)}."
+    bare = re.sub(r"\nFrame: .*\n", "", page)
+    return bare.replace(
+        "[All studies](../results.md)\n", f"[All studies](../results.md)\n\n{line}\n", 1
+    )
 
 
 def folded(summary: str, text: str) -> str:

@@ -13,11 +13,13 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from runpy import run_path
 
 import griffe
 import jupytext
 import nbformat
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -102,7 +104,9 @@ LINK = re.compile(r"(?<!!)\[(?P<text>[^]\n]+)\]\((?P<path>[^)#:\s]+)(?P<anchor>#
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """A site without an address has no page for wrong ones, and no map of its addresses."""
+    """Refuse headlines without frame or facts. A site without an address has no page for wrong ones, and no map."""
+    if faults := run_path(str(DOCS / "headlines.py"))["faults"]():
+        raise PluginError("\n".join(faults))
     config.theme.static_templates -= {"404.html", "sitemap.xml"}
 
 

@@ -746,3 +746,54 @@ def test_a_late_panel_has_the_end_of_every_curve_and_the_whole_level() -> None:
     assert (table.x, table.y) == ((20.0, 100.0), (3.0, 3.0))
     assert sas.x == sas.y == sas.error
     assert (min(sas.x) >= 20, max(sas.x), len(sas.x)) == (True, 100.0, 12)
+
+
+LIKE = {"device": "cpu", "precision": "float32", "start": "preset", "commit": "0123abc"}
+
+
+def ends_of(losses: Mapping[str, float], **changed: object) -> list[Row]:
+    """Final losses of variants over three seeds; `changed` holds for seed 1 of sas."""
+    return [
+        {"variant": variant, "seed": seed, "step": 8, "quantity": LOSS, "value": loss + seed / 100}
+        | LIKE
+        | (changed if (variant.partition(" at")[0], seed) == ("sas", 1) else {})
+        for variant, loss in losses.items()
+        for seed in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "value"),
+    [("device", "cuda"), ("precision", "tf32"), ("start", "mlp.input.std=1"), ("commit", "f")],
+)
+def test_runs_under_unlike_conditions_have_no_difference(condition: str, value: str) -> None:
+    """One point moved to "cuda" is enough; the bigram table has no device."""
+    losses = {"pre-ln": 3.0, "sas": 3.01, BIGRAMS: 3.6}
+    assert Runs(ends_of(losses)).alike("sas", "pre-ln", "f").holds is True
+    runs = Runs(ends_of(losses, **{condition: value}))
+    check = runs.alike("sas", "pre-ln", "f")
+    assert check.holds is None
+    assert check.ours.startswith(f"void, since the runs differ in {condition} (")
+    assert not runs.unlike("sas", BIGRAMS)
+
+
+def test_rates_of_unlike_spacing_have_no_difference() -> None:
+    losses = {
+        f"{block} at rate {rate}": 3 + abs(place - 1) / 10
+        for block, rates in (("pre-ln", (1e-2, 3e-2, 1e-1)), ("sas", (1e-2, 2e-2, 4e-2)))
+        for place, rate in enumerate(rates)
+    }
+    assert Runs(ends_of(losses)).unlike("sas", "pre-ln") == "spacing of rates (0.3, 0.5)"
+    assert not Runs(ends_of({**losses})).unlike("sas", "sas")
+
+
+def test_a_trained_point_tells_its_conditions() -> None:
+    settings = TrainedSettings(study="s", variant="sas", seed=0, size=replace(SMOKE, steps=2))
+    found = trained.conditions_of(settings, "cuda", "tf32")
+    assert {name: found[name] for name in ("device", "precision", "start")} == {
+        "device": "cuda",
+        "precision": "tf32",
+        "start": "preset",
+    }
+    moved = replace(settings, slots=("attention.key.std=1", "mlp.input.std=0.125"))
+    assert trained.conditions_of(moved, "cpu", "float32")["start"] == "mlp.input.std=0.125"

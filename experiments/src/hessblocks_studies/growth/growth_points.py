@@ -94,7 +94,7 @@ class GrowthSettings:
     """Settings of a point of a growth study: one model at one σ."""
 
     study: str
-    """Name of the study; it determines model and sums, with depth, σ and seed."""
+    """Name of the study; it determines model and sums, with depth and seed."""
     block: str
     """Name in `addition_model.BLOCKS`."""
     loss: str
@@ -159,6 +159,7 @@ def growth_study(
         settings=draws(sizes, GrowthSettings, **chosen, target=targets),
         measure=measure_growth,
         columns=GROWTH_COLUMNS,
+        revision=2,  # one draw for all σ
         **about,
     )
 
@@ -166,13 +167,14 @@ def growth_study(
 def measure_growth(settings: GrowthSettings) -> list[Row]:
     """Measure the W_Q and W_V blocks of every layer: exactly in the last, by estimates in others.
 
-    Each point draws new weights, embeddings and sums.
+    Weights, sums and the directions of embeddings are those of the seed, equal at all σ. (The paper
+    draws anew at each σ.)
 
     Returns:
         One row per layer, group and part.
     """
     layers, sigma = settings.layers, settings.sigma
-    draw = seed_of(settings.study, layers, sigma, settings.seed)
+    draw = seed_of(settings.study, layers, settings.seed)
     model = addition_model(
         settings.block, layers=layers, width=settings.width, sigma=sigma, seed=draw
     )

@@ -26,6 +26,8 @@ RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 REACHED = 0.8
 """Share of a range's largest σ that measurements must reach; until then nothing is reported for the
 range, since curves are measured from small σ on."""
+SHORT = "not measured up to the largest σ"
+"""Note added to a check of a range that is not measured to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,7 @@ def _slopes(rows: Rows, smallest: float, largest: float) -> dict[Curve, Growth]:
     found = {}
     for place, members in grouped(rows, *CURVE).items():
         used = [row for row in members if smallest <= row["sigma"] <= largest * (1 + 1e-9)]
-        names = ("sigma", "value", "standard_error")
-        growth = fit_growth(*([row[name] for row in used] for name in names))
+        growth = fit_growth(*([row[name] for row in used] for name in ("sigma", "value", "seed")))
         if growth is not None:
             found[place] = growth
     return found
@@ -214,13 +215,11 @@ def _place(layers: int, layer: int) -> str:
 def _slope_check(curve: Curve, growth: Growth, wanted: Expected, ends: Range) -> Check:
     layers, layer, group, part = curve
     where = f"σ from {growth.smallest:.3g} to {growth.largest:.3g}"
-    flag = f"; no power law: {growth.flag}" if growth.flag else ""
-    distance = abs(growth.slope - wanted.slope)
-    open_question = distance - wanted.tolerance <= (growth.high - growth.low) / 2
-    verdict = True if distance <= wanted.tolerance else None if open_question else False
-    return Check(
-        fact=f"slope of the {part} {group} block, {_place(layers, layer)}, {where}",
-        expected=f"{wanted.slope:g} ± {wanted.tolerance:g} ({wanted.source})",
-        ours=f"{growth.slope:.3f} [{growth.low:.3f}, {growth.high:.3f}]{flag}",
-        holds=verdict if growth.largest >= REACHED * ends[1] else None,
+    check = growth.over_seeds.matches(
+        f"slope of the {part} {group} block, {_place(layers, layer)}, {where}",
+        f"{wanted.slope:g} ± {wanted.tolerance:g} ({wanted.source})",
+        limit=wanted.tolerance,
+        around=wanted.slope,
     )
+    check = replace(check, ours=growth.text)
+    return check if growth.largest >= REACHED * ends[1] else check.void(SHORT)

@@ -203,8 +203,9 @@ def _fits(rows: Rows) -> Fits:
     for place, members in shared.grouped(small, *_KEY).items():
         if not EXPECTED[place[:3]]:
             continue
-        sizes, values = ([row[name] for row in members] for name in ("size", "value"))
-        fit = growth.fit_growth(sizes, values, [None] * len(members))
+        fit = growth.fit_growth(
+            *([row[name] for row in members] for name in ("size", "value", "seed"))
+        )
         if fit is not None:
             found[place] = fit
     return found
@@ -255,14 +256,15 @@ def _check(block: tuple[str, str, Part], rows: Rows, fits: Fits) -> Check:
         )
     places = [(*block, name) for name in QUANTITIES]
     own = {place: fits[place] for place in places if place in fits}
-    far = {place: _distance(place, fit) - TOLERANCE for place, fit in own.items()}
-    sure = any(far[place] > (fit.high - fit.low) / 2 for place, fit in own.items())
-    near = len(own) == len(places) and max(far.values()) <= 0
+    verdicts = {
+        fit.over_seeds.within(TOLERANCE, around=_expected(*place)) for place, fit in own.items()
+    }
+    near = len(own) == len(places) and verdicts == {True}
     return Check(
         fact=f"powers in {fact}",
         expected=", ".join(f"{QUANTITIES[place[3]]} {_expected(*place)}" for place in places),
         ours=", ".join(f"{QUANTITIES[place[3]]} {fit.slope:z.2f}" for place, fit in own.items()),
-        holds=False if sure else True if near else None,
+        holds=False if False in verdicts else True if near else None,
     )
 
 

@@ -19,7 +19,7 @@ _DEPTHS = (1, 2, 3)
 _FEW = tuple(_SIGMAS[place] for place in (0, 3, 6, 9, 18))
 SIZES: dict[Scale, growth.Size] = {
     "smoke": growth.Size(width=16, sums=8, seeds=2, sigmas=_FEW, layers=_DEPTHS, probes=8),
-    "laptop": growth.Size(width=128, sums=64, seeds=5, sigmas=_SIGMAS[::2], layers=_DEPTHS),
+    "laptop": growth.Size(width=128, sums=64, seeds=5, sigmas=_FEW, layers=_DEPTHS, probes=4),
     "paper": growth.Size(width=128, sums=64, seeds=20, sigmas=_SIGMAS, layers=_DEPTHS),
 }
 TARGETS = (None, growth.CURRENT)

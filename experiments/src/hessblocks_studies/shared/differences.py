@@ -49,6 +49,8 @@ class Difference:
     """Number of seeds with one diverged run; the mean is then infinite."""
     who: str = ""
     """Block with the diverged runs."""
+    unlike: str = ""
+    """Conditions in which the compared runs differ besides the block; the difference is void."""
 
     @property
     def whole(self) -> float:
@@ -120,6 +122,8 @@ class Difference:
 
     def text(self, unit: str = "nats", digits: int = 3, *, signed: bool = True) -> str:
         """Format mean, error, interval and seeds; if `signed`, positive numbers have a plus."""
+        if self.unlike:
+            return f"void, since the runs differ in {self.unlike}"
         if self.diverged:
             return f"{self.who} diverged in {self.diverged} of {self.seeds} seeds"
         if not self.seeds:

@@ -16,9 +16,9 @@ from hessblocks import training
 from hessblocks.data import BIGRAMS, BigramTable, Corpus
 from hessblocks.errors import RunError
 from hessblocks.models import build
-from hessblocks.storage import Row, Scalar
+from hessblocks.storage import Row, Scalar, environment
 from hessblocks_studies.data import TextSize, run_of_size, text_of
-from hessblocks_studies.engine import Scale, Study
+from hessblocks_studies.engine import Scale, Study, capture_steps
 from hessblocks_studies.shared.gathering import measured, validation_loss
 from hessblocks_studies.shared.variants import VARIANTS, best_start, make_block
 
@@ -242,7 +242,34 @@ def train_point(
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = [measured("parameters", count, "exact")]
     rows += train(model, run_settings(settings), text_of(settings.size), observer, change)
-    return [{**settings.owner, **row} for row in rows]
+    captured = change is capture_steps and next(model.parameters()).is_cuda
+    conditions = conditions_of(settings, model.device.type, "tf32" if captured else "float32")
+    return [{**settings.owner, **conditions, **row} for row in rows]
+
+
+CONDITIONS = ("device", "precision", "start", "commit")
+"""Columns of what runs must share to be compared; runs of older stores have none of them."""
+
+
+def conditions_of(settings: TrainedSettings, device: str, precision: str) -> Row:
+    """Describe how a run was made, apart from its block, seed and learning rate.
+
+    Args:
+        settings: settings of the point.
+        device: cpu or cuda.
+        precision: float32, or tf32 for captured steps.
+
+    Returns:
+        The columns `CONDITIONS`. `start` has the initial std of the MLP's matrices, which all
+        blocks share.
+    """
+    start = [slot for slot in settings.slots if slot.startswith("mlp.") and ".std=" in slot]
+    return {
+        "device": device,
+        "precision": precision,
+        "start": ", ".join(start) or "preset",
+        "commit": environment()["commit"],
+    }
 
 
 @torch.no_grad()

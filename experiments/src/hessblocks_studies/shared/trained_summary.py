@@ -22,7 +22,7 @@ from hessblocks_studies.shared.gathering import (
     summary,
 )
 from hessblocks_studies.shared.pooled_errors import Residual, Values, error_line, pooled_error
-from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, LOSS, REFERENCES
+from hessblocks_studies.shared.trained_points import AT_RATE, BIGRAMS, CONDITIONS, LOSS, REFERENCES
 from hessblocks_studies.shared.variants import BASES
 
 HOW = "Python source; mean over seeds, bars are its standard errors."
@@ -71,8 +71,14 @@ class Runs:
         """Variant trained at several rates → its best rate."""
         self.grids: dict[str, dict[float, dict[Scalar, float]]] = {}
         """Variant trained at several rates → {rate: {seed: last validation loss}}."""
+        self.conditions: dict[tuple[str, Scalar], dict[str, set[Scalar]]] = {}
+        """(variant, seed) → condition → its values over rates; none for the bigram table."""
         self._curves: dict[tuple[str, Scalar], dict[float, float | None]] = {}
         for row in of_quantity(rows, LOSS):
+            if not row["variant"].startswith(BIGRAMS):  # counted on no device
+                point = (row["variant"].partition(AT_RATE)[0], row["seed"])
+                for name in CONDITIONS:
+                    self.conditions.setdefault(point, {}).setdefault(name, set()).add(row.get(name))
             steps = self._curves.setdefault((row["variant"], row["seed"]), {})
             steps[float(row["step"])] = row["value"]
         for (variant, seed), steps in self._curves.items():
@@ -110,7 +116,35 @@ class Runs:
 
     def apart(self, one: str, other: str) -> Difference:
         """Compute the final loss of `one` minus that of `other`."""
+        unlike = self.unlike(one, other)
+        if unlike:
+            return Difference(mean=math.nan, error=math.nan, seeds=0, unlike=unlike)
         return difference(self.losses, one, other, self.residual)
+
+    def unlike(self, one: str, other: str) -> str:
+        """List conditions, with their values, in which runs of one seed differ; empty if none.
+
+        The spacing of the rates, in decades, counts if both variants have several.
+
+        Returns:
+            Each condition with its values, as text.
+        """
+        found: dict[str, set[Scalar]] = {}
+        for seed in {*self.losses.get(one, {})} & {*self.losses.get(other, {})}:
+            points = [self.conditions.get((variant, seed), {}) for variant in (one, other)]
+            for name in CONDITIONS:
+                values = set[Scalar]().union(*(point.get(name, ()) for point in points))
+                found.setdefault(name, set()).update(values if len(values) > 1 else ())
+        grids = [sorted(self.grids[v]) for v in (one, other) if len(self.grids.get(v, ())) > 1]
+        spacings: set[Scalar] = {
+            max(round(math.log10(b / a), 1) for a, b in itertools.pairwise(g)) for g in grids
+        }
+        found["spacing of rates"] = spacings if len(spacings) > 1 else set()
+        return "; ".join(
+            f"{name} ({', '.join(sorted(str(value or 'not recorded') for value in values))})"
+            for name, values in found.items()
+            if values
+        )
 
     def curve(self, variant: str, seed: Scalar) -> list[tuple[float, float]]:
         """List (step, validation loss) of one run; losses that are not finite are left out."""
